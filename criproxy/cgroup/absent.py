@@ -1,0 +1,49 @@
+"""Stands in for a hierarchy on a machine where none was found: calls pass, and no offline pod is let in."""
+
+from typing import NoReturn
+
+from criproxy.cgroup.driver import Capabilities, CgroupError
+from criproxy.model import LimitChange, Limits, Usage
+
+
+class AbsentDriver:
+    """A CgroupDriver whose every operation fails with `reason`."""
+
+    capabilities = Capabilities(version=0, cpu_idle=False, child_quota=False)
+    root_cpuset = None
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def node_usage(self) -> Usage:
+        self._fail()
+
+    def usage(self, path: str) -> Usage | None:
+        self._fail()
+
+    def ensure(self, box: str) -> None:
+        self._fail()
+
+    def read(self, box: str) -> Limits:
+        self._fail()
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        self._fail()
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        self._fail()
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        self._fail()
+
+    def remove_pod(self, pod: str) -> bool:
+        self._fail()
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise CgroupError(self._reason)

@@ -1,0 +1,233 @@
+"""The box: the one bounded cgroup of all offline pods, where the request stream and the sample stream meet.
+
+Its promise: a pod is let in only when the box's limits are in force. Everything that changes the box runs in one
+thread, so that there is one order of events; what happened is kept there too, whether or not the caller still waits.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.naming import BoxPath, Driver, PodParent
+from criproxy.cgroup.worker import Worker
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
+
+T = TypeVar("T")
+
+STARTING_S: Final = 120.0
+"""For so long an admitted pod may be unknown to the runtime and empty, and is not swept."""
+
+_LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxState:
+    """The box at one moment. `path`: None until kubelet or the inventory has told where it is.
+
+    `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
+    taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
+    """
+
+    path: str | None
+    version: int
+    limits: Limits | None
+    welcome: bool
+    reason: str
+    drift: int
+    timeouts: int
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usages:
+    """One reading of the node and of the box (None: there is no box)."""
+
+    node: Usage
+    box: Usage | None
+
+
+class Box:
+    """`floor` holds until the first decision and again after `release`. `clock`: monotonic, in s.
+
+    `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
+    """
+
+    def __init__(
+        self, driver: CgroupDriver, floor: Limits, clock: Callable[[], float], *, timeout_s: float = 10.0
+    ) -> None:
+        self._driver = driver
+        self._version = driver.capabilities.version
+        self.floor = floor
+        self._clock = clock
+        self._writer = Worker("cgroup-writer", timeout_s)
+        # Readings have a thread of their own: a blocked write must not blind the loop.
+        self._reader = Worker("cgroup-reader", timeout_s)
+        self._path: str | None = None
+        self._wanted: Limits | None = None
+        self._limits: Limits | None = None
+        self._pods: tuple[str, ...] = ()
+        self._admitted: dict[str, float] = {}
+        self._drift = 0
+        self._fault = ""
+
+    # --- for requests ----------------------------------------------------------------------------------------------
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        """Bound the box, then make the pod's cgroup in it. `memory_bytes`: the pod's own limit, 0: none.
+
+        Raises AdmissionError.
+        """
+        await self._for_request(f"admit {place.in_box}", place, lambda: self._admit(place, memory_bytes))
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        """Set an admitted pod's own memory limit; 0: leave it alone. Raises AdmissionError."""
+        job = lambda: self._driver.ensure_pod(place.in_box, memory_bytes)  # noqa: E731
+        await self._for_request(f"resize {place.in_box}", place, job)
+
+    def forget(self, name: str) -> None:
+        """The pod's sandbox was removed, or never came to be: `sweep` need not wait for it."""
+        self._admitted.pop(name, None)
+
+    # --- for the loop ----------------------------------------------------------------------------------------------
+
+    async def adopt(self, box: BoxPath) -> None:
+        """The runtime already has pods in this box, from before a restart of ours.
+
+        Limits that the kernel still holds stay in force until the first decision. Raises AdmissionError.
+        """
+        _check_shape(box)
+        try:
+            await self._writer.run(f"adopt {box.path}", lambda: self._guarded(lambda: self._adopt(box.path)))
+        except CgroupError as error:
+            raise AdmissionError(str(error)) from error
+
+    async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
+        """Put limits in force; without a box they are kept for its first pod. Raises CgroupError."""
+        return await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+
+    async def release(self) -> tuple[LimitChange, ...]:
+        """Lift the limits; the priority stays lowest. A later `admit` starts from the floor. Raises CgroupError."""
+        return await self._writer.run("lift limits", lambda: self._guarded(self._release))
+
+    async def usage(self) -> Usages:
+        """Raises CgroupError."""
+        return await self._reader.run("read usage", self._usage)
+
+    async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
+        """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
+
+        Raises CgroupError.
+        """
+        known = frozenset(known)
+        return await self._writer.run("sweep", lambda: self._sweep(known))
+
+    @property
+    def path(self) -> str | None:
+        """Where the box is; None until kubelet or the inventory has told."""
+        return self._path
+
+    def state(self) -> BoxState:
+        stuck = self._writer.stuck
+        return BoxState(
+            path=self._path,
+            version=self._version,
+            limits=self._limits,
+            welcome=not stuck and not self._fault,
+            reason="a cgroup write is blocked in the kernel" if stuck else self._fault,
+            drift=self._drift,
+            timeouts=self._writer.timeouts + self._reader.timeouts,
+            pods=self._pods,
+        )
+
+    def close(self) -> None:
+        """End the threads. The box stays as it is, with its limits: pods are in it."""
+        self._writer.close()
+        self._reader.close()
+
+    # --- jobs, on the threads --------------------------------------------------------------------------------------
+
+    async def _for_request(self, what: str, place: PodParent, job: Callable[[], None]) -> None:
+        _check_shape(place.box)
+        try:
+            await self._writer.run(what, job)
+        except CgroupError as error:
+            raise AdmissionError(str(error)) from error
+
+    def _guarded(self, job: Callable[[], T]) -> T:
+        """A failure to bound the box keeps new pods out until it has succeeded again."""
+        try:
+            result = job()
+        except CgroupError as error:
+            self._fault = str(error)
+            raise
+        self._fault = ""
+        return result
+
+    def _admit(self, place: PodParent, memory_bytes: int) -> None:
+        self._settle_at(place.box.path)
+        self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
+        self._driver.ensure_pod(place.in_box, memory_bytes)
+        self._admitted[place.name] = self._clock()
+        self._pods = tuple(sorted({*self._pods, place.name}))
+
+    def _adopt(self, path: str) -> None:
+        self._settle_at(path)
+        if self._wanted is None and self._driver.exists(path):
+            held = self._driver.read(path)
+            self._wanted = Limits(
+                cpu_cores=self.floor.cpu_cores if held.cpu_cores is UNLIMITED else held.cpu_cores,
+                memory_bytes=self.floor.memory_bytes if held.memory_bytes is UNLIMITED else held.memory_bytes,
+            )
+        self._bound(path, self._wanted or self.floor)
+        self._pods = self._driver.pods(path)
+
+    def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
+        self._wanted = limits
+        return () if self._path is None else self._bound(self._path, limits)
+
+    def _release(self) -> tuple[LimitChange, ...]:
+        self._wanted = None
+        return () if self._path is None else self._bound(self._path, _LIFTED)
+
+    def _settle_at(self, path: str) -> None:
+        if self._path is not None and self._path != path:
+            pods = self._driver.pods(self._path)
+            if pods:
+                raise CgroupError(
+                    f"kubelet asks for a box at {path}, and the one at {self._path} still has {len(pods)} pods: delete "
+                    "the offline pods, then restart kubelet with its new cgroup root"
+                )
+        self._path = path
+
+    def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
+        self._driver.ensure(path)
+        changes = self._driver.write(path, limits)
+        self._drift += sum(change.drift for change in changes)
+        self._limits = self._driver.read(path)
+        return changes
+
+    def _usage(self) -> Usages:
+        path = self._path
+        return Usages(self._driver.node_usage(), None if path is None else self._driver.usage(path))
+
+    def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
+        if self._path is None:
+            return ()
+        oldest = self._clock() - STARTING_S
+        for name, admitted_s in tuple(self._admitted.items()):
+            if admitted_s < oldest:
+                self._admitted.pop(name, None)
+        kept = known | self._admitted.keys()
+        there = self._driver.pods(self._path)
+        removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(f"{self._path}/{name}"))
+        self._pods = tuple(name for name in there if name not in removed)
+        return removed
+
+
+def _check_shape(box: BoxPath) -> None:
+    if box.driver is Driver.SYSTEMD:
+        raise AdmissionError(
+            f"kubelet's cgroup driver is systemd (the box would be {box.path}), which is not supported yet: set "
+            "cgroupDriver: cgroupfs for kubelet and for the container runtime, or switch colocation off"
+        )

@@ -1,0 +1,40 @@
+"""Finds the cgroup hierarchy of this machine and gives its driver."""
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.v1 import V1Driver
+from criproxy.cgroup.v2 import V2Driver
+
+_NEEDED_V1 = ("cpu", "cpuacct", "memory")
+_NEEDED_V2 = ("cpu", "memory")
+
+
+def detect(tree: Tree, proc: str = "/proc") -> CgroupDriver:
+    """The driver for what is mounted: v1, hybrid (v1 with a bare v2 mount beside it) or v2. For cgroupfs' paths alone.
+
+    Raises CgroupError when cpu and memory are not to be had in one version.
+    """
+    file = f"{proc}/self/mountinfo"
+    mounts = files.parse_mounts(tree.read(file))
+    if not any(controller in mounts.v1 for controller in _NEEDED_V1):
+        return _v2(mounts, tree, proc, file)
+    missing = [controller for controller in _NEEDED_V1 if controller not in mounts.v1]
+    if missing:
+        raise CgroupError(
+            f"{file} has no cgroup v1 mount of {', '.join(missing)}: mount them, or boot with cgroup v2 alone"
+        )
+    return V1Driver(mounts.v1, mounts.v2, tree, proc)
+
+
+def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> CgroupDriver:
+    if mounts.v2 is None:
+        raise CgroupError(
+            f"{file} has no cgroup mount of the whole tree: run on the host, or in a container with the host's "
+            "cgroup namespace and /sys/fs/cgroup"
+        )
+    available = tree.read(f"{mounts.v2}/cgroup.controllers").split()
+    missing = [controller for controller in _NEEDED_V2 if controller not in available]
+    if missing:
+        raise CgroupError(f"{mounts.v2}/cgroup.controllers lacks {', '.join(missing)}: check the kernel's command line")
+    return V2Driver(mounts.v2, tree, proc)

@@ -1,0 +1,99 @@
+"""What the rest of criproxy asks of a cgroup hierarchy.
+
+Every operation is level-triggered and idempotent: read, compare, write, verify. Each may block in the kernel, so all
+are called from the threads of `cgroup.box`, never from the event loop.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from criproxy.model import LimitChange, Limits, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the kernel offers to the box.
+
+    `cpu_idle`: cpu.idle is there; on v2 it shows only once a first cgroup has the cpu controller.
+    `child_quota`: a child may carry a CPU quota of its own, whatever the box shrinks to (v2; on v1 it is EINVAL).
+    """
+
+    version: int
+    cpu_idle: bool
+    child_quota: bool
+
+
+class CgroupError(Exception):
+    """A cgroup operation failed; the message names the file, the value and the kernel's errno (also in `errno`)."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+def contested(file: str, wrote: str, held: str) -> CgroupError:
+    """The error when a written value does not stay."""
+    return CgroupError(f"{file} holds {held!r} right after {wrote!r} was written: find out who else writes it")
+
+
+def too_full(file: str, held: str, want_bytes: int, usage_bytes: int) -> CgroupError:
+    """The error when a pod's own memory limit is below what can be reclaimed."""
+    return CgroupError(f"{file} is {held}, not {want_bytes}: {usage_bytes} bytes are in use; ask again when it is less")
+
+
+class CgroupDriver(Protocol):
+    """One hierarchy (cgroup v1 or v2). Paths (`box`, `pod`) are below the hierarchy's root, as in a cgroup_parent.
+
+    All methods raise CgroupError, also for a path that is not of the kind named; what "does not exist" means is said
+    per method.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def root_cpuset(self) -> str | None:
+        """The root's file of effective CPUs; None where there is no cpuset controller."""
+        ...
+
+    def node_usage(self) -> Usage:
+        """Usage of the whole node: the root cgroup's CPU, and the node's working set from /proc/meminfo."""
+        ...
+
+    def usage(self, path: str) -> Usage | None:
+        """Usage of one cgroup, children included. None when it does not exist."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def ensure(self, box: str) -> None:
+        """Make the box in every controller; its priority and its limits are `write`'s matter."""
+        ...
+
+    def read(self, box: str) -> Limits:
+        """The limits that the kernel holds now."""
+        ...
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
+
+        A file that this driver wrote before and that holds something else by now has drifted. A memory limit below
+        the usage is approached as far as the kernel allows without an OOM kill; the next call goes on.
+        """
+        ...
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        """Make a pod's cgroup in the box, at the lowest weight. `memory_bytes`: its own limit, 0: leave alone."""
+        ...
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        """Names of the pod cgroups in the box, from every controller; empty when there is no box."""
+        ...
+
+    def remove_pod(self, pod: str) -> bool:
+        """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""
+        ...
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        """The pids in a cgroup and below it, in any controller; none when it does not exist."""
+        ...

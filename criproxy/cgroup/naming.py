@@ -1,0 +1,130 @@
+"""Cgroup paths as kubelet writes them, and where the box lies beside them. Pure text, no files.
+
+The box is a sibling of kubelet's `kubepods`, because weights compare siblings only. Its own name must not contain
+"pod": kubelet's orphan sweep kills every process under such a name in its tree.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final
+
+BOX: Final = "offline"
+_QOS_CLASSES: Final = ("besteffort", "burstable")
+_LONGEST: Final = 1024
+_LONGEST_UNIT: Final = 255
+# No dot in a pod's name: with one it could end in ".slice", which has another meaning.
+_POD_NAME: Final = re.compile(r"pod[0-9A-Za-z][0-9A-Za-z_-]{0,120}")
+_DIRECTORY: Final = re.compile(r"(?!\.{1,2}$)[0-9A-Za-z_:@.-]{1,255}")
+_SLICE_PART: Final = re.compile(r"[0-9A-Za-z_:@.\\]+")
+
+
+class Driver(enum.StrEnum):
+    """Kubelet's cgroup driver, told from the shape of the paths that it sends."""
+
+    CGROUPFS = "cgroupfs"
+    SYSTEMD = "systemd"
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPath:
+    """The box's cgroup: `path` below the hierarchy's root, in the shape that `driver` speaks."""
+
+    driver: Driver
+    path: str
+
+    def pod(self, name: str) -> str:
+        """The cgroup_parent, in the box, of the pod whose cgroup kubelet calls `name` (`pod<uid>`)."""
+        if self.driver is Driver.SYSTEMD:
+            return f"{self.path.removesuffix('.slice')}-{name}.slice"
+        return f"{self.path}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodParent:
+    """A pod's cgroup_parent, taken apart: its `box` and its own `name` there."""
+
+    box: BoxPath
+    name: str
+
+    @property
+    def in_box(self) -> str:
+        return self.box.pod(self.name)
+
+
+def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
+    """Take apart the cgroup_parent that kubelet sends for a pod.
+
+    `/kubepods/besteffort/pod<uid>` and `/kubelet/kubepods/pod<uid>` (cgroupfs), or
+    `…/kubepods-burstable-pod<uid>.slice` (systemd, of which the runtime uses the last element only).
+    Raises ValueError on everything else.
+    """
+    _check_length(cgroup_parent)
+    last = cgroup_parent.rpartition("/")[2]
+    if last.endswith(".slice"):
+        *prefix, name = _without_qos(_slice_parts(last, cgroup_parent), cgroup_parent)
+    elif cgroup_parent.startswith("/"):
+        *prefix, name = _without_qos(_directories(cgroup_parent), cgroup_parent)
+    else:
+        raise ValueError(f"cgroup_parent {cgroup_parent!r} is neither an absolute path nor a slice")
+    if not prefix or prefix[-1] != "kubepods":
+        raise ValueError(f"cgroup_parent {cgroup_parent!r} is not directly below a kubepods cgroup")
+    beside = [*prefix[:-1], BOX]
+    if last.endswith(".slice"):
+        box = BoxPath(Driver.SYSTEMD, f"{'-'.join(beside)}.slice")
+    else:
+        box = BoxPath(Driver.CGROUPFS, "/".join(["", *beside]))
+    return PodParent(box, _pod_name(name, cgroup_parent))
+
+
+def parse_placement(placement: str) -> PodParent:
+    """Take apart a cgroup_parent that `PodParent.in_box` made. Raises ValueError on everything else."""
+    _check_length(placement)
+    if placement.endswith(".slice"):
+        head, _, name = placement.removesuffix(".slice").rpartition("-")
+        return PodParent(parse_box(f"{head}.slice"), _pod_name(name, placement))
+    head, _, name = placement.rpartition("/")
+    return PodParent(parse_box(head), _pod_name(name, placement))
+
+
+def parse_box(path: str) -> BoxPath:
+    """The box that `BoxPath.path` names. Raises ValueError on everything else."""
+    _check_length(path)
+    if path.endswith(".slice"):
+        driver, parts = Driver.SYSTEMD, _slice_parts(path, path)
+    else:
+        driver, parts = Driver.CGROUPFS, _directories(path)
+    if parts[-1] != BOX:
+        raise ValueError(f"{path!r} is not the path of a box, which ends in {BOX!r}")
+    return BoxPath(driver, path)
+
+
+def _check_length(path: str) -> None:
+    if len(path) > _LONGEST:
+        raise ValueError(f"cgroup path {path[:64]!r}… has {len(path)} characters, more than {_LONGEST}")
+
+
+def _directories(path: str) -> list[str]:
+    root, *parts = path.split("/")
+    if root or not parts or not all(_DIRECTORY.fullmatch(part) for part in parts):
+        raise ValueError(f"{path!r} is not an absolute cgroup path of plain names")
+    return parts
+
+
+def _slice_parts(unit: str, whole: str) -> list[str]:
+    parts = unit.removesuffix(".slice").split("-")
+    if len(unit) > _LONGEST_UNIT or not all(_SLICE_PART.fullmatch(part) for part in parts):
+        raise ValueError(f"{whole!r} does not end in the name of a systemd slice")
+    return parts
+
+
+def _without_qos(parts: list[str], cgroup_parent: str) -> list[str]:
+    if len(parts) < 2:
+        raise ValueError(f"cgroup_parent {cgroup_parent!r} names no pod below kubepods")
+    return [*parts[:-2], parts[-1]] if parts[-2] in _QOS_CLASSES else parts
+
+
+def _pod_name(name: str, whole: str) -> str:
+    if not _POD_NAME.fullmatch(name):
+        raise ValueError(f"{whole!r} does not end in the name of a pod's cgroup (pod<uid>)")
+    return name

@@ -1,0 +1,100 @@
+"""The few operations on cgroup files and directories; every failure names the file, the value and the errno."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from criproxy.cgroup.driver import CgroupError
+
+# A cgroup that was removed between opening and reading one of its files answers ENODEV.
+GONE = (errno.ENOENT, errno.ENODEV)
+
+
+class Tree:
+    """Plain system calls: no descriptor outlives a call, since a directory of the same name may be another cgroup."""
+
+    def read(self, file: str) -> str:
+        with _named(f"read {file}"):
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                parts = []
+                while part := os.read(fd, 1 << 16):
+                    parts.append(part)
+            finally:
+                os.close(fd)
+            return b"".join(parts).decode().strip()
+
+    def write(self, file: str, value: str) -> None:
+        """One write(2): the kernel takes a value whole or not at all."""
+        with _named(f"write {value!r} to {file}"):
+            fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def mkdir(self, directory: str) -> bool:
+        """Make one cgroup. False when it was there already."""
+        with _named(f"make cgroup {directory}"):
+            try:
+                os.mkdir(directory, 0o755)
+            except FileExistsError:
+                return False
+        return True
+
+    def rmdir(self, directory: str) -> None:
+        with _named(f"remove cgroup {directory}"):
+            os.rmdir(directory)
+
+    def children(self, directory: str) -> tuple[str, ...]:
+        """Names of the cgroups directly below; none when the directory does not exist."""
+        with _named(f"list {directory}"):
+            try:
+                with os.scandir(directory) as entries:
+                    return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                return ()
+
+    def below(self, directory: str) -> list[str]:
+        """The directory and all cgroups below it, parents first; without recursion, as containers nest at will."""
+        found = [directory] if self.exists(directory) else []
+        for parent in found:
+            found.extend(f"{parent}/{child}" for child in self.children(parent))
+        return found
+
+    def remove(self, directory: str) -> bool:
+        """Remove a cgroup and all below it, leaves first. False when one of them is in use."""
+        for cgroup in reversed(self.below(directory)):
+            try:
+                self.rmdir(cgroup)
+            except CgroupError as error:
+                if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+                    return False
+                if error.errno not in GONE:
+                    raise
+        return True
+
+    def processes(self, directory: str) -> set[int]:
+        """The pids in a cgroup and below it."""
+        pids: set[int] = set()
+        for cgroup in self.below(directory):
+            try:
+                pids.update(map(int, self.read(f"{cgroup}/cgroup.procs").split()))
+            except CgroupError as error:
+                # A threaded cgroup (EOPNOTSUPP) lists its processes in the domain above it.
+                if error.errno not in (*GONE, errno.EOPNOTSUPP):
+                    raise
+        return pids
+
+
+@contextlib.contextmanager
+def _named(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown errno")
+        raise CgroupError(f"cannot {operation}: {name} ({error.strerror})", error.errno) from error

@@ -1,0 +1,251 @@
+"""The box in cgroup v1: one directory per hierarchy, in every hierarchy that runc joins."""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
+from criproxy.cgroup.ledger import Ledger
+from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_pod
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.v1_controllers import Cpu, CpuAcct, CpuSet, Memory
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+
+LOWEST_SHARES: Final = 2
+
+# The kernel's and cgroupspy's values: None is "no limit" (-1 in the file).
+_Value = int | bool | None
+
+
+class V1Driver:
+    """A `CgroupDriver`. `mounts`: see `files.Mounts.v1`; cpu, cpuacct and memory must be among them.
+
+    `unified` is the hybrid set-up's cgroup2 mount, without controllers: runc 1.1 joins it too (measured), so that its
+    empty directories are ours to remove.
+    """
+
+    def __init__(self, mounts: Mapping[str, str], unified: str | None, tree: Tree, proc: str = "/proc") -> None:
+        self._mounts = mounts
+        self._hierarchies = tuple(sorted({*mounts.values(), *([unified] if unified else [])}))
+        self._tree = tree
+        self._meminfo = f"{proc}/meminfo"
+        self._ledger = Ledger()
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(version=1, cpu_idle=self._cpu("").has("idle"), child_quota=False)
+
+    @property
+    def root_cpuset(self) -> str | None:
+        mount = self._mounts.get("cpuset")
+        return f"{mount}/cpuset.effective_cpus" if mount else None
+
+    def node_usage(self) -> Usage:
+        memory_bytes = files.node_working_set_bytes(self._tree.read(self._meminfo))
+        return Usage(self._cpuacct("").usage / 1e9, memory_bytes)
+
+    def usage(self, path: str) -> Usage | None:
+        path = checked_path(path)
+        try:
+            stat = files.parse_flat_keyed(self._cpu(path).get_property(b"cpu.stat"))
+            memory = self._memory(path)
+            inactive_bytes = files.parse_flat_keyed(memory.get_property(b"memory.stat"))["total_inactive_file"]
+            return Usage(
+                cpu_usage_s=self._cpuacct(path).usage / 1e9,
+                working_set_bytes=max(0, memory.usage_in_bytes - inactive_bytes),
+                throttled_s=stat["throttled_time"] / 1e9,
+                throttled_periods=stat["nr_throttled"],
+            )
+        except CgroupError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def exists(self, path: str) -> bool:
+        return self._tree.exists(self._mounts["cpu"] + checked_path(path))
+
+    def ensure(self, box: str) -> None:
+        box = checked_box(box)
+        for hierarchy in self._hierarchies:
+            self._make(hierarchy, box)
+        memory = self._memory(box)
+        # Before Linux 5.11 a limit counts the children only with this, and EBUSY tells that there are some already.
+        if memory.has("use_hierarchy") and not memory.use_hierarchy:
+            memory.use_hierarchy = True
+
+    def read(self, box: str) -> Limits:
+        cpu = self._cpu(checked_box(box))
+        quota_us, limit_bytes = cpu.cfs_quota_us, self._memory(box).limit_in_bytes
+        return Limits(
+            cpu_cores=UNLIMITED if quota_us is None else quota_us / cpu.cfs_period_us,
+            memory_bytes=UNLIMITED if limit_bytes is None else limit_bytes,
+        )
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        box = checked_box(box)
+        quota_us = None if limits.cpu_cores is UNLIMITED else files.quota_us(limits.cpu_cores)
+        size_bytes = None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
+        return (
+            *self._settle_priority(box),
+            *self._settle(self._cpu(box), "cfs_period_us", files.CFS_PERIOD_US),
+            *self._settle_quota(box, quota_us),
+            *self._settle_memory(self._memory(box), size_bytes),
+        )
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        box = checked_pod(pod).box.path
+        for hierarchy in self._hierarchies:
+            self._make_one(hierarchy, box, pod)
+        tuple(self._settle(self._cpu(pod), "shares", LOWEST_SHARES))
+        if memory_bytes > 0:
+            memory, size_bytes = self._memory(pod), self._whole_pages(memory_bytes)
+            tuple(self._bring(memory, "limit_in_bytes", "usage_in_bytes", size_bytes))
+            if memory.limit_in_bytes != size_bytes:
+                held = _text(memory.limit_in_bytes)
+                raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        box = checked_box(box)
+        names = {name for hierarchy in self._hierarchies for name in self._tree.children(hierarchy + box)}
+        return tuple(sorted(name for name in names if is_pod(box, name)))
+
+    def remove_pod(self, pod: str) -> bool:
+        path = checked_pod(pod).in_box
+        if self.processes(path):
+            return False
+        for hierarchy in self._hierarchies:
+            if not self._tree.remove(hierarchy + path):
+                return False
+            self._ledger.forget(hierarchy + path)
+        return True
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        path = checked_path(path)
+        pids: set[int] = set()
+        for hierarchy in self._hierarchies:
+            pids |= self._tree.processes(hierarchy + path)
+        return tuple(sorted(pids))
+
+    # --- directories -----------------------------------------------------------------------------------------------
+
+    def _make(self, hierarchy: str, path: str) -> None:
+        parent = ""
+        for name in path.split("/")[1:]:
+            self._make_one(hierarchy, parent, f"{parent}/{name}")
+            parent = f"{parent}/{name}"
+
+    def _make_one(self, hierarchy: str, parent: str, path: str) -> None:
+        if self._tree.mkdir(hierarchy + path):
+            self._ledger.forget(hierarchy + path)
+        if hierarchy == self._mounts.get("cpuset"):
+            self._fill_cpuset(CpuSet(self._tree, hierarchy + parent), CpuSet(self._tree, hierarchy + path))
+
+    def _fill_cpuset(self, parent: CpuSet, child: CpuSet) -> None:
+        """A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's."""
+        if not child.cpus:
+            child.cpus = parent.cpus
+        if not child.mems:
+            child.mems = parent.mems
+
+    # --- settling: read, compare, write, verify --------------------------------------------------------------------
+
+    def _settle(self, controller: Cpu | Memory, attribute: str, want: _Value) -> Iterator[LimitChange]:
+        file, old = controller.file(attribute), getattr(controller, attribute)
+        if old == want:
+            self._ledger.kept(file, _text(old))
+            return
+        setattr(controller, attribute, want)
+        new = getattr(controller, attribute)
+        if new != want:
+            raise contested(file, _text(want), _text(new))
+        yield self._ledger.changed(file, _text(old), _text(new))
+
+    def _settle_priority(self, box: str) -> Iterator[LimitChange]:
+        cpu = self._cpu(box)
+        if cpu.has("idle"):
+            return self._settle(cpu, "idle", True)
+        return self._settle(cpu, "shares", LOWEST_SHARES)
+
+    def _settle_quota(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
+        cpu = self._cpu(box)
+        try:
+            yield from self._settle(cpu, "cfs_quota_us", quota_us)
+        except CgroupError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # A child whose quota is a larger share than the box's: nothing in the box may have one.
+            yield from self._strip_quotas(box)
+            yield from self._settle(cpu, "cfs_quota_us", quota_us)
+
+    def _strip_quotas(self, box: str) -> Iterator[LimitChange]:
+        for directory in self._tree.below(self._mounts["cpu"] + box)[1:]:
+            child = Cpu(self._tree, directory)
+            old = child.cfs_quota_us
+            if old is not None:
+                child.cfs_quota_us = None
+                yield LimitChange(child.file("cfs_quota_us"), _text(old), _text(None), drift=True)
+
+    def _settle_memory(self, memory: Memory, want: int | None) -> Iterator[LimitChange]:
+        """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
+
+        The kernel wants memsw >= limit at any moment: up, memsw goes first; down, it follows.
+        """
+        old = memory.limit_in_bytes
+        raising = want is None or (old is not None and want >= old)
+        if not raising:
+            yield from self._bring(memory, "limit_in_bytes", "usage_in_bytes", want)
+        if memory.has("memsw_limit_in_bytes"):
+            reached = None if want is None else max(want, int(memory.limit_in_bytes))
+            yield from self._bring(memory, "memsw_limit_in_bytes", "memsw_usage_in_bytes", reached)
+        if raising:
+            yield from self._settle(memory, "limit_in_bytes", want)
+
+    def _bring(self, memory: Memory, limit: str, usage: str, want: int | None) -> Iterator[LimitChange]:
+        """Raise a memory limit, or lower it in steps, as far as the kernel can reclaim."""
+        old: int | None = getattr(memory, limit)
+        if want is None or (old is not None and want >= old):
+            yield from self._settle(memory, limit, want)
+            return
+        for _ in range(files.RECLAIM_STEPS):
+            reached = self._try(memory, limit, max(want, getattr(memory, usage) - files.RECLAIM_STEP_BYTES))
+            if not reached:
+                self._try(memory, limit, max(want, getattr(memory, usage) + files.SLACK_BYTES))
+            if not reached or getattr(memory, limit) == want:
+                break
+        new = getattr(memory, limit)
+        if new == old:
+            self._ledger.kept(memory.file(limit), _text(new))
+        else:
+            yield self._ledger.changed(memory.file(limit), _text(old), _text(new))
+
+    def _try(self, memory: Memory, limit: str, size_bytes: int) -> bool:
+        """Lower a limit; never raise it. False when the kernel could not reclaim enough."""
+        held = getattr(memory, limit)
+        if held is not None and held <= size_bytes:
+            return True
+        try:
+            setattr(memory, limit, size_bytes)
+        except CgroupError as error:
+            if error.errno == errno.EBUSY:
+                return False
+            raise
+        return True
+
+    def _whole_pages(self, size_bytes: int) -> int:
+        return files.whole_pages(size_bytes, self._page_bytes)
+
+    def _cpu(self, path: str) -> Cpu:
+        return Cpu(self._tree, self._mounts["cpu"] + path)
+
+    def _cpuacct(self, path: str) -> CpuAcct:
+        return CpuAcct(self._tree, self._mounts["cpuacct"] + path)
+
+    def _memory(self, path: str) -> Memory:
+        return Memory(self._tree, self._mounts["memory"] + path)
+
+
+def _text(value: _Value) -> str:
+    return "-1" if value is None else str(int(value))

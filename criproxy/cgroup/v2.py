@@ -1,0 +1,208 @@
+"""The box in cgroup v2: one directory of the unified hierarchy, driven through plain files."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
+from criproxy.cgroup.ledger import Ledger
+from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_pod
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+
+NO_LIMIT: Final = "max"
+LOWEST_WEIGHT: Final = "1"
+
+# What kubelet asks of a pod's cgroup, as far as the kernel has it.
+_CONTROLLERS: Final = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pids"})
+
+
+class V2Driver:
+    """A `CgroupDriver`. `mount`: where the unified hierarchy is mounted.
+
+    memory.oom.group is left at 0 on the box: it would kill all pods at once.
+    """
+
+    def __init__(self, mount: str, tree: Tree, proc: str = "/proc") -> None:
+        self._mount = mount
+        self._tree = tree
+        self._meminfo = f"{proc}/meminfo"
+        self._ledger = Ledger()
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        first = self._tree.children(self._mount)
+        idle = any(self._tree.exists(f"{self._mount}/{name}/cpu.idle") for name in first)
+        return Capabilities(version=2, cpu_idle=idle, child_quota=True)
+
+    @property
+    def root_cpuset(self) -> str | None:
+        file = f"{self._mount}/cpuset.cpus.effective"
+        return file if self._tree.exists(file) else None
+
+    def node_usage(self) -> Usage:
+        cpu_s = self._stat(f"{self._mount}/cpu.stat")["usage_usec"] / 1e6
+        return Usage(cpu_s, files.node_working_set_bytes(self._tree.read(self._meminfo)))
+
+    def usage(self, path: str) -> Usage | None:
+        directory = self._mount + checked_path(path)
+        try:
+            cpu = self._stat(f"{directory}/cpu.stat")
+            inactive_bytes = self._stat(f"{directory}/memory.stat")["inactive_file"]
+            return Usage(
+                cpu_usage_s=cpu["usage_usec"] / 1e6,
+                working_set_bytes=max(0, self._number(f"{directory}/memory.current") - inactive_bytes),
+                throttled_s=cpu.get("throttled_usec", 0) / 1e6,
+                throttled_periods=cpu.get("nr_throttled", 0),
+            )
+        except CgroupError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def exists(self, path: str) -> bool:
+        return self._tree.exists(self._mount + checked_path(path))
+
+    def ensure(self, box: str) -> None:
+        directory = self._mount
+        for name in checked_box(box).split("/")[1:]:
+            self._enable_controllers(directory)
+            directory = f"{directory}/{name}"
+            self._make(directory)
+        self._enable_controllers(directory)
+
+    def read(self, box: str) -> Limits:
+        directory = self._mount + checked_box(box)
+        quota, period_us = self._tree.read(f"{directory}/cpu.max").split()
+        limit = self._tree.read(f"{directory}/memory.max")
+        return Limits(
+            cpu_cores=UNLIMITED if quota == NO_LIMIT else int(quota) / int(period_us),
+            memory_bytes=UNLIMITED if limit == NO_LIMIT else int(limit),
+        )
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        directory = self._mount + checked_box(box)
+        quota = NO_LIMIT if limits.cpu_cores is UNLIMITED else str(files.quota_us(limits.cpu_cores))
+        return (
+            *self._settle_priority(directory),
+            *self._settle(f"{directory}/cpu.max", f"{quota} {files.CFS_PERIOD_US}"),
+            *self._settle_swap(directory, limited=limits.memory_bytes is not UNLIMITED),
+            *self._settle_memory(
+                directory, None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
+            ),
+        )
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        directory = self._mount + checked_pod(pod).in_box
+        self._make(directory)
+        tuple(self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT))
+        if memory_bytes > 0:
+            size_bytes = self._whole_pages(memory_bytes)
+            tuple(self._settle_memory(directory, size_bytes))
+            held = self._tree.read(f"{directory}/memory.max")
+            if held != str(size_bytes):
+                in_use_bytes = self._number(f"{directory}/memory.current")
+                raise too_full(f"{directory}/memory.max", held, size_bytes, in_use_bytes)
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        box = checked_box(box)
+        return tuple(sorted(name for name in self._tree.children(self._mount + box) if is_pod(box, name)))
+
+    def remove_pod(self, pod: str) -> bool:
+        directory = self._mount + checked_pod(pod).in_box
+        if self._tree.processes(directory) or not self._tree.remove(directory):
+            return False
+        self._ledger.forget(directory)
+        return True
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        return tuple(sorted(self._tree.processes(self._mount + checked_path(path))))
+
+    # --- directories -----------------------------------------------------------------------------------------------
+
+    def _make(self, directory: str) -> None:
+        if self._tree.mkdir(directory):
+            self._ledger.forget(directory)
+
+    def _enable_controllers(self, directory: str) -> None:
+        available = set(self._tree.read(f"{directory}/cgroup.controllers").split())
+        enabled = set(self._tree.read(f"{directory}/cgroup.subtree_control").split())
+        if missing := sorted((available & _CONTROLLERS) - enabled):
+            self._tree.write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
+
+    # --- settling: read, compare, write, verify --------------------------------------------------------------------
+
+    def _settle(self, file: str, want: str) -> Iterator[LimitChange]:
+        old = self._tree.read(file)
+        if old == want:
+            self._ledger.kept(file, old)
+            return
+        self._tree.write(file, want)
+        new = self._tree.read(file)
+        if new != want:
+            raise contested(file, want, new)
+        yield self._ledger.changed(file, old, new)
+
+    def _settle_priority(self, directory: str) -> Iterator[LimitChange]:
+        # While idle, the kernel refuses any write of cpu.weight (EINVAL).
+        if self._tree.exists(f"{directory}/cpu.idle"):
+            return self._settle(f"{directory}/cpu.idle", "1")
+        return self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT)
+
+    def _settle_swap(self, directory: str, *, limited: bool) -> Iterator[LimitChange]:
+        """No swap while memory is limited, so that squeezed memory does not become disk traffic."""
+        file = f"{directory}/memory.swap.max"
+        if self._tree.exists(file):
+            yield from self._settle(file, "0" if limited else NO_LIMIT)
+
+    def _settle_memory(self, directory: str, want: int | None) -> Iterator[LimitChange]:
+        """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage."""
+        high, limit = f"{directory}/memory.high", f"{directory}/memory.max"
+        if want is None:
+            yield from self._settle(limit, NO_LIMIT)
+            yield from self._settle(high, NO_LIMIT)
+            return
+        yield from self._lower_high(directory, want)
+        in_use_bytes, held_bytes = self._number(f"{directory}/memory.current"), _size(self._tree.read(limit))
+        if in_use_bytes > want:
+            slack_bytes = self._whole_pages(in_use_bytes + files.SLACK_BYTES)
+            yield from self._settle(limit, str(slack_bytes if held_bytes is None else min(held_bytes, slack_bytes)))
+        else:
+            yield from self._settle(limit, str(want))
+
+    def _lower_high(self, directory: str, want: int) -> Iterator[LimitChange]:
+        """Bring memory.high to `want`: in steps while that reclaims, so that no write blocks for long."""
+        file, current = f"{directory}/memory.high", f"{directory}/memory.current"
+        old = self._tree.read(file)
+        if old == str(want):
+            self._ledger.kept(file, old)
+            return
+        in_use_bytes = self._number(current)
+        for _ in range(files.RECLAIM_STEPS):
+            target = max(want, in_use_bytes - files.RECLAIM_STEP_BYTES)
+            self._tree.write(file, str(self._whole_pages(target)))
+            before_bytes, in_use_bytes = in_use_bytes, self._number(current)
+            if target == want:
+                break
+            if in_use_bytes > before_bytes - files.RECLAIM_STEP_BYTES // 4:
+                # Nothing more to reclaim. Standing at `want` from now on, it slows down whoever allocates more.
+                self._tree.write(file, str(want))
+                break
+        new = self._tree.read(file)
+        if new != old:
+            yield self._ledger.changed(file, old, new)
+
+    def _stat(self, file: str) -> dict[str, int]:
+        return files.parse_flat_keyed(self._tree.read(file))
+
+    def _number(self, file: str) -> int:
+        return int(self._tree.read(file))
+
+    def _whole_pages(self, size_bytes: int) -> int:
+        return files.whole_pages(size_bytes, self._page_bytes)
+
+
+def _size(text: str) -> int | None:
+    return None if text == NO_LIMIT else int(text)

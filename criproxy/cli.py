@@ -1,0 +1,159 @@
+"""The command line: verbs only. What a verb needs is imported by the verb, so that each starts fast."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from criproxy import __version__
+
+DEFAULT_CONFIG: Final = Path("/etc/criproxy/config.toml")
+_REDRAW: Final = "\x1b[H\x1b[2J"
+_TIMEOUT_S: Final = 3.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a verb; returns the exit status: 0, 1 for a failure that was told, 2 for a wrong command line."""
+    options = _parser().parse_args(arguments)
+    verb: Callable[[argparse.Namespace], int] = options.verb
+    try:
+        return verb(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; Python must not try to flush again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="criproxy", description="Lets offline pods use what the online pods of a Kubernetes node leave."
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument(
+        "--config", metavar="FILE", type=Path, default=DEFAULT_CONFIG, help="the config file (default: %(default)s)"
+    )
+    run = verbs.add_parser("run", parents=[config], help="run the proxy and the control loop")
+    run.add_argument("--dry-run", action="store_true", help="compute and log, but write no limit and move no pod")
+    run.set_defaults(verb=_run)
+    check = verbs.add_parser("check", parents=[config], help="tell everything that is wrong with a config file")
+    check.set_defaults(verb=_check)
+    explain = verbs.add_parser("explain", parents=[config], help="tell what would happen to a pod, and why")
+    explain.add_argument("pod", metavar="POD", help="a Pod manifest, JSON or YAML; - reads standard input")
+    explain.set_defaults(verb=_explain)
+    status = verbs.add_parser("status", parents=[config], help="show what a running criproxy does")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--watch", action="store_true", help="again every second")
+    status.set_defaults(verb=_status)
+    version = verbs.add_parser("version", help="print the version")
+    version.set_defaults(verb=_version)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from criproxy import daemon
+
+    return daemon.run(options.config, options.dry_run)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from criproxy.config import load
+
+    loaded = load(options.config)
+    if loaded.errors:
+        return _fail(*map(str, loaded.errors))
+    config = loaded.config
+    state = "on" if config.colocation.enabled else "off"
+    _print(
+        f"{options.config}: ok",
+        f"  {config.proxy.listen_path} -> {config.proxy.runtime_path}",
+        f"  colocation {state}, policy {config.control.policy}, {len(config.colocation.rules)} rules"
+        + "".join(f", preset {preset}" for preset in config.colocation.presets),
+        f"  status at {config.observe.address}",
+    )
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from criproxy.config import load
+    from criproxy.explain import Node, explain, render
+    from criproxy.hooks import offline_chain
+    from criproxy.manifest import ManifestError, read_manifests
+
+    loaded = load(options.config)
+    if loaded.errors:
+        _fail(*map(str, loaded.errors))
+        if options.config != DEFAULT_CONFIG or options.config.exists():
+            return 1
+    try:
+        text = sys.stdin.read() if options.pod == "-" else Path(options.pod).read_text(encoding="utf-8")
+        manifests = read_manifests(text)
+    except ManifestError as error:
+        return _fail(f"{options.pod}: {error}")
+    except (OSError, UnicodeDecodeError) as error:
+        return _fail(f"{options.pod}: {error}; give a Pod manifest in JSON or YAML")
+    node = Node(
+        enabled=loaded.config.colocation.enabled,
+        rules=loaded.config.colocation.offline_rules(),
+        chain=offline_chain(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+    )
+    _print("\n".join(render(explain(manifest, node), node) for manifest in manifests), end="")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from criproxy.config import load
+
+    host, port = load(options.config).config.observe.host_port
+    if not options.watch:
+        return _show_status(host, port, as_json=options.json)
+    while True:
+        if sys.stdout.isatty():
+            _print(_REDRAW, end="")
+        _show_status(host, port, as_json=options.json)
+        sys.stdout.flush()
+        time.sleep(1)
+
+
+def _show_status(host: str, port: int, *, as_json: bool) -> int:
+    import http.client
+
+    from criproxy.observe.status import from_json, render
+
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/status")
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        if answer.status != http.HTTPStatus.OK:
+            return _fail(f"{host}:{port} answers {answer.status} {answer.reason}: is it criproxy? Its log may say more")
+        _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(f"no criproxy answers at {host}:{port} ({reason}): is it running, with this config file?")
+    except (http.client.HTTPException, ValueError) as error:
+        return _fail(f"{host}:{port} does not answer like criproxy {__version__} ({error}): is another program there?")
+    finally:
+        connection.close()
+    return 0
+
+
+def _version(_options: argparse.Namespace) -> int:
+    _print(f"criproxy {__version__}")
+    return 0
+
+
+def _print(*lines: str, end: str = "\n") -> None:
+    sys.stdout.write("\n".join(lines) + end)
+
+
+def _fail(*lines: str) -> int:
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    return 1

@@ -1,0 +1,60 @@
+"""The example config file, made from the settings: `python -m criproxy.config > config.example.toml`."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from criproxy.config.schema import Setting, settings
+from criproxy.config.settings import Config, RuleTable
+from criproxy.config.text import toml
+
+_WIDTH: Final = 100
+
+_HEAD: Final = """\
+criproxy's settings, each at its default: an empty file means the same as this one.
+Units are in the names: _s seconds, _cores CPUs, _bytes bytes, _ratio a share from 0 to 1.
+`criproxy check` tells what is wrong with a file. A change is taken up at once, but for the keys that say otherwise."""
+
+
+def render() -> str:
+    """The text of config.example.toml."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield from _comment(_HEAD)
+    by_section: dict[str, list[Setting]] = {}
+    for setting in settings():
+        by_section.setdefault(setting.section, []).append(setting)
+    for section in msgspec.structs.fields(Config):
+        yield ""
+        yield ""
+        yield from _comment(section.type.__doc__)
+        yield f"[{section.name}]"
+        for setting in by_section[section.name]:
+            yield ""
+            yield from _comment(_about(setting))
+            yield from _assignment(setting)
+
+
+def _about(setting: Setting) -> str:
+    text = f"{setting.meta.description} {setting.expects[0].upper()}{setting.expects[1:]}."
+    return f"{text} Takes effect after a restart." if setting.needs_restart else text
+
+
+def _assignment(setting: Setting) -> Iterator[str]:
+    if setting.default is None:
+        yield f"# {setting.name} ="
+    elif setting.item_type is RuleTable:
+        yield f"{setting.name} = ["
+        yield from (f"    {toml(rule)}," for rule in setting.default)
+        yield "]"
+    else:
+        yield f"{setting.name} = {toml(setting.default)}"
+
+
+def _comment(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield from (f"# {wrapped}" for wrapped in textwrap.wrap(line, _WIDTH - 2))

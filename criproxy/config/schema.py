@@ -1,0 +1,134 @@
+"""The settings as a list, and what must hold between them."""
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import msgspec
+from msgspec import Meta
+
+from criproxy.config.settings import Config, Observe
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Source: unix(7), sun_path less its closing zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of one section, as the loader and the example see it."""
+
+    section: str
+    name: str
+    type: Any
+    meta: Meta
+    default: Any
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def item_type(self) -> Any:
+        """The type of a list's items; None when the setting is no list."""
+        inner = get_args(self.type)[0]
+        return get_args(inner)[0] if getattr(inner, "__origin__", None) is tuple else None
+
+    @property
+    def needs_restart(self) -> bool:
+        return bool((self.meta.extra or {}).get("restart"))
+
+    @property
+    def expects(self) -> str:
+        """What a valid value is, in words."""
+        if words := (self.meta.extra or {}).get("expects"):
+            return str(words)
+        inner = self.item_type or get_args(self.type)[0]
+        if choices := [c for c in get_args(inner) if isinstance(c, str)]:
+            listed = ", ".join(f'"{choice}"' for choice in choices)
+            return f"a list of any of {listed}" if self.item_type else f"one of {listed}"
+        if inner is bool:
+            return "true or false"
+        kind = "a whole number" if int in (inner, *get_args(inner)) else "a number"
+        return f"{kind} from {_number(self.meta.ge)} to {_number(self.meta.le)}"
+
+
+def settings() -> tuple[Setting, ...]:
+    """Every key, in the order of the file."""
+    return tuple(
+        _setting(section.name, field)
+        for section in msgspec.structs.fields(Config)
+        for field in msgspec.structs.fields(section.type)
+    )
+
+
+def _setting(section: str, field: msgspec.structs.FieldInfo) -> Setting:
+    # An optional setting's type is `Annotated[...] | None`; a file can't say None.
+    kind = field.type if hasattr(field.type, "__metadata__") else get_args(field.type)[0]
+    return Setting(section, field.name, kind, kind.__metadata__[0], field.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Keys (the first is the one to blame) whose values don't go together."""
+
+    keys: tuple[str, ...]
+    problem: str
+    remedy: str
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """What must hold beyond the single values. With all of a conflict's keys at their defaults, it is gone."""
+    proxy, cpu, memory = config.proxy, config.cpu, config.memory
+    for key, path in (("proxy.listen", proxy.listen_path), ("proxy.runtime", proxy.runtime_path)):
+        if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+            yield Conflict(
+                (key,), f"the path has more than {MAX_SOCKET_PATH_BYTES} bytes", "the kernel's limit: use a shorter one"
+            )
+    if proxy.listen_path == proxy.runtime_path:
+        yield Conflict(
+            ("proxy.listen", "proxy.runtime"),
+            "this is proxy.runtime as well, so criproxy would call itself",
+            "give criproxy a socket of its own",
+        )
+    for unit, low, high in (("cpu.{}_cores", cpu.min_cores, cpu.max_cores),
+                            ("memory.{}_bytes", memory.min_bytes, memory.max_bytes)):  # fmt: skip
+        if high is not None and low > high:
+            keys = (unit.format("min"), unit.format("max"))
+            yield Conflict(keys, f"is above {keys[1]} ({high:_})", f"lower it, or raise {keys[1]}")
+    if config.control.policy == "static":
+        for key, value in (("cpu.static_cores", cpu.static_cores), ("memory.static_bytes", memory.static_bytes)):
+            if value is None:
+                yield Conflict(("control.policy", key), f"needs {key}", f'set {key}, or use policy = "dynamic"')
+    yield from _address_conflicts(config.observe)
+
+
+def _address_conflicts(observe: Observe) -> Iterator[Conflict]:
+    host, port = observe.host_port
+    if not 0 < port < 65536:
+        yield Conflict(("observe.address",), "has no valid port", "use a port from 1 to 65535")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        yield Conflict(
+            ("observe.address",),
+            "is not a loopback address, and the endpoints have no authentication",
+            "use 127.0.0.1 or [::1] with a port",
+        )
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value at `section.name`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def restart_keys(old: Config, new: Config) -> tuple[str, ...]:
+    """The changed keys that take effect only after a restart."""
+    return tuple(s.key for s in settings() if s.needs_restart and value_of(old, s.key) != value_of(new, s.key))
+
+
+def _number(bound: float | None) -> str:
+    return f"{bound:_}" if isinstance(bound, int) else f"{bound:g}"

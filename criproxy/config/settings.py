@@ -1,0 +1,220 @@
+"""The settings as types: every key's default, unit and bound, once."""
+
+import posixpath
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
+
+_SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
+_PATH: Final = r"^/[^\x00]*[^\x00/]$"
+_ADDRESS: Final = r"^([0-9.]+|localhost|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$"
+
+
+class Proxy(Struct, frozen=True, kw_only=True):
+    """Where kubelet finds criproxy, and where criproxy finds the runtime."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            pattern=_SOCKET,
+            description="The socket for kubelet's --container-runtime-endpoint.",
+            extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
+        ),
+    ] = "/run/criproxy/criproxy.sock"
+    runtime: Annotated[
+        str,
+        Meta(
+            pattern=_SOCKET,
+            description="The container runtime's own socket.",
+            extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
+        ),
+    ] = "/run/containerd/containerd.sock"
+
+    @property
+    def listen_path(self) -> str:
+        """`listen` without its scheme, normalised."""
+        return _socket_path(self.listen)
+
+    @property
+    def runtime_path(self) -> str:
+        """`runtime` without its scheme, normalised."""
+        return _socket_path(self.runtime)
+
+
+class RuleTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule as it is written: exactly one subject (label, annotation, namespace) and one test."""
+
+    label: Annotated[str, Meta(min_length=1)] | None = None
+    annotation: Annotated[str, Meta(min_length=1)] | None = None
+    namespace: bool = False
+    equals: str | None = None
+    prefix: Annotated[str, Meta(min_length=1)] | None = None
+    present: bool = False
+
+    def __post_init__(self) -> None:
+        subjects = [self.label is not None, self.annotation is not None, self.namespace]
+        if sum(subjects) != 1:
+            raise ValueError('needs exactly one of label = "key", annotation = "key" and namespace = true')
+        if sum([self.equals is not None, self.prefix is not None, self.present]) != 1:
+            raise ValueError('needs exactly one of equals = "value", prefix = "start" and present = true')
+        if self.namespace and self.present:
+            raise ValueError("would make every pod offline: give namespace = true an equals or a prefix")
+
+    @property
+    def rule(self) -> Rule:
+        if self.namespace:
+            subject, key = Subject.NAMESPACE, ""
+        else:
+            subject = Subject.LABEL if self.label is not None else Subject.ANNOTATION
+            key = self.label or self.annotation or ""
+        if self.present:
+            return Rule(subject, key, Test.PRESENT, "")
+        if self.prefix is not None:
+            return Rule(subject, key, Test.PREFIX, self.prefix)
+        return Rule(subject, key, Test.EQUALS, self.equals or "")
+
+
+class Colocation(Struct, frozen=True, kw_only=True):
+    """The node's switch, and which pods are offline."""
+
+    enabled: Annotated[
+        bool, Meta(description="The node's switch. While it is off, offline pods start as ordinary ones.")
+    ] = False
+    on_disable: Annotated[
+        Literal["release", "evict"],
+        Meta(
+            description="What becomes of running offline pods when the switch goes off: the box's limits are lifted "
+            "(release), or the pods are stopped (evict)."
+        ),
+    ] = "release"
+    presets: Annotated[
+        tuple[Literal["koordinator", "caelus", "bilibili"], ...],
+        Meta(description="Other systems' marks of offline pods, taken in addition to the rules."),
+    ] = ()
+    rules: Annotated[
+        tuple[RuleTable, ...],
+        Meta(
+            description="A pod is offline when any rule matches. A rule has one subject (label, annotation, or "
+            "namespace = true) and one test (equals, prefix, or present = true). Static pods of kube-system never are.",
+            extra={"expects": "a list of tables, each with one subject and one test"},
+        ),
+    ] = (RuleTable(label=DEFAULT_RULE.key, equals=DEFAULT_RULE.value),)
+
+    def offline_rules(self) -> OfflineRules:
+        chosen: dict[str, tuple[Rule, ...]] = {name: PRESETS[name] for name in self.presets}
+        return OfflineRules(tuple(table.rule for table in self.rules), chosen)
+
+
+class Cpu(Struct, frozen=True, kw_only=True):
+    """The box's CPU limit: capacity x watermark - predicted online usage, within min and max."""
+
+    watermark_ratio: Annotated[
+        float, Meta(ge=0.1, le=1.0, description="The share of the node's CPUs that online and offline may fill.")
+    ] = 0.9
+    min_cores: Annotated[
+        float, Meta(ge=0.01, le=4096.0, description="Offline pods keep this much, however busy the node is.")
+    ] = 0.1
+    max_cores: (
+        Annotated[float, Meta(ge=0.01, le=4096.0, description="Offline pods never get more. Not set: no such bound.")]
+        | None
+    ) = None
+    static_cores: (
+        Annotated[float, Meta(ge=0.01, le=4096.0, description='The limit under control.policy = "static".')] | None
+    ) = None
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """The box's memory limit, by the same law."""
+
+    watermark_ratio: Annotated[
+        float, Meta(ge=0.1, le=1.0, description="The share of the node's memory that online and offline may fill.")
+    ] = 0.9
+    min_bytes: Annotated[
+        int, Meta(ge=4 << 20, le=1 << 44, description="Offline pods keep this much, however full the node is.")
+    ] = 128 << 20
+    max_bytes: (
+        Annotated[int, Meta(ge=4 << 20, le=1 << 44, description="Offline pods never get more. Not set: no such bound.")]
+        | None
+    ) = None
+    static_bytes: (
+        Annotated[int, Meta(ge=4 << 20, le=1 << 44, description='The limit under control.policy = "static".')] | None
+    ) = None
+
+
+class Control(Struct, frozen=True, kw_only=True):
+    """The loop that measures, predicts and sets the box's limits."""
+
+    interval_s: Annotated[float, Meta(ge=0.1, le=60.0, description="Seconds from one decision to the next.")] = 1.0
+    policy: Annotated[
+        Literal["dynamic", "static"],
+        Meta(description="Limits from the prediction (dynamic), or cpu.static_cores and memory.static_bytes (static)."),
+    ] = "dynamic"
+    predictor: Annotated[
+        Literal["histogram", "calibrated"],
+        Meta(
+            description="A percentile of the recent past (histogram), or one with a margin learned from its own errors "
+            "(calibrated)."
+        ),
+    ] = "histogram"
+    half_life_s: Annotated[
+        float, Meta(ge=0.1, le=604800.0, description="Seconds after which a sample counts half as much.")
+    ] = 900.0
+    percentile: Annotated[
+        float, Meta(ge=0.5, le=0.999, description="The percentile, by area, of past online usage that is predicted.")
+    ] = 0.9
+    raise_threshold_ratio: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="A limit is raised at once by this share of capacity or more.")
+    ] = 0.05
+    raise_after_s: Annotated[
+        float, Meta(ge=0.0, le=3600.0, description="A smaller raise waits this many seconds. Lowering never waits.")
+    ] = 60.0
+    checkpoint: Annotated[
+        str,
+        Meta(
+            pattern=_PATH,
+            description="Where the predictor's memory survives a restart.",
+            extra={"expects": "an absolute path of a file"},
+        ),
+    ] = "/var/lib/criproxy/predictor.json"
+
+
+class Observe(Struct, frozen=True, kw_only=True):
+    """/metrics, /healthz, /readyz and /status, and the log on stderr."""
+
+    address: Annotated[
+        str,
+        Meta(
+            pattern=_ADDRESS,
+            description="Loopback only: the endpoints have no authentication.",
+            extra={"expects": "a loopback address with a port, such as 127.0.0.1:9464 or [::1]:9464", "restart": True},
+        ),
+    ] = "127.0.0.1:9464"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least severe events that are logged.")
+    ] = "info"
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        return _host_port(self.address)
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """All settings of a node. `Config()` is what an empty file means."""
+
+    proxy: Proxy = Proxy()
+    colocation: Colocation = Colocation()
+    cpu: Cpu = Cpu()
+    memory: Memory = Memory()
+    control: Control = Control()
+    observe: Observe = Observe()
+
+
+def _socket_path(value: str) -> str:
+    return posixpath.normpath("/" + value.removeprefix("unix://").lstrip("/"))
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

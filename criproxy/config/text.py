@@ -1,0 +1,50 @@
+"""How a value looks in a config file: for the example, and, cut to a short line, for errors."""
+
+import datetime
+import json
+import reprlib
+from typing import Final
+
+from criproxy.config.settings import RuleTable
+
+SHOWN: Final = 60
+"""Characters of a string or number, and a few items of a list or table, that are shown."""
+
+_ITEMS: Final = 3
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
+_SHORT.maxlevel = 2
+
+
+def toml(value: object) -> str:
+    """`value` as it would stand in a file, on one short line of ASCII; "" for None."""
+    match value:
+        case None:
+            text = ""
+        case bool():
+            text = str(value).lower()
+        case str():
+            text = json.dumps(value if len(value) <= SHOWN else value[:SHOWN] + "...")
+        case list() | tuple():
+            text = "[" + ", ".join(_cut([toml(item) for item in value[: _ITEMS + 1]])) + "]"
+        case RuleTable():
+            text = toml({name: given for name in value.__struct_fields__ if (given := getattr(value, name))})
+        case dict():
+            pairs = [f"{bare(str(name))} = {toml(item)}" for name, item in list(value.items())[: _ITEMS + 1]]
+            text = "{ " + ", ".join(_cut(pairs)) + " }"
+        case datetime.date() | datetime.time():
+            text = value.isoformat()
+        case int() if value.bit_length() < 64:
+            text = f"{value:_}"
+        case _:
+            text = _SHORT.repr(value)
+    return text
+
+
+def bare(key: str) -> str:
+    """A key, made short and plain."""
+    return toml(key)[1:-1]
+
+
+def _cut(items: list[str]) -> list[str]:
+    return [*items[:_ITEMS], "..."] if len(items) > _ITEMS else items

@@ -1,0 +1,54 @@
+"""What the node has: CPUs that are online and within the root cpuset, and memory. Both may change by hot-plug."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_MEM_TOTAL: Final = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What online and offline share."""
+
+    cores: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReader:
+    """Reads the capacity from the kernel's files; two or three small reads, none of which blocks.
+
+    `cpuset` is the root cpuset's file of effective CPUs (v1: cpuset.effective_cpus, v2: cpuset.cpus.effective), or None
+    where there is none. Source: Documentation/admin-guide/cputopology.rst, cgroup-v2.rst (Cpuset), proc(5).
+    """
+
+    cpuset: Path | None
+    online: Path = Path("/sys/devices/system/cpu/online")
+    meminfo: Path = Path("/proc/meminfo")
+
+    def read(self) -> Capacity:
+        """Raises OSError, or ValueError naming the file, when there is no capacity to be read."""
+        cpus = _cpus(self.online)
+        if self.cpuset is not None:
+            cpus &= _cpus(self.cpuset)
+        total = _MEM_TOTAL.search(self.meminfo.read_text())
+        if not cpus:
+            raise ValueError(f"no CPU is both in {self.online} and in {self.cpuset}")
+        if total is None:
+            raise ValueError(f"{self.meminfo} has no MemTotal")
+        return Capacity(cores=float(len(cpus)), memory_bytes=int(total[1]) * 1024)
+
+
+def _cpus(file: Path) -> set[int]:
+    """The CPUs of a list such as `0-3,8`."""
+    text = file.read_text().strip()
+    cpus: set[int] = set()
+    try:
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    except ValueError as error:
+        raise ValueError(f"{file} holds {text!r}, not a list of CPUs") from error
+    return cpus

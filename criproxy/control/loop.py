@@ -1,0 +1,215 @@
+"""The control loop: sample, predict, decide, apply, once per interval."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from criproxy.control.capacity import Capacity
+from criproxy.control.clock import Clock
+from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
+from criproxy.control.history import History, Record
+from criproxy.control.policy import PolicySettings, PolicyState, decide
+from criproxy.control.predictor import Predictor, make_predictor
+from criproxy.control.sampler import Reading, Sampler
+from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
+from criproxy.model import Decision, LimitChange, Limits, Prediction, Snapshot, Usage
+
+
+class Usages(Protocol):
+    """One reading of the counters; `box` is None when there is no box."""
+
+    @property
+    def node(self) -> Usage: ...
+
+    @property
+    def box(self) -> Usage | None: ...
+
+
+class Box(Protocol):
+    """What the loop asks of the box (`criproxy.cgroup.box`). When either raises, the tick fails."""
+
+    async def usage(self) -> Usages:
+        """Counters of the node and of the box, read as close together as can be."""
+        ...
+
+    async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
+        """Make the kernel's limits these; returns what had to be written. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """`dry_run` computes and reports all, and applies nothing."""
+
+    policy: PolicySettings
+    predictor: PredictorSettings
+    interval_s: float = 1.0
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick was late."""
+
+    ticks: int = 0
+    failed_ticks: int = 0
+    missed_ticks: int = 0
+
+
+class Observer(Protocol):
+    """Who is told of each tick, and how long it took in seconds."""
+
+    def ticked(
+        self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float
+    ) -> None: ...
+
+    def tick_failed(self, seconds: float) -> None: ...
+
+    def ticks_missed(self, count: int) -> None: ...
+
+
+class Loop:
+    """Its cost is that of a few small files and 10 us of arithmetic, whatever the number of pods."""
+
+    def __init__(
+        self,
+        box: Box,
+        read_capacity: Callable[[], Capacity],
+        clock: Clock,
+        settings: LoopSettings,
+        *,
+        observer: Observer,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._box = box
+        self._read_capacity = read_capacity
+        self._clock = clock
+        self._settings = settings
+        self._observer = observer
+        self._log = log
+        self._sampler = Sampler()
+        self._predictors = _predictors(settings.predictor)
+        self._state = PolicyState()
+        self._predicted: Snapshot | None = None
+        """The last snapshot that a prediction was made from."""
+        self._trouble: str | None = None
+        self.history = History()
+        self.counters = Counters()
+
+    # --- one tick ---------------------------------------------------------------------------------------------------
+
+    async def tick(self) -> bool:
+        """One round; never sleeps, never raises. False when it failed: then the limits stay as they are.
+
+        The first round has no rates yet and changes nothing.
+        """
+        self.counters.ticks += 1
+        started_s = self._clock.boottime_s()
+        try:
+            snapshot = await self._sample()
+            if snapshot is not None:
+                prediction = self._predict(snapshot)
+                self._predicted = snapshot
+                decision, changes = await self._apply(snapshot, prediction)
+                self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
+        except Exception as error:
+            self._failed(error)
+            await self._fall_back()
+            with contextlib.suppress(Exception):  # an observer may be what failed
+                self._observer.tick_failed(self._clock.boottime_s() - started_s)
+            return False
+        self._recovered()
+        return True
+
+    async def _sample(self) -> Snapshot | None:
+        usages = await self._box.usage()
+        reading = Reading(self._clock.boottime_s(), usages.node, usages.box, self._read_capacity())
+        return self._sampler.sample(reading)
+
+    def _predict(self, snapshot: Snapshot) -> Prediction:
+        t_s, wall_s = snapshot.t_s, self._clock.wall_s()
+        cpu, memory = self._predictors["cpu"], self._predictors["memory"]
+        cores = cpu.observe(t_s, wall_s, snapshot.online_cores, snapshot.capacity_cores)
+        size = memory.observe(t_s, wall_s, float(snapshot.online_bytes), float(snapshot.capacity_bytes))
+        return Prediction(_known(cores), _known(size), cpu.describe().note, memory.describe().note)
+
+    async def _apply(self, snapshot: Snapshot, prediction: Prediction) -> tuple[Decision, tuple[LimitChange, ...]]:
+        """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
+        decision, self._state = decide(snapshot, prediction, self._state, self._settings.policy)
+        changes = () if self._settings.dry_run else await self._box.apply(decision.limits)
+        self.history.add(Record(self._clock.wall_s(), snapshot, decision))
+        return decision, changes
+
+    async def _fall_back(self) -> None:
+        """Without a prediction for as long as one reaches ahead, nothing is known of online any more: the floor."""
+        last, t_s = self._predicted, self._clock.boottime_s()
+        if last is None or t_s - last.t_s <= self._settings.predictor.horizon_s:
+            return
+        note = f"no sample for {t_s - last.t_s:.0f} s"
+        with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
+            await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+
+    def _failed(self, error: Exception) -> None:
+        self.counters.failed_ticks += 1
+        if self._trouble != type(error).__name__:
+            self._trouble = type(error).__name__
+            self._log.error("tick_failed", error=f"{self._trouble}: {error}", limits="kept", exc_info=error)
+
+    def _recovered(self) -> None:
+        if self._trouble is not None:
+            self._log.info("tick_recovered", after=self._trouble, failed_ticks=self.counters.failed_ticks)
+            self._trouble = None
+
+    # --- many ticks -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tick by deadline until cancelled. Deadlines that a slow tick has overrun are skipped and counted."""
+        deadline_s = self._clock.boottime_s()
+        while True:
+            await self.tick()
+            interval_s = self._settings.interval_s
+            deadline_s += interval_s
+            late_s = self._clock.boottime_s() - deadline_s
+            if late_s > 0.0:
+                missed = math.ceil(late_s / interval_s)
+                self.counters.missed_ticks += missed
+                self._observer.ticks_missed(missed)
+                deadline_s += missed * interval_s
+            await self._clock.sleep(deadline_s - self._clock.boottime_s())
+
+    # --- what others ask of it --------------------------------------------------------------------------------------
+
+    def replace_settings(self, settings: LoopSettings) -> None:
+        """From the next tick on. The predictors keep what still fits. Raises ValueError, changing nothing."""
+        if settings.predictor != self._settings.predictor:
+            old = self.checkpoint()
+            self._predictors = _predictors(settings.predictor)
+            self.restore(old, 0.0)
+        self._settings = settings
+
+    def checkpoint(self) -> dict[str, PredictorState]:
+        """What a restart should keep, per resource."""
+        return {name: predictor.checkpoint() for name, predictor in self._predictors.items()}
+
+    def restore(self, states: Mapping[str, PredictorState], shift_s: float) -> None:
+        """Take over a checkpoint whose times need `shift_s` added; what is of no use any more is logged."""
+        for name, predictor in self._predictors.items():
+            if name in states:
+                for lost in predictor.restore(states[name], self._clock.boottime_s(), shift_s):
+                    self._log.warning("predictor_starts_cold", resource=name, lost=lost)
+
+    def predictors(self) -> dict[str, PredictorStatus]:
+        """What each predictor knows, per resource."""
+        return {name: predictor.describe() for name, predictor in self._predictors.items()}
+
+
+def _predictors(settings: PredictorSettings) -> dict[str, Predictor]:
+    return {"cpu": make_predictor(settings, CPU_BUCKETS), "memory": make_predictor(settings, MEMORY_BUCKETS)}
+
+
+def _known(prediction: float) -> float | None:
+    return prediction if math.isfinite(prediction) else None

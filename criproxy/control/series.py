@@ -1,0 +1,138 @@
+"""One series of samples as every predictor sees it: which samples count, the level, what is held and kept."""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from criproxy.control.dayprofile import DayProfileState
+from criproxy.control.histogram import Buckets, LevelHistogram, MassState
+
+Kind = Literal["histogram", "calibrated"]
+
+LEVEL_MAX_AGE_HALF_LIVES: Final = 4
+"""A restored level older than this says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSettings:
+    """What a predictor should do.
+
+    `half_life_s` and `percentile_ratio` shape the level. `alpha_ratio` is the probability of online exceeding the
+    prediction within `horizon_s` seconds, and `cold_start_probes` how many errors are seen before it is trusted
+    (calibrated only). After `horizon_s` without a sample either kind predicts the whole capacity.
+    """
+
+    kind: Kind = "calibrated"
+    half_life_s: float = 900.0
+    percentile_ratio: float = 0.9
+    alpha_ratio: float = 0.01
+    horizon_s: float = 60.0
+    cold_start_probes: int = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorStatus:
+    """What a predictor knows, for people. `note` says why it is careful, "" when it is not."""
+
+    kind: Kind
+    prediction: float
+    level: float | None
+    expert: str
+    samples: int
+    rejected_samples: int
+    saturated_samples: int
+    matured_probes: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedState:
+    """The learned half of a calibrated predictor for a checkpoint; pending probes are left out on purpose."""
+
+    horizon_s: float
+    scale_capacity: float
+    matured: int
+    losses: list[float]
+    loss_s: float | None
+    volatility: float
+    errors: list[MassState]
+    day: DayProfileState
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorState:
+    """A predictor for a checkpoint; `learned` is None when it learns nothing."""
+
+    last_s: float | None
+    capacity: float | None
+    prediction: float | None
+    usage: float
+    samples: int
+    level: MassState
+    learned: LearnedState | None
+
+
+class Series:
+    """The samples of one resource of one node."""
+
+    __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "rejected", "samples", "usage")
+
+    def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
+        if not 0.0 < settings.horizon_s < math.inf:
+            raise ValueError(f"horizon_s {settings.horizon_s} must be positive")
+        self.level = LevelHistogram(buckets, settings.half_life_s, settings.percentile_ratio)
+        self.horizon_s = settings.horizon_s
+        self.last_s: float | None = None
+        self.capacity = self.prediction = math.inf
+        self.usage = 0.0
+        self.samples = self.rejected = 0
+
+    def accepts(self, t_s: float, wall_s: float, usage: float, capacity: float) -> bool:
+        """Whether a sample counts: finite, and newer than the last."""
+        if 0.0 < capacity < math.inf:
+            self.capacity = capacity
+            if math.isfinite(t_s + wall_s + usage) and (self.last_s is None or t_s > self.last_s):
+                return True
+        self.rejected += 1
+        return False
+
+    def hold(self, t_s: float, usage: float, prediction: float) -> float:
+        """Keep what was predicted from the sample until the next one."""
+        self.last_s, self.usage, self.prediction = t_s, usage, prediction
+        self.samples += 1
+        return prediction
+
+    def current(self, t_s: float) -> float:
+        """What is held; the whole capacity once the horizon has passed without a sample."""
+        expired = self.last_s is not None and t_s - self.last_s > self.horizon_s
+        return self.capacity if expired else min(self.prediction, self.capacity)
+
+    def state(self, learned: LearnedState | None) -> PredictorState:
+        return PredictorState(
+            last_s=self.last_s,
+            capacity=self.capacity if self.capacity < math.inf else None,
+            prediction=self.prediction if self.prediction < math.inf else None,
+            usage=self.usage,
+            samples=self.samples,
+            level=self.level.decayed.state(),
+            learned=learned,
+        )
+
+    def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
+        """Take over a level that is recent, sound and of our kind; else say why not, and start without."""
+        if state.last_s is None or state.capacity is None or state.prediction is None:
+            return ()
+        last_s = state.last_s + shift_s
+        age_s = t_s - last_s
+        if not 0.0 <= age_s <= LEVEL_MAX_AGE_HALF_LIVES * self.level.decayed.half_life_s:
+            return (f"level: {age_s:.0f} s old",)
+        numbers = (state.usage, state.prediction, state.samples)
+        if not all(0.0 <= number < math.inf for number in numbers) or not 0.0 < state.capacity < math.inf:
+            return ("level: usage, prediction or capacity out of bounds",)
+        try:
+            self.level.decayed.load(state.level, shift_s)
+        except ValueError as error:
+            return (f"level: {error}",)
+        self.last_s, self.samples = last_s, state.samples
+        self.usage, self.prediction, self.capacity = state.usage, state.prediction, state.capacity
+        return ()

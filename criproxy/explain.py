@@ -1,0 +1,133 @@
+"""`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.hooks import Chain
+from criproxy.hooks.offline import OfflineRules, is_static_system_pod
+from criproxy.manifest import PLACEHOLDER_UID, Manifest
+from criproxy.model import Call, Change, Operation, Resources, Target
+from criproxy.observe.status import printable
+
+_MAX_CELL = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an explanation needs to know of the node. `child_quota`: see model.Call."""
+
+    enabled: bool
+    rules: OfflineRules
+    chain: Chain
+    memory_bytes: int
+    child_quota: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What happens to a pod. `why` None: it is online. `refused` says why it can't start, `changes` what changes."""
+
+    manifest: Manifest
+    why: str | None
+    refused: str | None
+    changes: tuple[tuple[Call, tuple[Change, ...]], ...]
+
+
+def explain(manifest: Manifest, node: Node) -> Explanation:
+    """The fate of a pod on a node whose switch is on."""
+    pod = manifest.pod
+    why = node.rules.why(pod)
+    if why is None:
+        return Explanation(manifest, None, None, ())
+    try:
+        placement = parse_kubelet_parent(pod.cgroup_parent).in_box
+    except ValueError as error:
+        return Explanation(manifest, why, str(error), ())
+    calls = _calls(manifest, node, placement)
+    return Explanation(manifest, why, None, tuple((call, node.chain.adjust(call)) for call in calls))
+
+
+def render(explanation: Explanation, node: Node) -> str:
+    """The explanation as text for a terminal, newline at the end."""
+    return "".join(f"{printable(line)}\n" for line in _lines(explanation, node))
+
+
+def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
+    ref = manifest.pod.ref
+    sandbox = manifest.sandbox_resources()
+    yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, placement, sandbox, node.child_quota)
+    for container in manifest.containers:
+        resources = manifest.container_resources(container, node.memory_bytes)
+        target, name = Target.CONTAINER, container.name
+        yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name)
+
+
+def _lines(explanation: Explanation, node: Node) -> Iterator[str]:
+    manifest = explanation.manifest
+    pod = manifest.pod
+    yield f"pod            {pod.ref}"
+    yield f"QoS class      {manifest.qos}"
+    yield f"cgroup_parent  {pod.cgroup_parent} (by kubelet, cgroupfs driver)"
+    if pod.ref.uid == PLACEHOLDER_UID:
+        yield f"               the manifest has no uid yet: {PLACEHOLDER_UID} stands for it"
+    if explanation.why is None:
+        static = " (a static pod of kube-system always is)" if is_static_system_pod(pod) else ""
+        yield f"class          online{static}: every request passes as it came"
+        return
+    yield f"class          offline: {explanation.why}"
+    if pod.ref.namespace == "kube-system":
+        yield "               as a static pod it would be online: in kube-system those always are"
+    if not node.enabled:
+        yield "               but colocation is off here (colocation.enabled): it would start as an ordinary pod"
+    if explanation.refused is not None:
+        yield f"refused        {explanation.refused}"
+        return
+    yield f"CPU quota      {_quota(node)}"
+    yield ""
+    yield from _table(list(_rows(explanation)))
+
+
+def _quota(node: Node) -> str:
+    return "a pod's own stays (cgroup v2)" if node.child_quota else "the box's alone counts (cgroup v1)"
+
+
+def _rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
+    kinds = {c.name: "init container" if c.init else "container" for c in explanation.manifest.containers}
+    yield ("of", "field", "old", "new", "reason")
+    for call, changes in explanation.changes:
+        target = f"{kinds[call.container]} {call.container}" if call.container else str(call.target)
+        if not changes:
+            yield (target, "", "", "", "nothing changes")
+        for change in changes:
+            field = f"{change.field}[{change.key}]" if change.key else change.field
+            old, new = _old(explanation.manifest, call.resources, change), change.value
+            yield (target, field, _shown(old), _shown(new), change.reason)
+            target = ""
+
+
+def _old(manifest: Manifest, resources: Resources, change: Change) -> str | int | None:
+    """What kubelet sends in the field of a change; names as in CRI."""
+    return {
+        "cgroup_parent": manifest.pod.cgroup_parent,
+        "annotations": manifest.pod.annotations.get(change.key),
+        "unified": resources.unified.get(change.key),
+        "cpu_period": resources.cpu_period_us,
+        "cpu_quota": resources.cpu_quota_us,
+        "cpu_shares": resources.cpu_shares,
+        "memory_limit_in_bytes": resources.memory_limit_bytes,
+        "oom_score_adj": resources.oom_score_adj,
+        "cpuset_cpus": resources.cpuset_cpus,
+        "cpuset_mems": resources.cpuset_mems,
+    }[change.field]
+
+
+def _shown(value: str | int | None) -> str:
+    text = "(none)" if value is None or value == "" else str(value)
+    return text if len(text) <= _MAX_CELL else text[:_MAX_CELL] + "..."
+
+
+def _table(rows: list[tuple[str, str, str, str, str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

@@ -1,0 +1,121 @@
+"""Which pods are offline, and in words why."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from criproxy.model import Pod
+
+_SHOWN: Final = 80
+"""Characters of a pod's own text that a reason repeats."""
+
+_CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+"""Set by kubelet on every pod: "api", or how it found a static one ("file", "http")."""
+
+
+class Subject(enum.StrEnum):
+    """What of a pod a rule looks at."""
+
+    LABEL = "label"
+    ANNOTATION = "annotation"
+    NAMESPACE = "namespace"
+
+
+class Test(enum.StrEnum):
+    """How a rule compares, always by code points: no wildcard, no case folding."""
+
+    EQUALS = "equals"
+    PREFIX = "prefix"
+    PRESENT = "present"
+
+    __test__ = False  # pytest would take the name for a test case
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to be offline. `key` is the label's or annotation's ("" for a namespace); `value` is "" for PRESENT."""
+
+    subject: Subject
+    key: str
+    test: Test
+    value: str
+
+    def why(self, pod: Pod) -> str | None:
+        """Why `pod` matches, in words; None when it does not."""
+        found = self._found(pod)
+        if found is None:
+            return None
+        name = f"{self.subject} {self.key}" if self.key else str(self.subject)
+        match self.test:
+            case Test.EQUALS if found == self.value:
+                return f"{name} is {_quoted(found)}"
+            case Test.PREFIX if found.startswith(self.value):
+                return f"{name} is {_quoted(found)}, which starts with {_quoted(self.value)}"
+            case Test.PRESENT:
+                return f"{name} is present"
+            case _:
+                return None
+
+    def _found(self, pod: Pod) -> str | None:
+        match self.subject:
+            case Subject.LABEL:
+                return pod.labels.get(self.key)
+            case Subject.ANNOTATION:
+                return pod.annotations.get(self.key)
+            case Subject.NAMESPACE:
+                return pod.ref.namespace
+
+
+DEFAULT_RULE: Final = Rule(Subject.LABEL, "colocation.criproxy.io/class", Test.EQUALS, "offline")
+
+PRESETS: Final[Mapping[str, tuple[Rule, ...]]] = {
+    # koordinator-sh/koordinator: apis/extension/constants.go (LabelPodQoS) and qos.go. Its webhook writes the class of
+    # a matching ClusterColocationProfile into this same label
+    # (pkg/webhook/pod/mutating/cluster_colocation_profile.go), so kubelet sees it on every offline pod.
+    "koordinator": (Rule(Subject.LABEL, "koordinator.sh/qosClass", Test.EQUALS, "BE"),),
+    # Tencent/caelus: contrib/lighthouse-plugin/README.md and pkg/plugin/docker/offline/util.go there.
+    "caelus": (Rule(Subject.ANNOTATION, "mixer.kubernetes.io/app-class", Test.EQUALS, "greedy"),),
+    # Bilibili has written about its colocation platform, but published no code that would confirm key and value; nor
+    # is it known whether this is a label or an annotation. Who needs another mark writes a rule.
+    "bilibili": (
+        Rule(Subject.LABEL, "caster.io/resource-type", Test.EQUALS, "colocation"),
+        Rule(Subject.ANNOTATION, "caster.io/resource-type", Test.EQUALS, "colocation"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRules:
+    """The rules of a node: its own, and those of the presets that it chose."""
+
+    rules: tuple[Rule, ...]
+    presets: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+
+    def why(self, pod: Pod) -> str | None:
+        """Why `pod` is offline, in words; None: it is online.
+
+        A static pod of kube-system never is: the node itself depends on those.
+        """
+        if is_static_system_pod(pod):
+            return None
+        for rule in self.rules:
+            if reason := rule.why(pod):
+                return reason
+        for name, rules in self.presets.items():
+            for rule in rules:
+                if reason := rule.why(pod):
+                    return f"{reason} (preset {name})"
+        return None
+
+
+def is_static_system_pod(pod: Pod) -> bool:
+    """Whether kubelet took the pod from a file or URL of the node, into kube-system."""
+    return pod.ref.namespace == "kube-system" and pod.annotations.get(_CONFIG_SOURCE, "api") != "api"
+
+
+def _quoted(text: str) -> str:
+    """`text` in quotes, escaped to ASCII, and cut: a pod may carry any text of any length."""
+    cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    escaped = cut.encode("ascii", "backslashreplace").decode("ascii")
+    return '"' + "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped) + '"'

@@ -1,0 +1,203 @@
+"""The values that both streams speak: frozen, pure, units in their names.
+
+`None` means "leave alone" or "not known"; no bound at all is `UNLIMITED`. The kernel's and CRI's own spellings
+(-1, 0, "max") exist only inside drivers and the codec.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+PLACEMENT_ANNOTATION: Final = "colocation.criproxy.io/placement"
+"""Set on the sandbox of a placed pod; its value is the pod's cgroup_parent in the box."""
+
+
+class Unlimited(enum.Enum):
+    """The type of `UNLIMITED`."""
+
+    UNLIMITED = "unlimited"
+
+    def __repr__(self) -> str:
+        return "UNLIMITED"
+
+
+UNLIMITED: Final = Unlimited.UNLIMITED
+type_unlimited = Literal[Unlimited.UNLIMITED]
+
+
+# --- pods and requests ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """Who a pod is. Source: CRI PodSandboxMetadata."""
+
+    uid: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What kubelet says of a pod when it starts it. Source: CRI PodSandboxConfig."""
+
+    ref: PodRef
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Linux resources of a sandbox or a container; 0, "" and {} mean "not set". Source: CRI LinuxContainerResources."""
+
+    cpu_period_us: int = 0
+    cpu_quota_us: int = 0
+    cpu_shares: int = 0
+    memory_limit_bytes: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+class AdmissionError(Exception):
+    """The box can't take a pod now; the message says why, for an operator."""
+
+
+class Operation(enum.StrEnum):
+    """The calls that hooks may rewrite, by their CRI method name."""
+
+    RUN_POD_SANDBOX = "RunPodSandbox"
+    CREATE_CONTAINER = "CreateContainer"
+    UPDATE_CONTAINER_RESOURCES = "UpdateContainerResources"
+    UPDATE_POD_SANDBOX_RESOURCES = "UpdatePodSandboxResources"
+    RESTORE_POD = "RestorePod"
+
+
+class Target(enum.StrEnum):
+    """What a `Call` is about."""
+
+    SANDBOX = "sandbox"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The facts of one rewrite: one sandbox or one container of one request.
+
+    `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
+    `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
+    """
+
+    operation: Operation
+    target: Target
+    pod: PodRef
+    placement: str
+    resources: Resources
+    child_quota: bool
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field to set (or, with None, to clear) and why.
+
+    `field` is the CRI field's name: `cgroup_parent`, `annotations`, or one of LinuxContainerResources. `key` is the
+    entry of a map field (`annotations`, `unified`).
+    """
+
+    field: str
+    value: str | int | None
+    reason: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came."""
+
+    id: str
+    pod: PodRef
+    placement: str | None
+
+
+# --- samples and limits --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counters of one cgroup at one moment.
+
+    `working_set_bytes` is usage less inactive page cache, as kubelet counts it.
+    """
+
+    cpu_usage_s: float
+    working_set_bytes: int
+    throttled_s: float = 0.0
+    throttled_periods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One tick's view of the node. `t_s` is CLOCK_BOOTTIME; rates are means since the last tick.
+
+    Online usage is the node's total less the box's, never below 0.
+    """
+
+    t_s: float
+    capacity_cores: float
+    capacity_bytes: int
+    node_cores: float
+    node_bytes: int
+    box_cores: float
+    box_bytes: int
+    online_cores: float
+    online_bytes: int
+    throttled_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds the box. Its priority (lowest weight, cpu.idle) is not a limit: it always holds."""
+
+    cpu_cores: float | type_unlimited
+    memory_bytes: int | type_unlimited
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The levels that online usage should not exceed before the next decisions; None: not known yet.
+
+    A note says, for people, why a prediction is careful (a cold start); "" when it is not.
+    """
+
+    cpu_cores: float | None
+    memory_bytes: float | None
+    cpu_note: str = ""
+    memory_note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The limits that hold from `t_s` on, and why, per resource, in words an operator reads."""
+
+    t_s: float
+    limits: Limits
+    prediction: Prediction
+    cpu_reason: str
+    memory_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """A file of the box that was written. `drift` says that somebody else had changed it."""
+
+    file: str
+    old: str
+    new: str
+    drift: bool

@@ -1,0 +1,74 @@
+"""The log: one JSON line per event on stderr, with ts, level, event and the event's fields."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+MAX_TEXT: Final = 2048
+"""Characters of one string in a line: a request may carry any text of any length."""
+
+_LEVELS: Final[Mapping[str, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def configure(level: str, stream: TextIO | None = None) -> None:
+    """Log events of `level` ("debug", "info", "warning", "error") and above to `stream`, stderr unless given.
+
+    May be called again, to change the level. Raises KeyError for another level.
+    """
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+            structlog.processors.format_exc_info,
+            _in_order,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(_Tolerant(stream or sys.stderr)),  # type: ignore[arg-type]
+    )
+
+
+class _Tolerant:
+    """A stream that drops what it can't write: a call must not fail because the log's reader has gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):
+            return
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+
+def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    fields = {name: value for name, value in event.items() if name not in ("ts", "level", "event")}
+    line = {"ts": event["ts"], "level": event["level"], "event": event["event"], **fields}
+    return {name: _bounded(value) for name, value in line.items()}
+
+
+def _bounded(value: Any) -> Any:
+    match value:
+        case str() if len(value) > MAX_TEXT:
+            return f"{value[:MAX_TEXT]}... ({len(value)} characters)"
+        case dict():
+            return {str(name): _bounded(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_bounded(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,147 @@
+"""What criproxy counts and measures, for Prometheus, in a registry of its own."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import generate_latest
+
+from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
+
+_CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+_TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_SCOPES: Final = ("box", "node", "online")
+
+
+class Metrics:
+    """All metrics of a process. Every method may be called from any thread.
+
+    Gauges of what is not known yet are NaN, since 0 would be a statement.
+    """
+
+    def __init__(self, version: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # doubles the series, for nothing that is asked here
+        self._registry: Final = CollectorRegistry()
+        self._init_requests()
+        self._init_samples()
+        self._init_process(version)
+
+    def _init_requests(self) -> None:
+        registry = self._registry
+        labels = ("method", "code", "hooked")
+        self._calls = Counter("criproxy_calls", "CRI calls that ended, by gRPC status", labels, registry=registry)
+        self._call_seconds = Histogram(
+            "criproxy_call_duration_seconds",
+            "Time from a call's arrival to its end, the runtime's share included",
+            ("method",),
+            registry=registry,
+            buckets=_CALL_BUCKETS_S,
+        )
+        self._in_flight = Gauge("criproxy_calls_in_flight", "CRI calls under way", registry=registry)
+        self._rewrites = Counter(
+            "criproxy_rewrites", "Requests of offline pods that were rewritten", ("method",), registry=registry
+        )
+        self._refusals = Counter(
+            "criproxy_refusals", "Requests of offline pods that were refused", ("method", "reason"), registry=registry
+        )
+        self._sandboxes = Gauge("criproxy_offline_sandboxes", "Pod sandboxes in the box", registry=registry)
+
+    def _init_samples(self) -> None:
+        registry = self._registry
+        self._usage_cores = Gauge("criproxy_usage_cores", "CPU in use", ("scope",), registry=registry)
+        self._usage_bytes = Gauge("criproxy_usage_bytes", "Memory working set", ("scope",), registry=registry)
+        self._capacity_cores = _unknown("criproxy_capacity_cores", "CPUs of the node", registry)
+        self._capacity_bytes = _unknown("criproxy_capacity_bytes", "Memory of the node", registry)
+        self._predicted_cores = _unknown(
+            "criproxy_prediction_cores", "CPU that online should not exceed; NaN: not known", registry
+        )
+        self._predicted_bytes = _unknown(
+            "criproxy_prediction_bytes", "Memory that online should not exceed; NaN: not known", registry
+        )
+        self._limit_cores = _unknown("criproxy_limit_cores", "The box's CPU limit", registry)
+        self._limit_bytes = _unknown("criproxy_limit_bytes", "The box's memory limit", registry)
+        self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
+        self._drift = Counter(
+            "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
+        )
+        self._swept = Counter("criproxy_box_swept", "Pod cgroups removed from the box", registry=registry)
+        self._tick_seconds = Histogram(
+            "criproxy_tick_duration_seconds", "Time that one tick took", registry=registry, buckets=_TICK_BUCKETS_S
+        )
+        self._tick_failures = Counter("criproxy_tick_failures", "Ticks that failed", registry=registry)
+        self._ticks_missed = Counter("criproxy_ticks_missed", "Ticks left out for lateness", registry=registry)
+
+    def _init_process(self, version: str) -> None:
+        registry = self._registry
+        Gauge("criproxy_info", "The version that runs", ("version",), registry=registry).labels(version).set(1)
+        self._ready = Gauge("criproxy_runtime_ready", "Whether the runtime answers", registry=registry)
+        self._reloads = Counter("criproxy_config_reloads", "Config files taken up", registry=registry)
+        self._reload_failures = Counter("criproxy_config_reload_failures", "Config files refused", registry=registry)
+        ProcessCollector(registry=registry)
+
+    def on_start(self) -> None:
+        self._in_flight.inc()
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        """`method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        self._in_flight.dec()
+        self._calls.labels(method, code, "true" if hooked else "false").inc()
+        self._call_seconds.labels(method).observe(seconds)
+
+    def on_rewrite(self, operation: str) -> None:
+        self._rewrites.labels(operation).inc()
+
+    def on_refusal(self, operation: str, reason: str) -> None:
+        self._refusals.labels(operation, reason).inc()
+
+    def runtime_ready(self, ready: bool) -> None:
+        self._ready.set(ready)
+
+    def config_loaded(self, taken: bool) -> None:
+        """A config file was read, and taken up or refused."""
+        (self._reloads if taken else self._reload_failures).inc()
+
+    def offline_sandboxes(self, count: int) -> None:
+        self._sandboxes.set(count)
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: Iterable[LimitChange], seconds: float) -> None:
+        """A tick succeeded, in `seconds`."""
+        self._tick_seconds.observe(seconds)
+        for scope in _SCOPES:
+            self._usage_cores.labels(scope).set(getattr(snapshot, f"{scope}_cores"))
+            self._usage_bytes.labels(scope).set(getattr(snapshot, f"{scope}_bytes"))
+        self._capacity_cores.set(snapshot.capacity_cores)
+        self._capacity_bytes.set(snapshot.capacity_bytes)
+        self._predicted_cores.set(_number(decision.prediction.cpu_cores))
+        self._predicted_bytes.set(_number(decision.prediction.memory_bytes))
+        self._limit_cores.set(_number(decision.limits.cpu_cores))
+        self._limit_bytes.set(_number(decision.limits.memory_bytes))
+        self._throttled.set(snapshot.throttled_ratio)
+        self._drift.inc(sum(change.drift for change in changes))
+
+    def tick_failed(self, seconds: float) -> None:
+        self._tick_seconds.observe(seconds)
+        self._tick_failures.inc()
+
+    def ticks_missed(self, count: int) -> None:
+        self._ticks_missed.inc(count)
+
+    def box_swept(self, count: int) -> None:
+        self._swept.inc(count)
+
+    def render(self) -> bytes:
+        """The text format 0.0.4. Source: prometheus.io, exposition formats."""
+        return generate_latest(self._registry)
+
+
+def _unknown(name: str, text: str, registry: CollectorRegistry) -> Gauge:
+    gauge = Gauge(name, text, registry=registry)
+    gauge.set(math.nan)
+    return gauge
+
+
+def _number(value: float | type_unlimited | None) -> float:
+    if value is None:
+        return math.nan
+    return math.inf if value is UNLIMITED else value

@@ -1,0 +1,247 @@
+"""Hooked requests as facts, and changes back into them. The only module that knows how CRI messages are built.
+
+A rewrite keeps every byte of content that it does not name: fields that our messages do not declare stay in them as
+unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the wire.
+"""
+
+from collections.abc import Iterable, MutableSequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
+from criproxy.proxy import cri_pb2 as cri
+
+_M = TypeVar("_M", bound=Message)
+
+_MESSAGES: Final[dict[Operation, type[Message]]] = {
+    Operation.RUN_POD_SANDBOX: cri.RunPodSandboxRequest,
+    Operation.CREATE_CONTAINER: cri.CreateContainerRequest,
+    Operation.UPDATE_CONTAINER_RESOURCES: cri.UpdateContainerResourcesRequest,
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest,
+    Operation.RESTORE_POD: cri.RestorePodRequest,
+}
+
+
+class CodecError(ValueError):
+    """Bytes that are no message of their method. Every runtime refuses them as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One field that a rewrite changed; `new` is None when it was cleared."""
+
+    field: str
+    old: str | int | None
+    new: str | int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sandbox or container of a request: its facts, and the protobuf messages that changes go into."""
+
+    target: Target
+    container: str
+    resources: Resources
+    sandbox_message: cri.PodSandboxConfig | None
+    resources_message: cri.LinuxContainerResources
+
+
+class Request:
+    """A hooked request, opened. Raises CodecError when `data` does not decode.
+
+    `pod` is None where the request does not carry the pod (the two updates); `sandbox_id` and `container_id` are ""
+    where it does not carry them.
+    """
+
+    def __init__(self, operation: Operation, data: bytes) -> None:
+        self.operation = operation
+        message = _decode(_MESSAGES[operation], data)
+        self._message = message
+        self.sandbox_id = _text(getattr(message, "pod_sandbox_id", b""))
+        self.container_id = _text(getattr(message, "container_id", b""))
+        self.pod: Pod | None = None
+        self.parts: tuple[Part, ...] = ()
+        match message:
+            case cri.RunPodSandboxRequest():
+                self.pod = _pod(message.config)
+                self.parts = (_sandbox_part(message.config),)
+            case cri.CreateContainerRequest():
+                self.pod = _pod(message.sandbox_config)
+                self.parts = (_container_part(message.config, message.sandbox_config),)
+            case cri.UpdateContainerResourcesRequest():
+                self.parts = (Part(Target.CONTAINER, "", _resources(message.linux), None, message.linux),)
+            case cri.UpdatePodSandboxResourcesRequest():
+                self.parts = (Part(Target.SANDBOX, "", _resources(message.resources), None, message.resources),)
+            case cri.RestorePodRequest():
+                self.pod = _pod(message.config)
+                containers = (_container_part(config, None) for config in message.container_configs)
+                self.parts = (_sandbox_part(message.config), *containers)
+
+    @property
+    def pod_memory_bytes(self) -> int:
+        """The pod's own memory limit with its overhead, as kubelet sets it on its pod cgroup; 0: none."""
+        message = self._message
+        match message:
+            case cri.RunPodSandboxRequest() | cri.RestorePodRequest():
+                resources, overhead = message.config.linux.resources, message.config.linux.overhead
+            case cri.UpdatePodSandboxResourcesRequest():
+                resources, overhead = message.resources, message.overhead
+            case _:
+                return 0
+        limit = resources.memory_limit_in_bytes
+        return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
+
+    def apply(self, part: Part, changes: Iterable[Change]) -> list[AuditEntry]:
+        """Write changes into the message. Raises ValueError for a field that this part does not have."""
+        return [_apply(part, change) for change in changes]
+
+    def encode(self) -> bytes:
+        return self._message.SerializeToString()
+
+
+def list_sandboxes(sandbox_id: str = "") -> bytes:
+    """A ListPodSandboxRequest, for all or for one."""
+    request = cri.ListPodSandboxRequest()
+    if sandbox_id:
+        request.filter.id = _wire(sandbox_id)
+    return request.SerializeToString()
+
+
+def list_containers(container_id: str = "") -> bytes:
+    """A ListContainersRequest, for all or for one."""
+    request = cri.ListContainersRequest()
+    if container_id:
+        request.filter.id = _wire(container_id)
+    return request.SerializeToString()
+
+
+def stop_sandbox(sandbox_id: str) -> bytes:
+    """A StopPodSandboxRequest."""
+    return cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)).SerializeToString()
+
+
+def listed_sandboxes(data: bytes) -> list[tuple[str, PodRef, str]]:
+    """(id, pod, value of the placement annotation or "") of each sandbox of a ListPodSandboxResponse."""
+    items = _decode(cri.ListPodSandboxResponse, data).items
+    return [(_text(i.id), _pod_ref(i.metadata), _map(i.annotations).get(PLACEMENT_ANNOTATION, "")) for i in items]
+
+
+def listed_containers(data: bytes) -> list[tuple[str, str]]:
+    """(container id, sandbox id) of each container of a ListContainersResponse."""
+    return [(_text(c.id), _text(c.pod_sandbox_id)) for c in _decode(cri.ListContainersResponse, data).containers]
+
+
+def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[str]]:
+    """The sandbox id, and the ids of containers made with it, of a RunPodSandbox or RestorePod answer."""
+    if operation is Operation.RESTORE_POD:
+        restored = _decode(cri.RestorePodResponse, data)
+        return _text(restored.pod_sandbox_id), [_text(c.container_id) for c in restored.restored_containers]
+    return _text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
+
+
+def created_container(data: bytes) -> str:
+    """The container id of a CreateContainerResponse."""
+    return _text(_decode(cri.CreateContainerResponse, data).container_id)
+
+
+def removed_sandbox(data: bytes) -> str:
+    """The sandbox id of a RemovePodSandboxRequest."""
+    return _text(_decode(cri.RemovePodSandboxRequest, data).pod_sandbox_id)
+
+
+def removed_container(data: bytes) -> str:
+    """The container id of a RemoveContainerRequest."""
+    return _text(_decode(cri.RemoveContainerRequest, data).container_id)
+
+
+def _decode(kind: type[_M], data: bytes) -> _M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise CodecError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
+    return message
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _wire(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _map(entries: Iterable[cri.StringEntry]) -> dict[str, str]:
+    return {_text(entry.key): _text(entry.value) for entry in entries}
+
+
+def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:
+    return PodRef(uid=_text(metadata.uid), namespace=_text(metadata.namespace), name=_text(metadata.name))
+
+
+def _pod(config: cri.PodSandboxConfig) -> Pod:
+    parent = _text(config.linux.cgroup_parent)
+    return Pod(_pod_ref(config.metadata), _map(config.labels), _map(config.annotations), parent)
+
+
+def _resources(message: cri.LinuxContainerResources) -> Resources:
+    return Resources(
+        cpu_period_us=message.cpu_period,
+        cpu_quota_us=message.cpu_quota,
+        cpu_shares=message.cpu_shares,
+        memory_limit_bytes=message.memory_limit_in_bytes,
+        oom_score_adj=message.oom_score_adj,
+        cpuset_cpus=_text(message.cpuset_cpus),
+        cpuset_mems=_text(message.cpuset_mems),
+        unified=_map(message.unified),
+    )
+
+
+def _sandbox_part(config: cri.PodSandboxConfig) -> Part:
+    return Part(Target.SANDBOX, "", _resources(config.linux.resources), config, config.linux.resources)
+
+
+def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> Part:
+    name, resources = _text(config.metadata.name), config.linux.resources
+    return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources)
+
+
+def _apply(part: Part, change: Change) -> AuditEntry:
+    old: str | int | None
+    match change.field:
+        case "annotations" if part.sandbox_message is not None:
+            old = _set_entry(part.sandbox_message.annotations, change)
+        case "unified":
+            old = _set_entry(part.resources_message.unified, change)
+        case "cgroup_parent" if part.sandbox_message is not None:
+            old = _set_scalar(part.sandbox_message.linux, change)
+        case _:
+            old = _set_scalar(part.resources_message, change)
+    place = f"{change.field}[{change.key}]" if change.key else change.field
+    return AuditEntry(place, old, change.value, change.reason)
+
+
+def _set_scalar(message: Message, change: Change) -> str | int:
+    if change.field not in message.DESCRIPTOR.fields_by_name:
+        raise ValueError(f"{message.DESCRIPTOR.name} has no field {change.field!r} to change")
+    old = getattr(message, change.field)
+    if change.value is None:
+        message.ClearField(change.field)
+    else:
+        setattr(message, change.field, _wire(change.value) if isinstance(change.value, str) else change.value)
+    return _text(old) if isinstance(old, bytes) else int(old)
+
+
+def _set_entry(entries: MutableSequence[cri.StringEntry], change: Change) -> str | None:
+    """Set or drop one key of a map; the order of the others stays, and so do their bytes."""
+    key = _wire(change.key)
+    old = [index for index, entry in enumerate(entries) if entry.key == key]
+    value = _text(entries[old[-1]].value) if old else None
+    for index in reversed(old):
+        del entries[index]
+    if change.value is not None:
+        entries.append(cri.StringEntry(key=key, value=_wire(str(change.value))))
+    return value

@@ -1,0 +1,252 @@
+"""What becomes of the calls that hooks name: open, judge, admit into the box, rewrite, learn from the answer.
+
+The promises, as they are kept here:
+  - a call of a pod that is not offline is forwarded as the very bytes that came, also when something here fails;
+  - a call of an offline pod that can't be rewritten is refused (kubelet retries): unbounded is worse than late;
+  - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
+from criproxy.hooks import Chain
+from criproxy.hooks.offline import OfflineRules
+from criproxy.model import AdmissionError, Call, Operation, Pod, PodRef, Sandbox
+from criproxy.proxy import codec
+from criproxy.proxy.engine import Forward, Refuse
+from criproxy.proxy.inventory import Inventory
+
+FAILED_PRECONDITION: Final = 9
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+
+_SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
+_OBSERVED: Final = ("RemovePodSandbox", "RemoveContainer")
+_OPERATIONS: Final[Mapping[str, Operation]] = {
+    f"/{service}.RuntimeService/{operation}": operation for service in _SERVICES for operation in Operation
+}
+_METHODS: Final = frozenset(_OPERATIONS) | {
+    f"/{service}.RuntimeService/{method}" for service in _SERVICES for method in _OBSERVED
+}
+
+
+class Admission(Protocol):
+    """The box, as far as requests need it. Both raise AdmissionError."""
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        """Bound the box and make the pod's cgroup in it. `memory_bytes`: the pod's own limit, 0 for none."""
+        ...
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        """Change a pod's own memory limit; 0 for none."""
+        ...
+
+
+class Counters(Protocol):
+    """Where interception counts what it did."""
+
+    def on_rewrite(self, operation: str) -> None: ...
+
+    def on_refusal(self, operation: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a reload may change. With `dry_run`, what would be rewritten is logged, and the bytes that came go on."""
+
+    enabled: bool
+    rules: OfflineRules
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Learn:
+    """The ticket of a call: what to do with its OK answer."""
+
+    learn: Callable[[bytes], None]
+
+
+class HookInterceptor:
+    """The `engine.Interceptor` that applies the hook chain. `settings` may be replaced at any time.
+
+    `child_quota`: see model.Call. `on_removed` is called with a placed sandbox that the runtime has removed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        chain: Chain,
+        inventory: Inventory,
+        admission: Admission,
+        counters: Counters,
+        *,
+        child_quota: bool,
+        on_removed: Callable[[Sandbox], None],
+    ) -> None:
+        self.settings = settings
+        self._chain = chain
+        self._inventory = inventory
+        self._admission = admission
+        self._counters = counters
+        self._child_quota = child_quota
+        self._on_removed = on_removed
+        self._log = structlog.get_logger()
+
+    def wants(self, method: str) -> bool:
+        return method in _METHODS
+
+    async def request(self, method: str, message: bytes) -> Forward | Refuse:
+        operation = _OPERATIONS.get(method)
+        if operation is None:
+            return Forward(message, _Learn(lambda _: self._removed(method, message)))
+        try:
+            request = codec.Request(operation, message)
+        except codec.CodecError as error:
+            self._log.warning("request_undecodable", method=method, error=str(error))
+            return Forward(message)
+        match operation:
+            case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
+                return await self._start(request, message)
+            case Operation.CREATE_CONTAINER:
+                return await self._create(request, message)
+            case _:
+                return await self._update(request, message)
+
+    async def answered(self, ticket: object, message: bytes) -> None:
+        assert isinstance(ticket, _Learn)
+        try:
+            ticket.learn(message)
+        except codec.CodecError as error:
+            self._log.warning("answer_undecodable", error=str(error))
+
+    def _why_offline(self, pod: Pod) -> str | None:
+        return self.settings.rules.why(pod) if self.settings.enabled else None
+
+    async def _start(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+        """RunPodSandbox, RestorePod: the one moment at which a pod is placed."""
+        assert request.pod is not None
+        pod = request.pod.ref
+        why = self._why_offline(request.pod)
+        if why is None:
+            return Forward(message, self._learn_sandbox(request, pod, None))
+        try:
+            place = parse_kubelet_parent(request.pod.cgroup_parent)
+        except ValueError as error:
+            return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
+        if self.settings.dry_run:
+            self._rewrite(request, pod, place.in_box, why, None, event="would_rewrite")
+            return Forward(message, self._learn_sandbox(request, pod, None))
+        try:
+            await self._admission.admit(place, request.pod_memory_bytes)
+        except AdmissionError as error:
+            return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
+        return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place.in_box))
+
+    async def _create(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+        """CreateContainer: a container follows its sandbox."""
+        assert request.pod is not None
+        pod = request.pod.ref
+        try:
+            sandbox = await self._inventory.sandbox(request.sandbox_id)
+        except (ConnectionError, codec.CodecError) as error:
+            if self._why_offline(request.pod) is not None:
+                reason = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
+                return self._refuse(request, pod, UNAVAILABLE, "unknown_sandbox", reason)
+            return Forward(message)
+
+        def learn(answer: bytes) -> None:
+            self._inventory.container_created(codec.created_container(answer), request.sandbox_id)
+
+        if sandbox is None or sandbox.placement is None:
+            return Forward(message, _Learn(learn))
+        return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", _Learn(learn))
+
+    async def _update(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+        """UpdateContainerResources, UpdatePodSandboxResources: in the box, the same rules hold as at the start."""
+        try:
+            if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+                sandbox = await self._inventory.sandbox(request.sandbox_id)
+            else:
+                sandbox = await self._inventory.sandbox_of(request.container_id)
+        except (ConnectionError, codec.CodecError) as error:
+            self._log.warning("update_not_judged", method=request.operation, error=str(error))
+            return Forward(message)
+        if sandbox is None or sandbox.placement is None:
+            return Forward(message)
+        if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+            await self._update_pod(sandbox.pod, sandbox.placement, request.pod_memory_bytes)
+        return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", None)
+
+    async def _update_pod(self, pod: PodRef, placement: str, memory_bytes: int) -> None:
+        """Kubelet resizes the pod's cgroup in its own tree; the one in the box is ours to resize."""
+        try:
+            await self._admission.update_pod(parse_placement(placement), memory_bytes)
+        except AdmissionError as error:
+            self._log.warning("pod_not_resized", pod=str(pod), pod_uid=pod.uid, error=str(error))
+
+    def _rewrite(
+        self,
+        request: codec.Request,
+        pod: PodRef,
+        placement: str,
+        why: str,
+        ticket: _Learn | None,
+        *,
+        event: str = "rewrite",
+    ) -> Forward | Refuse:
+        try:
+            entries: list[dict[str, object]] = []
+            for part in request.parts:
+                changes = self._chain.adjust(self._call(request, part, pod, placement))
+                entries += [_audit_fields(part, entry) for entry in request.apply(part, changes)]
+            message = request.encode()
+        except Exception as error:
+            self._log.exception("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation)
+            return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
+        self._counters.on_rewrite(request.operation)
+        self._log.info(
+            event, pod=str(pod), pod_uid=pod.uid, method=request.operation, offline_because=why, changes=entries
+        )
+        return Forward(message, ticket)
+
+    def _call(self, request: codec.Request, part: codec.Part, pod: PodRef, placement: str) -> Call:
+        return Call(
+            operation=request.operation,
+            target=part.target,
+            pod=pod,
+            placement=placement,
+            resources=part.resources,
+            child_quota=self._child_quota,
+            container=part.container,
+        )
+
+    def _refuse(self, request: codec.Request, pod: PodRef, code: int, reason: str, text: str) -> Refuse:
+        self._counters.on_refusal(request.operation, reason)
+        self._log.warning("refused", pod=str(pod), pod_uid=pod.uid, method=request.operation, reason=reason, error=text)
+        return Refuse(code, f"criproxy refuses {request.operation} of offline pod {pod}: {text}")
+
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, placement: str | None) -> _Learn:
+        def learn(answer: bytes) -> None:
+            sandbox_id, containers = codec.started_sandbox(request.operation, answer)
+            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, placement))
+            for container in containers:
+                self._inventory.container_created(container, sandbox_id)
+
+        return _Learn(learn)
+
+    def _removed(self, method: str, request: bytes) -> None:
+        if method.endswith("/RemoveContainer"):
+            self._inventory.container_removed(codec.removed_container(request))
+            return
+        sandbox = self._inventory.sandbox_removed(codec.removed_sandbox(request))
+        if sandbox is not None and sandbox.placement is not None:
+            self._on_removed(sandbox)
+
+
+def _audit_fields(part: codec.Part, entry: codec.AuditEntry) -> dict[str, object]:
+    where = {"container": part.container} if part.container else {}
+    return {**where, "field": entry.field, "old": entry.old, "new": entry.new, "reason": entry.reason}

@@ -1,0 +1,186 @@
+"""Carry every gRPC call to the runtime and back as the bytes that came, and show some to the interceptor.
+
+Deadline, metadata, cancellation, status and trailers are end to end: nothing here adds a deadline, a limit or a lock.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import grpc
+from grpc import aio
+
+from criproxy.proxy.engine import Interceptor, Refuse, Ticket
+from criproxy.proxy.methods import is_unary, label
+from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
+from criproxy.proxy.socket import ListenSocket, grpc_target
+
+SERVER_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+)
+
+
+class CallMetrics(Protocol):
+    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
+
+    def on_start(self) -> None: ...
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+
+@dataclass(slots=True)
+class _Outcome:
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+
+class Carrier:
+    """gRPC's generic handler for all methods of all services, over the runtime's `channel`.
+
+    A method that CRI knows as unary, or that is hooked, is one message each way; everything else, the unknown too, is
+    carried as two streams, which every arity fits. The first costs 40 % less. `clock` counts seconds.
+    """
+
+    def __init__(
+        self, channel: Any, interceptor: Interceptor, metrics: CallMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._channel = channel
+        self._interceptor = interceptor
+        self._metrics = metrics
+        self._clock = clock
+        self._learning: set[asyncio.Task[None]] = set()
+
+    def service(self, details: Any) -> Any:
+        """The handler of one call. Source: grpc.GenericRpcHandler."""
+        method: str = details.method
+        hooked = self._interceptor.wants(method)
+        if hooked or is_unary(method):
+            return grpc.stream_unary_rpc_method_handler(partial(self._unary, method, hooked))
+        return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
+
+    async def _unary(self, method: str, hooked: bool, _requests: object, context: Any) -> bytes:
+        with self._counted(method, hooked) as outcome:
+            message = await context.read()
+            if message is aio.EOF:
+                return await _abort(context, outcome, grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
+            ticket = None
+            if hooked:
+                verdict = await self._interceptor.request(method, message)
+                if isinstance(verdict, Refuse):
+                    return await _abort(context, outcome, STATUS_CODES[verdict.code], verdict.message)
+                message, ticket = verdict.message, verdict.ticket
+            call = self._channel.unary_unary(method)(message, **_ends(context))
+            try:
+                answer: bytes | None = await call
+            except aio.AioRpcError as error:
+                await _send_initial_metadata(context, error.initial_metadata())
+                trailing = tuple(error.trailing_metadata())
+                return await _abort(context, outcome, error.code(), error.details(), trailing)
+            if answer is None:
+                return await _abort(context, outcome, grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
+            if ticket is not None:
+                await self._learn(ticket, answer)
+            await _send_initial_metadata(context, await call.initial_metadata())
+            context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+            outcome.code = grpc.StatusCode.OK
+            return answer
+
+    async def _learn(self, ticket: Ticket, answer: bytes) -> None:
+        """Show the answer to the interceptor, to the end even if the client gives up now: the runtime has acted."""
+        task = asyncio.create_task(self._interceptor.answered(ticket, answer))
+        self._learning.add(task)
+        task.add_done_callback(self._learning.discard)
+        await asyncio.shield(task)
+
+    async def _stream(self, method: str, _requests: object, context: Any) -> None:
+        with self._counted(method, hooked=False) as outcome:
+            call = self._channel.stream_stream(method)(**_ends(context))
+            requests = asyncio.create_task(_pass_requests(context, call))
+            try:
+                outcome.code = await _pass_answers(call, context)
+            finally:
+                requests.cancel()
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
+        started = self._clock()
+        self._metrics.on_start()
+        outcome = _Outcome()
+        try:
+            yield outcome
+        except asyncio.CancelledError:
+            outcome.code = grpc.StatusCode.CANCELLED
+            raise
+        finally:
+            self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
+
+
+async def _pass_requests(context: Any, call: Any) -> None:
+    # What fails here ends the call, and `_pass_answers` learns how.
+    with contextlib.suppress(aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
+        while (message := await context.read()) is not aio.EOF:
+            await call.write(message)
+        await call.done_writing()
+
+
+async def _pass_answers(call: Any, context: Any) -> grpc.StatusCode:
+    initial = await call.initial_metadata()
+    if not call.done():
+        await context.send_initial_metadata(tuple(initial))
+    else:  # an answer without headers of its own (gRPC's "Trailers-Only") stays one
+        await _send_initial_metadata(context, initial)
+    try:
+        while (message := await call.read()) is not aio.EOF:
+            await context.write(message)
+    except aio.AioRpcError as error:
+        context.set_code(error.code())
+        context.set_details(error.details())
+        context.set_trailing_metadata(tuple(error.trailing_metadata()))
+        code: grpc.StatusCode = error.code()
+        return code
+    context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+    return grpc.StatusCode.OK
+
+
+def _ends(context: Any) -> dict[str, Any]:
+    return {"timeout": context.time_remaining(), "metadata": context.invocation_metadata()}
+
+
+async def _send_initial_metadata(context: Any, metadata: Any) -> None:
+    if metadata:
+        await context.send_initial_metadata(tuple(metadata))
+
+
+async def _abort(
+    context: Any, outcome: _Outcome, code: grpc.StatusCode, message: str, trailing: tuple[Any, ...] = ()
+) -> bytes:
+    """Answer with an error, by raising what gRPC knows as its own. Setting the code would send an empty message too."""
+    outcome.code = code
+    await context.abort(code, message, trailing)
+    raise AssertionError("abort returned")
+
+
+class ProxyServer:
+    """The gRPC server on `listen`, in front of `carrier`. `start` raises SocketError."""
+
+    def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
+        self._listen = listen
+        self._server: Any = aio.server(handlers=(carrier,), options=SERVER_OPTIONS)
+
+    async def start(self) -> None:
+        self._listen.claim()
+        with self._listen.private():
+            self._server.add_insecure_port(grpc_target(self._listen.own))
+        await self._server.start()
+        self._listen.publish()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new call, give those in flight `grace_s` to end, cancel the rest."""
+        self._listen.release()
+        await self._server.stop(grace_s)

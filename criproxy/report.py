@@ -1,0 +1,144 @@
+"""What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from criproxy import __version__
+from criproxy.cgroup.box import Box
+from criproxy.config import Config, ConfigError
+from criproxy.model import Decision, LimitChange, Snapshot
+from criproxy.observe.http import Endpoints
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.notify import Notifier
+from criproxy.observe.status import (
+    BoxStatus,
+    ConfigStatus,
+    RuntimeStatus,
+    Status,
+    cpu_status,
+    memory_status,
+    offline_pod,
+)
+from criproxy.proxy.inventory import Inventory
+from criproxy.proxy.runtime import RuntimeLink
+
+_STALLED_S: Final = 30.0
+_HEADLINE_EVERY_S: Final = 10.0
+
+
+class Reporter:
+    """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        box: Box,
+        inventory: Inventory,
+        link: RuntimeLink,
+        notifier: Notifier,
+        *,
+        config_file: Path,
+        dry_run: bool,
+    ) -> None:
+        self._metrics = metrics
+        self._box = box
+        self._inventory = inventory
+        self._link = link
+        self._config_file = config_file
+        self._notifier = notifier
+        self._dry_run = dry_run
+        self._started_s = self._ticked_s = self._headline_s = time.monotonic()
+        self._tick_failures = self._swept = 0
+        self._last: tuple[Snapshot, Decision] | None = None
+        self._colocation: Literal["on", "off", "pass-through"] = "off"
+        self._config = ConfigStatus(str(config_file), (), ())
+
+    # --- the loop's observer ----------------------------------------------------------------------------------------
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+        self._ticked_s = time.monotonic()
+        self._last = (snapshot, decision)
+        self._metrics.ticked(snapshot, decision, changes, seconds)
+        if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
+            self._headline_s = self._ticked_s
+            self._notifier.status(self.headline())
+
+    def tick_failed(self, seconds: float) -> None:
+        self._ticked_s = time.monotonic()
+        self._tick_failures += 1
+        self._metrics.tick_failed(seconds)
+
+    def ticks_missed(self, count: int) -> None:
+        self._metrics.ticks_missed(count)
+
+    # --- the rest of the daemon -------------------------------------------------------------------------------------
+
+    def swept(self, count: int) -> None:
+        self._swept += count
+        self._metrics.box_swept(count)
+
+    def configured(
+        self, config: Config, errors: Sequence[ConfigError], needs_restart: tuple[str, ...], *, pass_through: bool
+    ) -> None:
+        if pass_through:
+            self._colocation = "pass-through"
+        else:
+            self._colocation = "on" if config.colocation.enabled else "off"
+        self._config = ConfigStatus(str(self._config_file), tuple(str(error) for error in errors), needs_restart)
+
+    def headline(self) -> str:
+        """One line, for `systemctl status`."""
+        runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
+        return f"colocation {self._colocation}, {runtime}, {len(self._inventory.placed)} offline pods"
+
+    def endpoints(self) -> Endpoints:
+        return Endpoints(
+            metrics=self._render_metrics, unhealthy=self._unhealthy, unready=self._unready, status=self._status
+        )
+
+    # --- the endpoints ----------------------------------------------------------------------------------------------
+
+    def _render_metrics(self) -> bytes:
+        self._metrics.runtime_ready(self._link.ready)
+        self._metrics.offline_sandboxes(len(self._inventory.placed))
+        return self._metrics.render()
+
+    def _unhealthy(self) -> str | None:
+        stalled_s = time.monotonic() - self._ticked_s
+        return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > _STALLED_S else None
+
+    def _unready(self) -> str | None:
+        return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
+
+    def _status(self) -> Status:
+        info = self._link.info
+        return Status(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - self._started_s,
+            dry_run=self._dry_run,
+            colocation=self._colocation,
+            runtime=RuntimeStatus(
+                socket=str(self._link.path),
+                ready=self._link.ready,
+                version=f"{info.name} {info.version}, CRI {info.api}" if info else "",
+                problem=self._link.problem,
+            ),
+            config=self._config,
+            box=self._box_status(),
+            pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.placed),
+        )
+
+    def _box_status(self) -> BoxStatus:
+        box, last = self._box.state(), self._last
+        return BoxStatus(
+            path=box.path,
+            drift=box.drift,
+            swept=self._swept,
+            tick_failures=self._tick_failures,
+            cpu=cpu_status(*last) if last else None,
+            memory=memory_status(*last) if last else None,
+        )

@@ -1,0 +1,156 @@
+"""Keeps inventory and box in step with the runtime, and carries out what the node's switch says of running pods.
+
+Level-triggered: each round looks at what is, so that a missed event costs a minute and nothing else.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import structlog
+
+from criproxy.cgroup.naming import BoxPath, parse_placement
+from criproxy.model import AdmissionError, LimitChange, Sandbox
+
+EVERY_S: Final = 60.0
+"""From one listing of the runtime to the next: what left it behind our back is found by then."""
+
+_AFTER_REMOVAL_S: Final = 0.2
+"""The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
+
+
+class Box(Protocol):
+    """What upkeep asks of the box (`criproxy.cgroup.box`)."""
+
+    async def adopt(self, box: BoxPath) -> None: ...
+
+    async def release(self) -> tuple[LimitChange, ...]: ...
+
+    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
+
+    def forget(self, name: str) -> None: ...
+
+    @property
+    def path(self) -> str | None: ...
+
+
+class Inventory(Protocol):
+    """What upkeep asks of the inventory (`criproxy.proxy.inventory`)."""
+
+    @property
+    def placed(self) -> tuple[Sandbox, ...]: ...
+
+    async def refresh(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing)."""
+
+    when_off: Literal["release", "evict"] | None
+    adopt: bool
+    """Whether the box of running pods is taken over, with its limits. Not so while the config is not known."""
+
+
+class Upkeep:
+    """`stop_sandbox` stops one at the runtime and raises ConnectionError; `runtime_ready` tells whether lists hold."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        inventory: Inventory,
+        box: Box,
+        *,
+        stop_sandbox: Callable[[str], Awaitable[None]],
+        runtime_ready: Callable[[], bool],
+        on_swept: Callable[[int], None],
+    ) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._box = box
+        self._stop_sandbox = stop_sandbox
+        self._runtime_ready = runtime_ready
+        self._on_swept = on_swept
+        self._due = asyncio.Event()
+        self._evicted: set[str] = set()
+        self._trouble = ""
+        self._log = structlog.get_logger()
+
+    def configure(self, settings: Settings) -> None:
+        """Take up new settings; a round follows at once."""
+        self._settings = settings
+        self._due.set()
+
+    async def connected(self) -> None:
+        """The runtime is there (again): list it, and take over the box that its pods are in."""
+        await self._inventory.refresh()
+        await self._adopt()
+        self._due.set()
+
+    def removed(self, sandbox: Sandbox) -> None:
+        """The runtime has removed a sandbox of the box."""
+        if sandbox.placement is not None:
+            self._box.forget(parse_placement(sandbox.placement).name)
+        self._due.set()
+
+    async def run(self) -> None:
+        """Rounds, until cancelled: when something was removed or configured, and each minute."""
+        while True:
+            try:
+                await asyncio.wait_for(self._due.wait(), EVERY_S)
+                await asyncio.sleep(_AFTER_REMOVAL_S)
+                listed = False
+            except TimeoutError:
+                listed = True
+            self._due.clear()
+            await self.round(refresh=listed)
+
+    async def round(self, *, refresh: bool) -> None:
+        """One round. Never raises: a failure is logged once, and the next round tries again."""
+        if not self._runtime_ready():
+            return
+        try:
+            if refresh:
+                await self._inventory.refresh()
+            await self._adopt()
+            await self._switch()
+            known = frozenset(parse_placement(place).name for place in self._placements())
+            swept = await self._box.sweep(known)
+        except Exception as error:
+            if self._trouble != str(error):
+                self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        self._on_swept(len(swept))
+        if swept:
+            self._log.info("pod_cgroups_removed", pods=list(swept))
+
+    def _placements(self) -> list[str]:
+        return [s.placement for s in self._inventory.placed if s.placement is not None]
+
+    async def _adopt(self) -> None:
+        boxes = {parse_placement(place).box for place in self._placements()}
+        if not self._settings.adopt or not boxes or self._box.path is not None:
+            return
+        try:
+            await self._box.adopt(min(boxes, key=lambda box: box.path))
+        except AdmissionError as error:  # calls must pass all the same
+            self._log.error("box_not_adopted", error=str(error))
+
+    async def _switch(self) -> None:
+        match self._settings.when_off:
+            case "release":
+                if changes := await self._box.release():
+                    self._log.info("box_released", files=[change.file for change in changes])
+            case "evict":
+                placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
+                self._evicted &= placed.keys()
+                for sandbox_id in placed.keys() - self._evicted:
+                    pod = placed[sandbox_id].pod
+                    self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason="colocation was switched off")
+                    await self._stop_sandbox(sandbox_id)
+                    self._evicted.add(sandbox_id)
+            case None:
+                self._evicted.clear()

@@ -1,0 +1,72 @@
+"""A lab for the session: one containerd for all tests, pods of each test's own, and proof that nothing is left."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.lab import containerd as containerd_lab
+from integration.lab.cgroups import Tree
+from integration.lab.clean import clean, clean_abandoned, leftovers
+from integration.lab.client import CriClient
+from integration.lab.containerd import Containerd
+from integration.lab.directory import cgroup_root, claimed, mounts_below
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() != 0:
+        for item in items:
+            if item.path.is_relative_to(HERE):
+                item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture
+def lab() -> Iterator[Path]:
+    """A directory for a lab of the test's own; whatever is started in it is gone after the test, or the test fails."""
+    with claimed() as directory:
+        try:
+            yield directory
+        finally:
+            clean(directory)
+    assert leftovers(directory) == []
+
+
+@pytest.fixture(scope="session")
+def containerd() -> Iterator[Containerd]:
+    """The session's containerd; after the last test it holds no pod, or the session fails."""
+    clean_abandoned()
+    with claimed() as directory:
+        runtime = Containerd(directory)
+        try:
+            runtime.start()
+            yield runtime
+            unclean = [f"mount {point}" for point in mounts_below(directory)]
+            unclean += [f"shim socket {path}" for path in containerd_lab.shim_sockets(directory)]
+            unclean += [f"process {pid} in {cgroup_root(directory)}" for pid in Tree(cgroup_root(directory)).pids()]
+        finally:
+            clean(directory)
+    assert unclean + leftovers(directory) == []
+
+
+@pytest.fixture
+def client(containerd: Containerd) -> Iterator[CriClient]:
+    """A client of the session's containerd, which runs, whatever the last test did; the pods go after the test."""
+    if not containerd.is_alive():
+        containerd.start()
+    with CriClient(containerd.socket) as client:
+        yield client
+        client.remove_all_pods()
+
+
+@pytest.fixture
+def cgroup_parent(containerd: Containerd, request: pytest.FixtureRequest) -> str:
+    """A cgroup of the test's own in every hierarchy, as kubelet names a BestEffort pod's; the session removes it."""
+    test = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8]
+    pod = f"{cgroup_root(containerd.directory)}/{test}/kubepods/besteffort/pod{uuid.uuid4()}"
+    Tree(pod).make()
+    return pod

@@ -1,0 +1,55 @@
+"""What happens at this moment, in words: for the picture's last lines, and for plain lines. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from integration.demo.sample import Sample, Setting, clock
+
+_LOOK_BACK_S: Final = 2.5
+_NOTABLE_RATIO: Final = 0.08
+
+
+def happening(samples: Sequence[Sample], capacity_cores: float) -> str:
+    """One short clause on the last sample, seen against those a moment before. Raises IndexError without samples."""
+    now = samples[-1]
+    then = next(sample for sample in samples if sample.t_s >= now.t_s - _LOOK_BACK_S)
+    if now.limit_cores is None:
+        return "no limit yet: criproxy waits for its first samples"
+    before = now.limit_cores if then.limit_cores is None else then.limit_cores
+    return _move(before, now.limit_cores, capacity_cores) or _state(now, now.limit_cores, capacity_cores)
+
+
+def _move(before: float, limit: float, capacity_cores: float) -> str:
+    """The clause on a limit that has moved; "" where it has not, by much."""
+    if limit < before - _NOTABLE_RATIO * capacity_cores:
+        return f"online rises: the box is squeezed from {before:.2f} to {limit:.2f} cores"
+    if limit > before + _NOTABLE_RATIO * capacity_cores:
+        return f"online needs less: the box grows from {before:.2f} to {limit:.2f} cores"
+    return ""
+
+
+def _state(now: Sample, limit: float, capacity_cores: float) -> str:
+    if now.prediction_cores is None:
+        return "criproxy learns: until it can predict, offline pods get the minimum"
+    if limit + now.rest_cores > capacity_cores:
+        return "online rises faster than predicted: it goes first by priority, the limit follows"
+    if now.throttled_ratio > 0.5:
+        return f"offline pods want everything and are held at {limit:.2f} cores"
+    return f"offline pods soak up {now.box_cores:.2f} cores that online leaves idle"
+
+
+def line(samples: Sequence[Sample], setting: Setting) -> str:
+    """The last sample in one plain line."""
+    now = samples[-1]
+    return (
+        f"{clock(now.t_s):>5}  day {setting.day_clock(now.t_s)}  "
+        f"node {now.node_cores:4.2f}/{setting.capacity_cores:g}  "
+        f"online {now.online_cores:4.2f} of {now.wanted_cores:4.2f} wanted  predicted {cores(now.prediction_cores)}  "
+        f"limit {cores(now.limit_cores)}  box {now.box_cores:4.2f}  throttled {now.throttled_ratio:4.0%}  "
+        f"{happening(samples, setting.capacity_cores)}"
+    )
+
+
+def cores(value: float | None) -> str:
+    """A number of cores, or a dash where there is none."""
+    return "   –" if value is None else f"{value:4.2f}"

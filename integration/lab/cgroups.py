@@ -1,0 +1,132 @@
+"""The machine's cgroup hierarchies, and one tree of the lab's own in all of them."""
+
+import contextlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from integration.lab.process import LabError, kill_all, wait_until
+
+CPUSET_FILES = ("cpuset.mems", "cpuset.cpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted cgroup hierarchy. `controllers` as /proc/PID/cgroup names them; v2's is ("",), whatever it holds."""
+
+    mount: Path
+    controllers: tuple[str, ...]
+    version: int
+
+    def directory(self, path: str) -> Path:
+        """Where the cgroup `path` (absolute, as in a cgroup_parent) lies."""
+        return self.mount / path.lstrip("/")
+
+
+@cache
+def hierarchies() -> tuple[Hierarchy, ...]:
+    """All mounted hierarchies: each of v1's, its named ones too, and v2's (alone, or beside v1's: hybrid).
+
+    Raises LabError when none is mounted. Source: proc_pid_mountinfo(5).
+    """
+    found: dict[tuple[str, ...], Hierarchy] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ")[:3]
+        mount = Path(before.split(" ")[4])
+        if kind == "cgroup2":
+            found.setdefault(("",), Hierarchy(mount, ("",), 2))
+        elif kind == "cgroup":
+            names = tuple(o for o in options.split(",") if o.startswith("name=") or o in _v1_controllers())
+            found.setdefault(names, Hierarchy(mount, names, 1))
+    if not found:
+        raise LabError("no cgroup hierarchy is mounted (/proc/self/mountinfo): mount one at /sys/fs/cgroup")
+    return tuple(found.values())
+
+
+def version() -> int:
+    """Which version carries the controllers: 1 (also when v2 is mounted beside it) or 2."""
+    return min(hierarchy.version for hierarchy in hierarchies())
+
+
+def of_process(pid: int) -> dict[str, str]:
+    """The cgroup of a process in each hierarchy, by controller ("" is v2).
+
+    Raises FileNotFoundError or ProcessLookupError when it is gone. Source: cgroups(7), /proc/[pid]/cgroup.
+    """
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    fields = [line.split(":", 2) for line in lines]
+    return {controller: path for _, controllers, path in fields for controller in controllers.split(",")}
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The cgroup `path` and all below it, in every hierarchy."""
+
+    path: str
+
+    def make(self) -> None:
+        """Make the cgroup everywhere, ready for children in every controller. Raises LabError when that is refused."""
+        for hierarchy in hierarchies():
+            try:
+                _make(hierarchy, hierarchy.directory(self.path))
+            except OSError as error:
+                raise LabError(f"can't make the cgroup {error.filename}: {error.strerror}; is this root?") from error
+
+    def directories(self, versions: Collection[int] = (1, 2)) -> list[Path]:
+        """Every directory of the tree that exists, children first, in the hierarchies of these versions."""
+        roots = [hierarchy.directory(self.path) for hierarchy in hierarchies() if hierarchy.version in versions]
+        return [Path(top) for root in roots for top, _, _ in os.walk(root, topdown=False)]
+
+    def pids(self) -> set[int]:
+        """The processes in the tree."""
+        return {pid for directory in self.directories() for pid in _pids(directory)}
+
+    def kill(self) -> None:
+        """End every process in the tree. Raises LabError when one does not end."""
+        for directory in self.directories():
+            with contextlib.suppress(OSError):  # a frozen process of v1 can't be killed
+                if (directory / "freezer.state").exists():
+                    (directory / "freezer.state").write_text("THAWED")
+        kill_all(self.pids)
+
+    def remove(self) -> None:
+        """Remove the tree; its processes must have ended. Raises LabError when the kernel refuses for 10 s."""
+
+        def gone() -> bool:
+            left = self.directories()
+            for directory in left:
+                with contextlib.suppress(OSError):  # busy until its last process has been reaped
+                    directory.rmdir()
+            return not left
+
+        wait_until(gone, 10, f"the kernel to let go of the cgroups of {self.path}")
+
+
+@cache
+def _v1_controllers() -> frozenset[str]:
+    lines = Path("/proc/cgroups").read_text().splitlines()
+    return frozenset(line.split("\t")[0] for line in lines if not line.startswith("#"))
+
+
+def _pids(directory: Path) -> list[int]:
+    try:
+        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+    except OSError:  # removed meanwhile, or a v2 threaded cgroup
+        return []
+
+
+def _make(hierarchy: Hierarchy, directory: Path) -> None:
+    if directory == hierarchy.mount:
+        return
+    _make(hierarchy, directory.parent)
+    if hierarchy.version == 2:
+        available = (directory.parent / "cgroup.controllers").read_text().split()
+        (directory.parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in available))
+    directory.mkdir(exist_ok=True)
+    if "cpuset" in hierarchy.controllers:  # v1: a cpuset without CPUs and memory nodes takes no process
+        for name in CPUSET_FILES:
+            if not (directory / name).read_text().strip():
+                (directory / name).write_text((directory.parent / name).read_text())

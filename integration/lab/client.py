@@ -1,0 +1,232 @@
+"""A CRI client in kubelet's place: every method by name, and short cuts for pods and containers.
+
+Source: CRI v1 and v1alpha2 (the same messages under another service name).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.images import BUSYBOX
+
+Api = Literal["runtime.v1", "runtime.v1alpha2"]
+
+CALL_S = 120
+OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1 << 20),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.use_local_subchannel_pool", 1),  # else clients of one socket share a connection, and its back-off
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+METHODS: Mapping[str, MethodDescriptor] = {
+    method.name: method for service in cri.DESCRIPTOR.services_by_name.values() for method in service.methods
+}
+"""Every CRI method by its name, which is unique over both services."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod sandbox as it was asked for; `config` is what kubelet sends again with each container."""
+
+    id: str
+    config: cri.PodSandboxConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    id: str
+    pod: Pod
+
+
+class CriClient:
+    """A connection to a CRI socket. Calls raise grpc.RpcError."""
+
+    def __init__(self, socket: Path | str, api: Api = "runtime.v1") -> None:
+        self.api = api
+        self.channel = grpc.insecure_channel(f"unix://{Path(socket).absolute()}", options=OPTIONS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.channel.close()
+
+    # --- calls ---
+
+    def path(self, method: str) -> str:
+        """The gRPC path of a CRI method."""
+        return f"/{self.api}.{METHODS[method].containing_service.name}/{method}"
+
+    def call(self, method: str, request: Message, timeout_s: float | None = CALL_S) -> Any:
+        """Call a unary method and return its answer, of the type that CRI gives it."""
+        return self.unary(method)(request, timeout=timeout_s)
+
+    def stream(self, method: str, request: Message, timeout_s: float | None = None) -> Iterator[Any]:
+        """Call a streaming method; what is returned can be cancelled (`.cancel()`)."""
+        multicallable = self.channel.unary_stream(self.path(method), _serialize, _answer_class(method).FromString)
+        return multicallable(request, timeout=timeout_s)  # type: ignore[no-any-return]
+
+    def unary(self, method: str) -> Any:
+        """The grpc.UnaryUnaryMultiCallable of a method, for metadata, `with_call` and futures."""
+        return self.channel.unary_unary(self.path(method), _serialize, _answer_class(method).FromString)
+
+    # --- the runtime ---
+
+    def is_ready(self) -> bool:
+        """Whether Version is answered now."""
+        try:
+            self.call("Version", cri.VersionRequest(), timeout_s=2)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def image_names(self) -> set[str]:
+        answer = self.call("ListImages", cri.ListImagesRequest())
+        return {tag for image in answer.images for tag in image.repo_tags}
+
+    # --- pods ---
+
+    def run_pod(
+        self,
+        name: str,
+        *,
+        uid: str,
+        namespace: str = "default",
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        cgroup_parent: str = "",
+        resources: cri.LinuxContainerResources | None = None,
+        overhead: cri.LinuxContainerResources | None = None,
+        attempt: int = 0,
+        log_directory: str = "",
+    ) -> Pod:
+        """Run a sandbox on the host's network, with its resources as given."""
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace, attempt=attempt),
+            labels=labels,
+            annotations=annotations,
+            log_directory=log_directory,
+            linux=cri.LinuxPodSandboxConfig(
+                cgroup_parent=cgroup_parent,
+                security_context=cri.LinuxSandboxSecurityContext(
+                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
+                ),
+                overhead=overhead,
+                resources=resources,
+            ),
+        )
+        return Pod(self.call("RunPodSandbox", cri.RunPodSandboxRequest(config=config)).pod_sandbox_id, config)
+
+    def create_container(
+        self,
+        pod: Pod,
+        name: str,
+        command: Sequence[str] = ("sleep", "2147483647"),
+        *,
+        env: Mapping[str, str] | None = None,
+        resources: cri.LinuxContainerResources | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        image: str = BUSYBOX,
+        attempt: int = 0,
+        log_path: str = "",
+    ) -> Container:
+        """Create a container in the pod; `start` runs it."""
+        config = cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name=name, attempt=attempt),
+            image=cri.ImageSpec(image=image),
+            command=command,
+            envs=[cri.KeyValue(key=key, value=value.encode()) for key, value in (env or {}).items()],
+            labels=labels,
+            annotations=annotations,
+            log_path=log_path,
+            linux=cri.LinuxContainerConfig(
+                resources=resources,
+                security_context=cri.LinuxContainerSecurityContext(
+                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
+                ),
+            ),
+        )
+        request = cri.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
+        return Container(self.call("CreateContainer", request).container_id, pod)
+
+    def start(self, container: Container) -> None:
+        self.call("StartContainer", cri.StartContainerRequest(container_id=container.id))
+
+    def run_container(self, pod: Pod, name: str, command: Sequence[str], **options: Any) -> Container:
+        """`create_container` and `start`."""
+        container = self.create_container(pod, name, command, **options)
+        self.start(container)
+        return container
+
+    def exec_sync(self, container: Container, command: Sequence[str], timeout_s: int = 30) -> cri.ExecSyncResponse:
+        """Run a command in the container; its status and output are the answer's."""
+        request = cri.ExecSyncRequest(container_id=container.id, cmd=command, timeout=timeout_s)
+        answer: cri.ExecSyncResponse = self.call("ExecSync", request)
+        return answer
+
+    def stop_container(self, container: Container, grace_s: int = 0) -> None:
+        self.call("StopContainer", cri.StopContainerRequest(container_id=container.id, timeout=grace_s))
+
+    def remove_container(self, container: Container) -> None:
+        self.call("RemoveContainer", cri.RemoveContainerRequest(container_id=container.id))
+
+    def stop_and_remove(self, pod: Pod | str) -> None:
+        """Kill and remove a sandbox (or the one of this id) with all its containers; none of them need exist."""
+        sandbox_id = pod if isinstance(pod, str) else pod.id
+        self.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id))
+        self.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id))
+
+    def list_pods(self) -> list[cri.PodSandbox]:
+        """Every sandbox that the runtime knows."""
+        return list(self.call("ListPodSandbox", cri.ListPodSandboxRequest()).items)
+
+    def remove_all_pods(self) -> None:
+        """`stop_and_remove` every sandbox that the runtime knows."""
+        for sandbox in self.list_pods():
+            self.stop_and_remove(sandbox.id)
+
+    # --- where they are ---
+
+    def pid(self, what: Container | Pod) -> int:
+        """The pid of a container's first process, or of a pod's pause process; 0 when it has ended."""
+        return self.pid_of(what.id) if isinstance(what, Container) else self.pause_pid_of(what.id)
+
+    def pid_of(self, container_id: str) -> int:
+        """`pid`, by a container's id."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
+        return _pid(self.call("ContainerStatus", request).info)
+
+    def pause_pid_of(self, sandbox_id: str) -> int:
+        """`pid`, by a sandbox's id."""
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        return _pid(self.call("PodSandboxStatus", request).info)
+
+
+def _pid(info: Mapping[str, str]) -> int:
+    """Source: containerd, the verbose status of its CRI plugin."""
+    return int(json.loads(info["info"])["pid"])
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _answer_class(method: str) -> type[Message]:
+    return message_factory.GetMessageClass(METHODS[method].output_type)

@@ -1,0 +1,192 @@
+"""A private containerd: own root, state, socket and configuration, and everything it leaves can be cleaned up."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from integration.lab import images
+from integration.lab.cgroups import Tree
+from integration.lab.client import CriClient
+from integration.lab.directory import socket_path
+from integration.lab.process import LabError, Process, all_pids, argv_of, descendants, kill_all
+
+START_S = 60
+CAP_SYS_RESOURCE = 24
+OVERLAYFS = "overlay"
+
+CONFIG = """\
+version = 2
+root = "{root}"
+state = "{state}"
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+]
+
+[grpc]
+  address = "{socket}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = {restrict_oom_score_adj}
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{cni}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{snapshotter}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      Root = "{runc}"
+      SystemdCgroup = false
+"""
+
+
+class Containerd:
+    """A containerd in `directory`, with the lab's images. Pods must use the host's network: there is no CNI network.
+
+    `log` is its log, `socket` its CRI socket.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Raises LabError when the directory's name is too long for sockets."""
+        self.directory = directory.absolute()
+        self.log = self.directory / "containerd.log"
+        self.socket = _socket(directory)
+        self._config = self.directory / "containerd.toml"
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Raises LabError when it was not started."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start it and return once it answers and has the images; pods of an earlier start go on.
+
+        Raises LabError when it ends or does not answer within a minute.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._config.write_text(self._configuration())
+        self._process = Process("containerd", ["containerd", "--config", self._config], self.log)
+        with CriClient(self.socket) as client:
+            self._process.wait_until(client.is_ready, START_S, "an answer to Version")
+            if set(images.NAMES) - client.image_names():
+                self._import_images()
+                self._process.wait_until(
+                    lambda: not set(images.NAMES) - client.image_names(), START_S, "the images to be listed"
+                )
+
+    def stop(self) -> None:
+        """End containerd in order; pods go on."""
+        self._running().stop()
+
+    def kill(self) -> None:
+        """SIGKILL containerd; pods go on."""
+        self._running().kill()
+
+    def restart(self) -> None:
+        """Stop and start; pods go on."""
+        self.stop()
+        self.start()
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise LabError("containerd was not started")
+        return self._process
+
+    def _configuration(self) -> str:
+        return CONFIG.format(
+            root=self.directory / "root",
+            state=self.directory / "state",
+            runc=self.directory / "runc",
+            cni=self.directory / "cni",
+            socket=self.socket,
+            pause=images.PAUSE,
+            restrict_oom_score_adj=str(not _has_capability(CAP_SYS_RESOURCE)).lower(),
+            # An overlay can't be the upper layer of another one (a live system, a container).
+            snapshotter="native" if _filesystem(self.directory) == OVERLAYFS else "overlayfs",
+        )
+
+    def _import_images(self) -> None:
+        archive = self.directory / "images.tar"
+        images.write_archive(archive)
+        command = ["ctr", "--address", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+        if done.returncode != 0:
+            raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
+        archive.unlink()
+
+
+def end(directory: Path) -> None:
+    """End containerd, shims and containers of the instance in `directory`, whoever started it, and their cgroups.
+
+    Raises LabError when something does not end.
+    """
+
+    def left() -> set[int]:
+        own = _own_pids(directory)
+        return own | descendants(own)
+
+    kill_all(left)
+    for tree in map(Tree, _cgroup_paths(_bundles(directory))):  # what was orphaned, and what somebody else moved
+        tree.kill()
+        tree.remove()
+    for address in shim_sockets(directory):
+        address.unlink(missing_ok=True)
+
+
+def shim_sockets(directory: Path) -> list[Path]:
+    """The sockets of the instance's shims; containerd has them outside its directory, for machine and lab alike."""
+    addresses = [bundle / "address" for bundle in _bundles(directory)]
+    return sorted({Path(file.read_text().removeprefix("unix://")) for file in addresses if file.exists()})
+
+
+def _socket(directory: Path) -> Path:
+    socket_path(directory, "containerd.sock.ttrpc")  # the longer of its two
+    return socket_path(directory, "containerd.sock")
+
+
+def _own_pids(directory: Path) -> set[int]:
+    """The instance's containerd and shims, told by their arguments."""
+    config, socket = str(directory.absolute() / "containerd.toml"), str(_socket(directory))
+    return {
+        pid
+        for pid in all_pids()
+        if (argv := argv_of(pid))
+        and (
+            (Path(argv[0]).name == "containerd" and config in argv)
+            or (Path(argv[0]).name.startswith("containerd-shim") and socket in argv)
+        )
+    }
+
+
+def _bundles(directory: Path) -> list[Path]:
+    return list((directory / "state" / "io.containerd.runtime.v2.task" / "k8s.io").glob("*/"))
+
+
+def _cgroup_paths(bundles: list[Path]) -> list[str]:
+    specs = [json.loads(file.read_text()) for bundle in bundles if (file := bundle / "config.json").exists()]
+    return [path for spec in specs if (path := spec["linux"].get("cgroupsPath"))]
+
+
+def _has_capability(number: int) -> bool:
+    """Source: capabilities(7); /proc/[pid]/status, CapEff."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
+
+
+def _filesystem(directory: Path) -> str:
+    """The type of the file system that holds a directory."""
+    device = directory.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return next((line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2] == wanted), "")

@@ -1,0 +1,146 @@
+"""A criproxy of the lab's, run from this checkout as a user would: `criproxy run --config F`."""
+
+import contextlib
+import json
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from integration.lab.directory import socket_path
+from integration.lab.ports import free_ports
+from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+
+START_S = 60
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+Config = Mapping[str, Mapping[str, Any]]
+
+
+class Criproxy:
+    """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
+
+    `config` is what its file says, by table and key; sockets, port and checkpoint are the lab's unless it names them.
+    `socket` is where kubelet connects, `log` its log, `address` its HTTP address (host:port).
+    """
+
+    def __init__(self, directory: Path, runtime: Path, config: Config | None = None) -> None:
+        """Raises LabError when the directory's name is too long for sockets."""
+        self.directory = directory.absolute()
+        self.log = self.directory / "criproxy.log"
+        self.socket = socket_path(directory, "criproxy.sock")
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.config_file = self.directory / "criproxy.toml"
+        self._runtime = runtime.absolute()
+        self._process: Process | None = None
+        self.configure(config or {})
+
+    @property
+    def pid(self) -> int:
+        """Raises LabError when it was not started."""
+        return self._running().pid
+
+    def configure(self, config: Config | str) -> None:
+        """Write the configuration; text is written as it is. criproxy takes it up when it sees the file or `reload`."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        unseen = self.config_file.with_suffix(".new")
+        unseen.write_text(config if isinstance(config, str) else _toml_file(self._complete(config)))
+        unseen.rename(self.config_file)
+
+    def start(self, until_ready: bool = True) -> None:
+        """Start it and return once it is ready; without `until_ready`, once it listens (the runtime may be away).
+
+        Raises LabError when it ends, or after a minute.
+        """
+        command: list[str | Path] = [sys.executable, "-m", "criproxy", "run", "--config", self.config_file]
+        self._process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
+        if until_ready:
+            self._process.wait_until(self.is_ready, START_S, "readiness")
+        else:
+            self._process.wait_until(lambda: self.http("/healthz")[0] == 200, START_S, "an answer to /healthz")
+
+    def reload(self) -> None:
+        """SIGHUP."""
+        self._running().signal(signal.SIGHUP)
+
+    def stop(self) -> None:
+        self._running().stop()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._running().kill()
+
+    def restart(self) -> None:
+        """Stop and start."""
+        self.stop()
+        self.start()
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def is_ready(self) -> bool:
+        return self.http("/readyz")[0] == 200
+
+    def http(self, path: str) -> tuple[int, str]:
+        """The status and body of a GET; (0, "") when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def status(self) -> Any:
+        """What /status says, parsed. Raises LabError when it does not answer with 200."""
+        code, body = self.http("/status")
+        if code != 200:
+            raise LabError(f"http://{self.address}/status answered {code}: {body}")
+        return json.loads(body)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log so far, a parsed event per line; lines that are none (a traceback) are left out."""
+        found = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                if isinstance(event := json.loads(line), dict):
+                    found.append(event)
+        return found
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise LabError("criproxy was not started")
+        return self._process
+
+    def _complete(self, config: Config) -> Config:
+        own: Config = {
+            "proxy": {"listen": str(self.socket), "runtime": str(self._runtime)},
+            "observe": {"address": self.address},
+            "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
+        }
+        return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
+
+
+def end(directory: Path) -> None:
+    """End the criproxy of the lab in `directory`, whoever started it."""
+    config = str(directory.absolute() / "criproxy.toml")
+    kill_all(lambda: [pid for pid in all_pids() if (argv := argv_of(pid)) and "criproxy" in argv and config in argv])
+
+
+def _toml_file(config: Config) -> str:
+    tables = [
+        [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())] for table, keys in config.items()
+    ]
+    return "\n".join(line for table in tables for line in table)
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML v1.0; JSON's spelling of scalars is TOML's."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,318 @@
+"""A real kubelet with static pods and no API server, confined so that the machine and its own kubelet never notice.
+
+Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from integration.lab.cgroups import Tree, version
+from integration.lab.directory import cgroup_root, lab_name
+from integration.lab.images import BUSYBOX
+from integration.lab.ports import free_ports
+from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+
+START_S = 60
+POD_S = 60
+POLL_S = 0.2
+"""Kubelet logs each question."""
+BUILD = Path(__file__).resolve().parent / "build-kubelet"
+
+# What kubelet sets on every node (pkg/kubelet/cm, setupKernelTunables): it gets files to play with instead.
+SYSCTLS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+CONFINE = """\
+set -e
+sysctls=$1
+shift
+mount --make-rprivate /proc
+for name in $(cd "$sysctls" && find . -type f); do mount --bind "$sysctls/$name" "/proc/sys/$name"; done
+exec "$@"
+"""
+LOG_DIRECTORIES = (Path("/var/log/pods"), Path("/var/log/containers"))
+"""Compiled into kubelet 1.20, and below: it removes what is there of pods that it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """A pod as kubelet reports it. `containers` are the CRI ids by name, of those that run."""
+
+    name: str
+    namespace: str
+    uid: str
+    phase: str
+    containers: Mapping[str, str]
+    restarts: int
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase == "Running" and bool(self.containers)
+
+
+class Kubelet:
+    """A kubelet in `directory` (a lab's), whose pods run in `cgroup_root`, by default the lab's own.
+
+    `log` is its log. Its node's name is the lab's, so a static pod `web` is called `web-<lab's name>`.
+    """
+
+    def __init__(self, directory: Path, runtime_endpoint: Path, root_cgroup: str | None = None) -> None:
+        self.directory = directory.absolute() / "kubelet"
+        self.log = directory.absolute() / "kubelet.log"
+        self.node = lab_name(directory)
+        self.cgroup_root = root_cgroup or cgroup_root(directory)
+        self._endpoint = runtime_endpoint.absolute()
+        self._manifests = self.directory / "manifests"
+        self._process: Process | None = None
+        self._port = 0
+
+    @property
+    def pid(self) -> int:
+        """Raises LabError when it was not started."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start it and return once its read-only port answers. Builds kubelet when it is not there: minutes.
+
+        Raises LabError when it ends or does not answer within a minute, or when a kubelet that is no lab's runs.
+        """
+        _refuse_beside_foreign()
+        program = find_kubelet()
+        Tree(self.cgroup_root).make()
+        for directory in (self._manifests, self.directory / "sysctls"):
+            directory.mkdir(parents=True, exist_ok=True)
+        for name in SYSCTLS:
+            copy = self.directory / "sysctls" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text((Path("/proc/sys") / name).read_text())
+        config = self.directory / "config.json"
+        config.write_text(json.dumps(self._configuration(program), indent=1))
+        # A mount namespace of its own for the sysctls; volumes that it mounts still reach the runtime's.
+        confine = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", CONFINE, "kubelet"]
+        command: list[str | Path] = [
+            *confine,
+            self.directory / "sysctls",
+            program,
+            *self._flags(program),
+            f"--config={config}",
+        ]
+        self._process = Process("kubelet", command, self.log)
+        self._process.wait_until(self._answers, START_S, "an answer from the read-only port", POLL_S)
+
+    def stop(self) -> None:
+        """End kubelet in order; pods go on."""
+        self._running().stop()
+
+    def kill(self) -> None:
+        """SIGKILL kubelet; pods go on."""
+        self._running().kill()
+
+    def restart(self) -> None:
+        """Stop and start; pods go on."""
+        self.stop()
+        self.start()
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    # --- pods ---
+
+    def add_pod(self, manifest: Mapping[str, Any]) -> None:
+        """Have a static pod started; one of the same name is replaced."""
+        file = self._manifests / f"{manifest['metadata']['name']}.json"
+        unseen = self._manifests / f".{file.name}"  # kubelet would read half a file
+        unseen.write_text(json.dumps(manifest))
+        unseen.rename(file)
+
+    def remove_pod(self, name: str) -> None:
+        """Have a static pod ended, after its grace period."""
+        (self._manifests / f"{name}.json").unlink()
+
+    def pods(self) -> dict[str, PodStatus]:
+        """All pods, by the names that their manifests give them. Raises OSError when kubelet does not answer."""
+        answer = json.loads(self._get("/pods"))
+        found = [_pod_status(item, f"-{self.node}") for item in answer["items"] or []]
+        return {pod.name: pod for pod in found}
+
+    def wait_running(self, name: str) -> PodStatus:
+        """Wait until all containers of a pod run. Raises LabError after a minute."""
+
+        def running() -> PodStatus | None:
+            pod = self.pods().get(name)
+            return pod if pod and pod.is_running else None
+
+        pod = self._running().wait_until(running, POD_S, f"pod {name} to run", POLL_S)
+        assert pod is not None
+        return pod
+
+    def wait_gone(self, pod: PodStatus) -> None:
+        """Wait until kubelet knows a removed pod no more and its cgroup is gone. Raises LabError after a minute."""
+        own = f"pod{pod.uid}"
+
+        def gone() -> bool:
+            # Beside v1, runc makes cgroups in v2 too, which kubelet does not know and leaves.
+            directories = Tree(self.cgroup_root).directories([version()])
+            return pod.name not in self.pods() and not any(directory.name == own for directory in directories)
+
+        self._running().wait_until(gone, POD_S, f"pod {pod.name} to go", POLL_S)
+
+    # --- how it is run ---
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise LabError("kubelet was not started")
+        return self._process
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self._get("/healthz") == b"ok"
+        return False
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def _flags(self, program: Path) -> Sequence[str]:
+        runtime = ["--container-runtime=remote"] if "--container-runtime string" in _help(program) else []
+        return [
+            *runtime,
+            f"--container-runtime-endpoint=unix://{self._endpoint}",
+            f"--hostname-override={self.node}",
+            f"--root-dir={self.directory / 'root'}",
+            f"--cert-dir={self.directory / 'pki'}",
+            "--v=2",
+        ]
+
+    def _configuration(self, program: Path) -> dict[str, Any]:
+        port, self._port, healthz = free_ports(3)
+        no_device_plugins = {"featureGates": {"DevicePlugins": False}} if "DevicePlugins=" in _help(program) else {}
+        return no_device_plugins | {  # they would empty the machine's /var/lib/kubelet/device-plugins
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "staticPodPath": str(self._manifests),
+            "fileCheckFrequency": "1s",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "address": "127.0.0.1",
+            "port": port,
+            "readOnlyPort": self._port,
+            "healthzPort": healthz,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self.cgroup_root,
+            "failSwapOn": False,
+            "oomScoreAdj": 0,
+            "resolvConf": "",
+            "volumePluginDir": str(self.directory / "plugins"),
+            "makeIPTablesUtilChains": False,
+            # A full disk of the machine is not the lab's matter: no image is collected, no pod evicted.
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": dict.fromkeys(
+                ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"
+            ),
+        }
+
+
+def static_pod(
+    name: str,
+    command: Sequence[str] = ("sleep", "2147483647"),
+    *,
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    resources: Mapping[str, Mapping[str, str]] | None = None,
+    grace_s: int = 1,
+) -> dict[str, Any]:
+    """The manifest of a pod with one container, `main`, of the lab's image on the host's network."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": dict(labels or {}),
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": grace_s,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": BUSYBOX,
+                    "imagePullPolicy": "Never",
+                    "command": list(command),
+                    "resources": dict(resources or {}),
+                }
+            ],
+        },
+    }
+
+
+def find_kubelet() -> Path:
+    """The kubelet to use: $KUBELET, or the one that build-kubelet makes (minutes) or has cached.
+
+    Raises LabError when there is none.
+    """
+    if chosen := os.environ.get("KUBELET"):
+        if not os.access(chosen, os.X_OK):
+            raise LabError(f"KUBELET={chosen} is not a program: set it to a kubelet's path, or unset it")
+        return Path(chosen).absolute()
+    done = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise LabError(f"{BUILD} failed (see above); set KUBELET=/path/to/kubelet to use another")
+    return Path(done.stdout.strip())
+
+
+def end(directory: Path) -> None:
+    """End the kubelet of the lab in `directory`, whoever started it, and remove its pods' logs."""
+    name = lab_name(directory)
+    kill_all(lambda: [pid for pid, argv in _kubelets() if f"--hostname-override={name}" in argv])
+    for logs in LOG_DIRECTORIES:
+        for path in logs.glob(f"*-{name}_*"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        with contextlib.suppress(OSError):  # others' logs are in it, or it is not there
+            logs.rmdir()
+
+
+def _kubelets() -> list[tuple[int, list[str]]]:
+    found = [(pid, argv_of(pid)) for pid in all_pids()]
+    return [(pid, argv) for pid, argv in found if argv and Path(argv[0]).name.startswith("kubelet")]
+
+
+def _refuse_beside_foreign() -> None:
+    for pid, argv in _kubelets():
+        if not any(arg.startswith("--hostname-override=criproxy-lab-") for arg in argv):
+            raise LabError(f"a kubelet runs here (pid {pid}), and the lab's would remove its pods' logs: stop it first")
+
+
+def _help(program: Path) -> str:
+    return subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def _pod_status(item: Mapping[str, Any], suffix: str) -> PodStatus:
+    metadata, status = item["metadata"], item.get("status", {})
+    containers = status.get("containerStatuses", [])
+    running = [container for container in containers if "running" in container["state"]]
+    return PodStatus(
+        name=metadata["name"].removesuffix(suffix),
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        phase=status.get("phase", ""),
+        containers={one["name"]: one["containerID"].partition("://")[2] for one in running},
+        restarts=sum(container["restartCount"] for container in containers),
+    )

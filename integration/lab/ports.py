@@ -1,0 +1,13 @@
+"""Loopback ports that nobody listens on."""
+
+import contextlib
+import socket
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of 127.0.0.1, free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,283 @@
+"""The cgroup driver of this machine (v1 or v2) and the box, on the real kernel, with real processes.
+
+Everything is below a cgroup of its own, `/criproxy-test-<pid>`, which is gone afterwards.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from criproxy.cgroup import files
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.cgroup.tree import Tree
+from criproxy.model import UNLIMITED, Limits
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
+
+MIB = 1 << 20
+LIFTED = Limits(UNLIMITED, UNLIMITED)
+GENEROUS = Limits(1.0, 512 * MIB)
+
+# Obeys one command per line: `spin`, `hold MIB`, `drop`, `cache MIB FILE`; answers when it is done.
+_CHILD = """
+import os, sys
+held = b""
+for line in sys.stdin:
+    word, *rest = line.split()
+    if word == "hold":
+        held = b"x" * (int(rest[0]) << 20)
+    elif word == "drop":
+        held = b""
+    elif word == "cache":
+        with open(rest[1], "wb") as file:
+            for _ in range(int(rest[0])):
+                file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+    print("ok", flush=True)
+    while word == "spin":
+        pass
+"""
+
+
+@dataclass
+class Ground:
+    """A prefix of our own on the real tree, and the processes that were started in it."""
+
+    driver: CgroupDriver
+    mounts: files.Mounts
+    prefix: str
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def box(self) -> str:
+        return f"{self.prefix}/offline"
+
+    @property
+    def hierarchies(self) -> list[str]:
+        return sorted({*self.mounts.v1.values(), *([self.mounts.v2] if self.mounts.v2 else [])})
+
+    def file(self, path: str, v1: str, v2: str) -> Path:
+        controller = v1.partition(".")[0]
+        root, name = (self.mounts.v1[controller], v1) if self.driver.capabilities.version == 1 else (self.mounts.v2, v2)
+        return Path(f"{root}{path}/{name}")
+
+    def pod(self, name: str) -> str:
+        self.driver.ensure_pod(f"{self.box}/{name}", 0)
+        return f"{self.box}/{name}"
+
+    def start(self, cgroup: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.children.append(child)
+        for hierarchy in self.hierarchies:
+            Path(f"{hierarchy}{cgroup}/cgroup.procs").write_text(str(child.pid))
+        return child
+
+    def stop(self, child: subprocess.Popen[str]) -> None:
+        child.kill()
+        child.communicate()
+
+
+def tell(child: subprocess.Popen[str], command: str) -> None:
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(f"{command}\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "ok\n"
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    tree = Tree()
+    ground = Ground(
+        detect(tree), files.parse_mounts(tree.read("/proc/self/mountinfo")), f"/criproxy-test-{os.getpid()}"
+    )
+    ground.driver.ensure(ground.box)
+    ground.driver.write(ground.box, GENEROUS)
+    yield ground
+    for child in ground.children:
+        ground.stop(child)
+    deadline = time.monotonic() + 20
+    while not all(tree.remove(hierarchy + ground.prefix) for hierarchy in ground.hierarchies):
+        assert time.monotonic() < deadline, f"{ground.prefix} is still in use"
+        time.sleep(0.05)
+
+
+def test_process_in_a_pod_is_in_the_box_in_every_controller(ground: Ground) -> None:
+    pod = ground.pod("poda")
+
+    child = ground.start(pod)
+
+    lines = Path(f"/proc/{child.pid}/cgroup").read_text().splitlines()
+    assert {line.split(":", 2)[2] for line in lines} == {pod}
+    assert ground.driver.processes(ground.box) == (child.pid,)
+
+
+def test_box_is_at_the_lowest_priority(ground: Ground) -> None:
+    weight = ground.file(ground.box, "cpu.shares", "cpu.weight")
+    if not ground.driver.capabilities.cpu_idle:
+        assert weight.read_text() in ("2\n", "1\n")
+        return
+    assert ground.file(ground.box, "cpu.idle", "cpu.idle").read_text() == "1\n"
+    with pytest.raises(CgroupError, match="EINVAL"):
+        Tree().write(str(weight), "100")
+
+
+def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
+    ground.driver.write(ground.box, Limits(0.3, 512 * MIB))
+    for name in ("poda", "podb"):
+        tell(ground.start(ground.pod(name)), "spin")
+    before, start_s = ground.driver.usage(ground.box), time.monotonic()
+    time.sleep(4)
+
+    after, elapsed_s = ground.driver.usage(ground.box), time.monotonic() - start_s
+
+    assert before is not None and after is not None
+    used_s = after.cpu_usage_s - before.cpu_usage_s
+    # One period more than the window may fall into it, and each CPU may keep 5 ms of a period's quota for the next.
+    assert 0 < used_s <= 0.3 * (elapsed_s + 0.1) * 1.05 + 0.005 * (os.cpu_count() or 1)
+    assert after.throttled_periods >= before.throttled_periods
+
+
+def test_limits_change_while_pods_run(ground: Ground) -> None:
+    for name in ("poda", "podb"):
+        tell(ground.start(ground.pod(name)), "spin")
+
+    for cores, size in [(0.5, 256), (0.05, 128), (1.5, 1024), (0.01, 64), (0.7, 300)] * 2:
+        limits = Limits(cores, size * MIB)
+        changes = ground.driver.write(ground.box, limits)
+        assert ground.driver.read(ground.box) == limits
+        assert changes and not any(change.drift for change in changes)
+    assert ground.driver.write(ground.box, LIFTED)
+    assert ground.driver.read(ground.box) == LIFTED
+
+
+def test_drift_is_put_back(ground: Ground) -> None:
+    quota = ground.file(ground.box, "cpu.cfs_quota_us", "cpu.max")
+    quota.write_text("max" if quota.name == "cpu.max" else "-1")
+    limit = ground.file(ground.box, "memory.limit_in_bytes", "memory.max")
+    limit.write_text(str(300 * MIB))
+
+    changes = ground.driver.write(ground.box, GENEROUS)
+
+    assert {Path(change.file).name for change in changes if change.drift} == {quota.name, limit.name}
+    assert ground.driver.read(ground.box) == GENEROUS
+    assert ground.driver.write(ground.box, GENEROUS) == ()
+
+
+def test_memory_limit_below_the_usage_is_approached_and_kills_nobody(ground: Ground) -> None:
+    child = ground.start(ground.pod("poda"))
+    tell(child, "hold 96")
+    tight = Limits(1.0, 32 * MIB)
+
+    ground.driver.write(ground.box, tight)
+    approached = ground.driver.read(ground.box).memory_bytes
+    again = ground.driver.write(ground.box, tight)
+    alive = child.poll() is None
+    tell(child, "drop")
+    changes = ground.driver.write(ground.box, tight)
+
+    assert alive
+    assert isinstance(approached, int) and 96 * MIB <= approached < 160 * MIB
+    assert ground.driver.read(ground.box) == tight
+    assert not any(change.drift for change in (*again, *changes))
+
+
+def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
+    # Beside this file and not in a temporary directory, which may be in memory itself.
+    file = Path(__file__).parent / f".cache-{os.getpid()}"
+    child = ground.start(ground.pod("poda"))
+    try:
+        tell(child, f"cache 128 {file}")
+        stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
+        if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
+            pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
+        ground.driver.write(ground.box, Limits(1.0, 48 * MIB))
+    finally:
+        file.unlink(missing_ok=True)
+
+    assert stat.get("total_cache", stat.get("file", 0)) > 100 * MIB
+    assert ground.driver.read(ground.box).memory_bytes == 48 * MIB
+    assert child.poll() is None
+
+
+def test_pod_limit_below_its_usage_is_an_error_and_kills_nobody(ground: Ground) -> None:
+    pod = ground.pod("poda")
+    child = ground.start(pod)
+    tell(child, "hold 64")
+
+    with pytest.raises(CgroupError, match="bytes are in use"):
+        ground.driver.ensure_pod(pod, 16 * MIB)
+
+    tell(child, "drop")
+    ground.driver.ensure_pod(pod, 128 * MIB)
+    assert ground.file(pod, "memory.limit_in_bytes", "memory.max").read_text() == f"{128 * MIB}\n"
+
+
+def test_quota_below_a_childs_holds(ground: Ground) -> None:
+    pod = ground.pod("poda")
+    child_quota = ground.file(pod, "cpu.cfs_quota_us", "cpu.max")
+    child_quota.write_text("80000")
+
+    ground.driver.write(ground.box, Limits(0.5, 512 * MIB))
+
+    assert ground.driver.read(ground.box).cpu_cores == 0.5
+    kept = ground.driver.capabilities.child_quota
+    assert child_quota.read_text() == ("80000 100000\n" if kept else "-1\n")
+
+
+def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
+    places = [parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb")]
+    box = Box(ground.driver, Limits(0.2, 64 * MIB), time.monotonic)
+
+    async def scenario() -> None:
+        for place in places:
+            await box.admit(place, 32 * MIB)
+            box.forget(place.name)
+        child = ground.start(places[0].in_box)
+        assert await box.sweep(set()) == ("podb",)
+        assert box.state().pods == ("poda",)
+        ground.stop(child)
+        while not await box.sweep(set()):  # noqa: ASYNC110 - the kernel tells nobody when a cgroup is empty
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    box.close()
+    assert ground.driver.read(ground.box) == Limits(0.2, 64 * MIB)
+    assert not any(Path(f"{hierarchy}{place.in_box}").exists() for hierarchy in ground.hierarchies for place in places)
+
+
+def test_remove_of_a_pod_in_use_leaves_it_whole(ground: Ground) -> None:
+    pod = ground.pod("poda")
+    for hierarchy in ground.hierarchies:
+        Path(f"{hierarchy}{pod}/container").mkdir()
+    child = ground.start(pod)
+
+    assert not ground.driver.remove_pod(pod)
+    assert all(Path(f"{hierarchy}{pod}/container").exists() for hierarchy in ground.hierarchies)
+    ground.stop(child)
+    deadline = time.monotonic() + 20
+    while not ground.driver.remove_pod(pod) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ground.driver.pods(ground.box) == ()
+
+
+def test_node_usage_counts_up(ground: Ground) -> None:
+    before = ground.driver.node_usage()
+    deadline_s = time.process_time() + 0.3
+    while time.process_time() < deadline_s:
+        pass
+    after = ground.driver.node_usage()
+
+    assert after.cpu_usage_s - before.cpu_usage_s >= 0.25
+    assert after.working_set_bytes > 16 * MIB

@@ -1,0 +1,188 @@
+"""The demo through its real command: a short play, and every way to end one; nothing may be left behind."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.demo.place import Place
+from integration.lab.cgroups import Tree
+from integration.lab.clean import clean, leftovers
+from integration.lab.containerd import shim_sockets
+from integration.lab.ports import free_ports
+from integration.lab.process import wait_until
+
+COMMAND = Path(__file__).resolve().parents[1] / "demo"
+CLEAN = "no process, mount, cgroup, socket or file of the demo is left"
+PLAYING = "throttled"
+"""In every line of a play, and in the picture."""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A directory, a port and a plot for the demos of one test."""
+
+    base: Path
+    port: int
+
+    @property
+    def lab(self) -> Path:
+        return Place(self.base).lab
+
+    @property
+    def plot(self) -> Path:
+        return self.base.parent / "plot.png"
+
+    def command(self, *arguments: str) -> list[str]:
+        own = ["--directory", str(self.base), "--port", str(self.port), "--plot", str(self.plot)]
+        return [str(COMMAND), *own, *arguments]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def spot() -> Iterator[Spot]:
+    """Where the test's demos run; what they leave fails the test."""
+    base = Path("/run") / f"criproxy-demo-{os.getpid()}"
+    found = Spot(base / "demo", free_ports(1)[0])
+    base.mkdir()
+    yield found
+    left = leftovers(found.lab)
+    clean(found.lab)
+    found.plot.unlink(missing_ok=True)
+    unclean = [*left, *(str(path) for path in base.iterdir())]
+    subprocess.run(["rm", "-rf", base], check=True)
+    assert unclean == []
+
+
+class Running:
+    """A demo on a terminal; what it has written so far is `text`."""
+
+    def __init__(self, command: list[str]) -> None:
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self.text = ""
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def wait_playing(self) -> None:
+        def playing() -> bool:
+            assert self.process.poll() is None, self.text
+            return PLAYING in self.text
+
+        wait_until(playing, 120, "the play to begin")
+
+    def wait(self) -> int:
+        """The exit status."""
+        status = self.process.wait(120)
+        self._reader.join(10)
+        return status
+
+    def _read(self, terminal: int) -> None:
+        try:
+            while read := os.read(terminal, 1 << 16):
+                self.text += read.decode(errors="replace")
+        except OSError:  # EIO: the last writer has gone
+            pass
+        finally:
+            os.close(terminal)
+
+
+@pytest.fixture
+def running(spot: Spot) -> Iterator[Running]:
+    """A demo that plays on a terminal, long enough for any test."""
+    demo = Running(spot.command("--seconds", "600"))
+    try:
+        demo.wait_playing()
+        yield demo
+    finally:
+        if demo.process.poll() is None:
+            demo.process.kill()
+            demo.process.wait()
+
+
+def test_demo_played_to_its_end_tells_the_numbers_and_leaves_only_the_plot(spot: Spot) -> None:
+    done = spot.run("--seconds", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert PLAYING in done.stdout and CLEAN in done.stdout
+    offline = re.search(r"Offline work got ([0-9.]+) core-seconds in 12 s", done.stdout)
+    online = re.search(r"Online wanted ([0-9.]+) core-seconds and used ([0-9.]+)", done.stdout)
+    assert offline and float(offline[1]) > 0
+    assert online and 0 < float(online[2]) <= 1.2 * float(online[1])
+    assert spot.plot.read_bytes().startswith(b"\x89PNG") and f"Plot: {spot.plot}" in done.stdout
+    assert not spot.base.exists()
+
+
+def test_demo_with_a_real_kubelet_has_it_start_the_pods(spot: Spot) -> None:
+    done = spot.run("--kubelet", "--seconds", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a real kubelet" in done.stdout and CLEAN in done.stdout
+    assert re.search(r"online pod in /\S+/kubepods/burstable/pod", done.stdout)
+    assert not spot.base.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_demo_stopped_by_a_signal_cleans_up(spot: Spot, running: Running, number: signal.Signals) -> None:
+    running.process.send_signal(number)
+    assert running.wait() == 128 + number
+    assert CLEAN in running.text and f"stopped by {number.name}" in running.text
+    assert "box limit" in running.text
+    assert not spot.base.exists()
+
+
+def test_demo_killed_leaves_pods_that_the_next_one_cleans_up(spot: Spot, running: Running) -> None:
+    running.process.kill()
+    running.process.wait()
+    sockets = shim_sockets(spot.lab)
+    assert Tree(Place(spot.base).cgroup).pids() and sockets  # else there would be nothing to clean
+    done = spot.run("--seconds", "10")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Cleaning up what an earlier demo left" in done.stdout and CLEAN in done.stdout
+    assert not [path for path in sockets if path.exists()]
+    assert not spot.base.exists()
+
+
+def test_demo_beside_another_says_so_and_leaves_it_alone(spot: Spot, running: Running) -> None:
+    done = spot.run("--seconds", "10")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"demo: Another demo is running in {spot.base} (pid ")
+    assert running.process.poll() is None and spot.lab.exists()
+    running.process.send_signal(signal.SIGINT)
+    assert running.wait() == 128 + signal.SIGINT
+
+
+def test_demo_whose_port_is_taken_says_so_in_one_sentence(spot: Spot, running: Running) -> None:
+    other = Spot(spot.base.parent / "other", spot.port)
+    done = other.run("--seconds", "10")
+    assert done.returncode == 1 and not other.base.exists()
+    assert done.stderr.splitlines()[-1] == (
+        f"demo: Port 127.0.0.1:{spot.port} is taken by another program: give a free one with --port."
+    )
+    running.process.send_signal(signal.SIGINT)
+    assert running.wait() == 128 + signal.SIGINT
+
+
+def test_demo_without_root_says_so_in_one_sentence(spot: Spot) -> None:
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    done = subprocess.run([*drop, *spot.command()], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "demo: The demo needs root, for containerd and cgroups: run `sudo ./demo`.\n"
+
+
+def test_demo_of_a_bad_trace_says_so_before_anything_is_set_up(spot: Spot, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("id,t,u\na,0,many\n")
+    done = spot.run("--trace", str(tmp_path / "bad.csv"))
+    assert done.returncode == 1 and "line 2: u is 'many'" in done.stderr
+    assert "Setting up" not in done.stdout

@@ -1,0 +1,75 @@
+"""A `CgroupDriver` in memory: keeps what was asked in order, fails or blocks when told to."""
+
+import threading
+
+from criproxy.cgroup.driver import Capabilities, CgroupError
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+
+
+class FakeDriver:
+    """`fail_on` names methods that raise; while `gate` is clear, `write` blocks as in the kernel."""
+
+    capabilities = Capabilities(version=2, cpu_idle=True, child_quota=True)
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, ...]] = []
+        self.boxes: dict[str, Limits] = {}
+        self.pods_in: dict[str, dict[str, int]] = {}
+        self.busy: set[str] = set()
+        self.fail_on: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.writing = threading.Event()
+        self.threads: set[str] = set()
+        self.drifted = False
+
+    def _call(self, name: str, *arguments: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        if name in self.fail_on:
+            raise CgroupError(f"cannot {name}: EIO")
+        self.log.append((name, *arguments))
+
+    def node_usage(self) -> Usage:
+        self._call("node_usage")
+        return Usage(10.0, 1000)
+
+    def usage(self, path: str) -> Usage | None:
+        self._call("usage", path)
+        return Usage(1.0, 100) if path in self.boxes else None
+
+    def exists(self, path: str) -> bool:
+        return path in self.boxes
+
+    def ensure(self, box: str) -> None:
+        self._call("ensure", box)
+        self.boxes.setdefault(box, Limits(UNLIMITED, UNLIMITED))
+        self.pods_in.setdefault(box, {})
+
+    def read(self, box: str) -> Limits:
+        return self.boxes[box]
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        self._call("write", box)
+        self.writing.set()
+        self.gate.wait()
+        old, self.boxes[box] = self.boxes[box], limits
+        return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        self._call("ensure_pod", pod, str(memory_bytes))
+        box, _, name = pod.rpartition("/")
+        self.pods_in[box][name] = memory_bytes
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        return tuple(sorted(self.pods_in.get(box, {})))
+
+    def remove_pod(self, pod: str) -> bool:
+        self._call("remove_pod", pod)
+        box, _, name = pod.rpartition("/")
+        if name in self.busy:
+            return False
+        del self.pods_in[box][name]
+        return True
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        return ()

@@ -1,0 +1,228 @@
+"""A cgroup tree in a plain directory that answers as the kernel does: files appear with mkdir, bad values have errnos.
+
+Memory is modelled per cgroup: `anon` can't be reclaimed, `cache` can. A limit that would make the kernel kill raises
+OomKill, which no driver catches.
+"""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.tree import Tree
+
+NO_LIMIT_V1 = 9223372036854771712
+V1 = ("cpu,cpuacct", "cpuset", "memory", "pids", "systemd", "unified")
+_V1_FILES = {
+    "cpu,cpuacct": {
+        "cpu.shares": "1024",
+        "cpu.idle": "0",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "-1",
+        "cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000",
+        "cpuacct.usage": "1500000000",
+    },
+    "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
+    "memory": {
+        "memory.limit_in_bytes": str(NO_LIMIT_V1),
+        "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
+        "memory.use_hierarchy": "1",
+        "memory.stat": "cache 5\ntotal_inactive_file 4096",
+    },
+}
+_V2_FILES = {
+    "cpu": {
+        "cpu.weight": "100",
+        "cpu.idle": "0",
+        "cpu.max": "max 100000",
+        "cpu.stat": "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 2500000",
+    },
+    "memory": {
+        "memory.high": "max",
+        "memory.max": "max",
+        "memory.swap.max": "max",
+        "memory.oom.group": "0",
+        "memory.stat": "inactive_file 4096",
+    },
+}
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n"
+
+
+class OomKill(BaseException):
+    """The kernel would have killed a process."""
+
+
+class FakeKernel(Tree):
+    """`version` 1 or 2; `lacks` names files that this kernel does not have."""
+
+    def __init__(self, root: Path, version: int, lacks: tuple[str, ...] = ()) -> None:
+        self.root, self.version, self.lacks = str(root), version, lacks
+        self.anon: dict[str, int] = {}
+        self.cache: dict[str, int] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.contested: set[str] = set()
+        (root / "self").mkdir()
+        (root / "self/mountinfo").write_text(self._mountinfo())
+        (root / "meminfo").write_text(MEMINFO)
+        if version == 1:
+            for hierarchy in V1:
+                self._populate(f"{root}/{hierarchy}", hierarchy)
+            Path(root, "cpuset/cpuset.cpus").write_text("0-3")
+            Path(root, "cpuset/cpuset.mems").write_text("0")
+        else:
+            self._populate(f"{root}/cg", None, controllers="cpu io memory misc")
+            Path(root, "cg/cpu.stat").write_text("usage_usec 9000000")
+
+    def file(self, path: str) -> str:
+        return Path(self.root, path).read_text().strip()
+
+    def by_hand(self, path: str, value: str) -> None:
+        """Somebody else writes a file."""
+        Path(self.root, path).write_text(value)
+
+    # --- what the kernel does --------------------------------------------------------------------------------------
+
+    def read(self, file: str) -> str:
+        directory, name = os.path.split(file)
+        if name in ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes", "memory.current"):
+            if not os.path.isdir(directory):
+                raise _error(errno.ENOENT, file)
+            return str(self._usage(directory))
+        return super().read(file)
+
+    def write(self, file: str, value: str) -> None:
+        directory, name = os.path.split(file)
+        if not os.path.exists(file):
+            raise _error(errno.EACCES, file)
+        self.writes.append((file, value))
+        if file in self.contested:
+            return
+        checker = {
+            "cpu.shares": self._weight,
+            "cpu.weight": self._weight,
+            "cpu.cfs_quota_us": self._quota,
+            "cpuset.cpus": self._cpuset,
+            "cpuset.mems": self._cpuset,
+            "memory.limit_in_bytes": self._limit,
+            "memory.memsw.limit_in_bytes": self._limit,
+            "memory.high": self._high,
+            "memory.max": self._max,
+            "cgroup.subtree_control": self._subtree_control,
+        }.get(name)
+        held = checker(directory, name, value) if checker else value
+        Path(file).write_text(held)
+
+    def mkdir(self, directory: str) -> bool:
+        made = super().mkdir(directory)
+        if made and self.version == 1:
+            self._populate(directory, directory.removeprefix(f"{self.root}/").split("/")[0])
+        elif made:
+            parent = Path(directory).parent
+            self._populate(directory, None, controllers=(parent / "cgroup.subtree_control").read_text().strip())
+        return made
+
+    def rmdir(self, directory: str) -> None:
+        if not os.path.isdir(directory):
+            raise _error(errno.ENOENT, directory)
+        if self.children(directory) or self.read(f"{directory}/cgroup.procs"):
+            raise _error(errno.EBUSY, directory)
+        shutil.rmtree(directory)
+
+    # --- the rules of single files ---------------------------------------------------------------------------------
+
+    def _weight(self, directory: str, name: str, value: str) -> str:
+        idle = Path(directory, "cpu.idle")
+        if idle.exists() and idle.read_text().strip() == "1":
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        return value
+
+    def _quota(self, directory: str, name: str, value: str) -> str:
+        quota = int(value)
+        above, below = (
+            Path(directory).parent / name,
+            [Path(directory, child, name) for child in self.children(directory)],
+        )
+        too_small = 0 <= quota < 1000
+        above_parent = quota > 0 and above.exists() and 0 < int(above.read_text()) < quota
+        below_child = quota > 0 and any(int(child.read_text()) > quota for child in below)
+        if too_small or above_parent or below_child:
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        return value
+
+    def _cpuset(self, directory: str, name: str, value: str) -> str:
+        if not (Path(directory).parent / name).read_text().strip():
+            raise _error(errno.EACCES, f"{directory}/{name}")
+        return value
+
+    def _limit(self, directory: str, name: str, value: str) -> str:
+        size = NO_LIMIT_V1 if value == "-1" else int(value) // 4096 * 4096
+        limit = int(Path(directory, "memory.limit_in_bytes").read_text())
+        memsw_file = Path(directory, "memory.memsw.limit_in_bytes")
+        memsw = int(memsw_file.read_text()) if memsw_file.exists() else NO_LIMIT_V1
+        if size > memsw if name == "memory.limit_in_bytes" else size < limit:
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        self._reclaim(directory, size)
+        if self._usage(directory) > size:
+            raise _error(errno.EBUSY, f"{directory}/{name}")
+        return str(size)
+
+    def _high(self, directory: str, name: str, value: str) -> str:
+        if value != "max":
+            self._reclaim(directory, int(value))
+        return value
+
+    def _max(self, directory: str, name: str, value: str) -> str:
+        if value != "max":
+            self._reclaim(directory, int(value))
+            if self._usage(directory) > int(value):
+                raise OomKill(f"{directory}/{name} = {value}")
+        return value
+
+    def _subtree_control(self, directory: str, name: str, value: str) -> str:
+        enabled = set(Path(directory, name).read_text().split())
+        available = set(Path(directory, "cgroup.controllers").read_text().split())
+        wanted = {word.removeprefix("+") for word in value.split()}
+        if not wanted <= available:
+            raise _error(errno.ENOENT, f"{directory}/{name}")
+        for child in self.children(directory):
+            Path(directory, child, "cgroup.controllers").write_text(" ".join(sorted(enabled | wanted)))
+            self._files(f"{directory}/{child}", [_V2_FILES[word] for word in wanted if word in _V2_FILES])
+        return " ".join(sorted(enabled | wanted))
+
+    # --- memory and files ------------------------------------------------------------------------------------------
+
+    def _usage(self, directory: str) -> int:
+        sums = [*self.anon.items(), *self.cache.items()]
+        return sum(size for where, size in sums if f"{where}/".startswith(f"{directory}/"))
+
+    def _reclaim(self, directory: str, size: int) -> None:
+        for where in self.cache:
+            if f"{where}/".startswith(f"{directory}/"):
+                self.cache[where] -= min(self.cache[where], max(0, self._usage(directory) - size))
+
+    def _populate(self, directory: str, hierarchy: str | None, controllers: str = "") -> None:
+        os.makedirs(directory, exist_ok=True)
+        Path(directory, "cgroup.procs").write_text("")
+        if hierarchy is not None:
+            self._files(directory, [_V1_FILES.get(hierarchy, {})])
+            return
+        self._files(directory, [{"cgroup.controllers": controllers, "cgroup.subtree_control": ""}])
+        if directory != f"{self.root}/cg":
+            self._files(directory, [_V2_FILES[name] for name in controllers.split() if name in _V2_FILES])
+
+    def _files(self, directory: str, sets: list[dict[str, str]]) -> None:
+        for name, content in (item for files in sets for item in files.items()):
+            if name not in self.lacks:
+                Path(directory, name).write_text(content)
+
+    def _mountinfo(self) -> str:
+        if self.version == 2:
+            return f"38 31 0:30 / {self.root}/cg rw - cgroup2 cgroup2 rw,nsdelegate\n"
+        options = {"systemd": "xattr,name=systemd"}
+        lines = [f"1 0 0:1 / {self.root}/{h} rw - cgroup cgroup rw,{options.get(h, h)}" for h in V1 if h != "unified"]
+        return "\n".join([*lines, f"9 0 0:9 / {self.root}/unified rw - cgroup2 cgroup2 rw", ""])
+
+
+def _error(number: int, what: str) -> CgroupError:
+    return CgroupError(f"cannot touch {what}: {errno.errorcode[number]} ({os.strerror(number)})", number)

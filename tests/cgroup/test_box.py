@@ -1,0 +1,341 @@
+"""The box: bounded before a pod enters, one order of events, never a wait for ever."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from fake_driver import FakeDriver
+
+from criproxy.cgroup.box import STARTING_S, Box
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
+
+FLOOR = Limits(0.1, 64 << 20)
+DECIDED = Limits(1.5, 512 << 20)
+LIFTED = Limits(UNLIMITED, UNLIMITED)
+A, B = parse_kubelet_parent("/kubepods/poda"), parse_kubelet_parent("/kubepods/besteffort/podb")
+ELSEWHERE = parse_kubelet_parent("/kubelet/kubepods/podc")
+SLICE = parse_kubelet_parent("kubepods-besteffort-poda.slice")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def box(driver: FakeDriver, clock: Clock) -> Iterator[Box]:
+    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+    yield box
+    box.close()
+
+
+def run(*steps: Callable[[], Awaitable[object]]) -> list[object]:
+    async def in_order() -> list[object]:
+        return [await step() for step in steps]
+
+    return asyncio.run(in_order())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Another thread makes it true, so there is no event to wait for."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+# --- admission ---------------------------------------------------------------------------------------------------
+
+
+def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 4096))
+
+    assert driver.log == [("ensure", "/offline"), ("write", "/offline"), ("ensure_pod", "/offline/poda", "4096")]
+    assert driver.boxes["/offline"] == FLOOR
+
+
+def test_pod_finds_the_last_decision_in_force(box: Box, driver: FakeDriver) -> None:
+    early, *_ = run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0))
+
+    assert early == ()
+    assert driver.boxes["/offline"] == DECIDED
+
+
+@pytest.mark.parametrize("step", ["ensure", "write", "ensure_pod"])
+def test_pod_is_refused_when_the_kernel_refuses(box: Box, driver: FakeDriver, step: str) -> None:
+    driver.fail_on = {step}
+
+    with pytest.raises(AdmissionError, match=f"cannot {step}: EIO"):
+        run(lambda: box.admit(A, 0))
+
+    assert "poda" not in driver.pods("/offline")
+
+
+def test_box_that_could_not_be_bounded_welcomes_again_after_a_success(box: Box, driver: FakeDriver) -> None:
+    driver.fail_on = {"write"}
+    with pytest.raises(AdmissionError):
+        run(lambda: box.admit(A, 0))
+    closed = box.state()
+    driver.fail_on = set()
+
+    run(lambda: box.apply(DECIDED))
+
+    assert (closed.welcome, closed.reason) == (False, "cannot write: EIO")
+    assert (box.state().welcome, box.state().reason) == (True, "")
+
+
+def test_pod_of_a_systemd_node_is_refused_with_the_remedy(box: Box, driver: FakeDriver) -> None:
+    for call in (lambda: box.admit(SLICE, 0), lambda: box.update_pod(SLICE, 0), lambda: box.adopt(SLICE.box)):
+        with pytest.raises(AdmissionError, match="cgroupDriver: cgroupfs"):
+            run(call)
+
+    assert driver.log == []
+
+
+def test_pod_of_another_prefix_is_refused_while_the_box_is_in_use(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+
+    with pytest.raises(AdmissionError, match=r"/kubelet/offline.*/offline still has 1 pods"):
+        run(lambda: box.admit(ELSEWHERE, 0))
+
+    assert box.state().path == "/offline"
+    assert "/kubelet/offline" not in driver.boxes
+
+
+def test_box_moves_with_kubelets_prefix_when_it_is_empty(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.adopt(A.box), lambda: box.admit(ELSEWHERE, 0))
+
+    assert box.state().path == "/kubelet/offline"
+    assert driver.boxes["/kubelet/offline"] == FLOOR
+
+
+def test_update_pod_changes_the_pods_own_limit(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, 8192))
+
+    assert driver.pods_in["/offline"]["poda"] == 8192
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    driver.drifted = True
+
+    changes, again = run(lambda: box.apply(DECIDED), lambda: box.apply(DECIDED))
+
+    assert [change.drift for change in changes] == [True]  # type: ignore[attr-defined]
+    assert again == ()
+    assert (box.state().drift, box.state().limits) == (1, DECIDED)
+
+
+def test_apply_that_fails_is_still_what_the_next_pod_gets(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    driver.fail_on = {"write"}
+    with pytest.raises(CgroupError):
+        run(lambda: box.apply(DECIDED))
+    driver.fail_on = set()
+
+    run(lambda: box.admit(B, 0))
+
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_release_lifts_the_limits_and_the_next_pod_is_bounded_by_the_floor(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), box.release)
+    lifted = driver.boxes["/offline"]
+
+    run(lambda: box.admit(B, 0))
+
+    assert lifted == LIFTED
+    assert driver.boxes["/offline"] == FLOOR
+
+
+def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> None:
+    run(box.release)
+
+    assert driver.log == []
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        pytest.param(DECIDED, DECIDED, id="bounded"),
+        pytest.param(LIFTED, FLOOR, id="released_before"),
+        pytest.param(Limits(1.5, UNLIMITED), Limits(1.5, FLOOR.memory_bytes), id="half"),
+        pytest.param(None, FLOOR, id="gone"),
+    ],
+)
+def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
+    box: Box, driver: FakeDriver, held: Limits | None, expected: Limits
+) -> None:
+    if held is not None:
+        driver.boxes["/offline"], driver.pods_in["/offline"] = held, {"poda": 0}
+
+    run(lambda: box.adopt(parse_box("/offline")))
+
+    assert driver.boxes["/offline"] == expected
+    assert box.state().pods == (("poda",) if held is not None else ())
+
+
+def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: FakeDriver) -> None:
+    driver.boxes["/offline"] = Limits(3.0, 1 << 30)
+
+    run(lambda: box.apply(DECIDED), lambda: box.adopt(parse_box("/offline")))
+
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
+    before, _, after = run(box.usage, lambda: box.admit(A, 0), box.usage)
+
+    assert (before.node, before.box) == (Usage(10.0, 1000), None)  # type: ignore[attr-defined]
+    assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
+
+
+# --- sweep -------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_removes_empty_pods_that_the_runtime_does_not_know(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    clock.now_s += STARTING_S + 1
+
+    (removed,) = run(lambda: box.sweep({"poda"}))
+
+    assert removed == ("podb",)
+    assert driver.pods("/offline") == box.state().pods == ("poda",)
+
+
+def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    clock.now_s += STARTING_S - 1
+
+    (removed,) = run(lambda: box.sweep(set()))
+
+    assert removed == ()
+    assert driver.pods("/offline") == ("poda",)
+
+
+def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+
+    assert run(lambda: box.sweep(set())) == [("poda",)]
+
+
+def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    clock.now_s += STARTING_S + 1
+    run(lambda: box.admit(A, 0))
+
+    assert run(lambda: box.sweep(set())) == [()]
+
+
+def test_sweep_keeps_a_pod_with_processes(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    driver.busy = {"poda"}
+    clock.now_s += STARTING_S + 1
+
+    assert run(lambda: box.sweep(set())) == [()]
+    assert box.state().pods == ("poda",)
+
+
+def test_sweep_without_a_box_removes_nothing(box: Box) -> None:
+    assert run(lambda: box.sweep(set())) == [()]
+
+
+# --- calls that block --------------------------------------------------------------------------------------------
+
+
+def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, timeout_s=2.0)
+    driver.gate.clear()
+
+    async def scenario() -> None:
+        with pytest.raises(AdmissionError, match=r"admit /offline/poda: no answer from the kernel within 2 s"):
+            await box.admit(A, 0)
+        with pytest.raises(CgroupError, match="still blocked in the kernel"):
+            await box.apply(DECIDED)
+        stuck = box.state()
+        usages = await box.usage()
+        driver.gate.set()
+        await until(lambda: not box.state().reason)
+
+        assert (stuck.welcome, stuck.reason, stuck.timeouts) == (False, "a cgroup write is blocked in the kernel", 1)
+        assert usages.box is not None
+
+    asyncio.run(scenario())
+    assert driver.pods("/offline") == ("poda",)
+    box.close()
+
+
+def test_blocked_write_does_not_block_the_event_loop(box: Box, driver: FakeDriver) -> None:
+    driver.gate.clear()
+
+    async def scenario() -> bool:
+        admission = asyncio.create_task(box.admit(A, 0))
+        await until(driver.writing.is_set)
+        pending = not admission.done()
+        driver.gate.set()
+        await admission
+        return pending
+
+    assert asyncio.run(scenario())
+
+
+def test_admission_whose_caller_vanishes_is_remembered(box: Box, driver: FakeDriver) -> None:
+    driver.gate.clear()
+
+    async def scenario() -> None:
+        admission = asyncio.create_task(box.admit(A, 0))
+        await until(driver.writing.is_set)
+        admission.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await admission
+        driver.gate.set()
+        assert await box.sweep(set()) == ()
+
+    asyncio.run(scenario())
+    assert box.state().pods == ("poda",)
+
+
+def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
+    async def scenario() -> None:
+        await asyncio.gather(box.admit(A, 0), box.apply(DECIDED), box.admit(B, 0), box.sweep(set()), box.release())
+
+    asyncio.run(scenario())
+
+    assert driver.threads == {"cgroup-writer"}
+
+
+def test_error_of_a_vanished_caller_is_not_reported_as_unseen(box: Box, driver: FakeDriver) -> None:
+    seen: list[object] = []
+    driver.gate.clear()
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+        blocked = asyncio.create_task(box.admit(A, 0))
+        failing = asyncio.create_task(box.admit(B, 0))
+        await until(driver.writing.is_set)
+        failing.cancel()
+        driver.fail_on = {"ensure_pod"}
+        driver.gate.set()
+        await asyncio.gather(blocked, failing, return_exceptions=True)
+        await box.usage()
+        await box.sweep(set())
+
+    asyncio.run(scenario())
+    assert seen == []

@@ -1,0 +1,348 @@
+"""What both drivers promise, against a fake kernel of either version."""
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_kernel import FakeKernel
+
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.model import UNLIMITED, Limits, Usage
+
+BOX = "/kubelet/offline"
+POD = f"{BOX}/poda"
+MIB = 1 << 20
+LIFTED = Limits(UNLIMITED, UNLIMITED)
+
+
+@dataclass(frozen=True)
+class Node:
+    kernel: FakeKernel
+    driver: CgroupDriver
+
+    def names(self, by_v1: str, by_v2: str) -> str:
+        return by_v1 if self.kernel.version == 1 else by_v2
+
+    @property
+    def cpu(self) -> str:
+        return self.names("cpu,cpuacct", "cg")
+
+    @property
+    def memory(self) -> str:
+        return self.names("memory", "cg")
+
+    def limit(self, path: str) -> str:
+        return self.kernel.file(f"{self.memory}{path}/{self.names('memory.limit_in_bytes', 'memory.max')}")
+
+    def quota(self, path: str) -> str:
+        return self.kernel.file(f"{self.cpu}{path}/{self.names('cpu.cfs_quota_us', 'cpu.max')}")
+
+    def use(self, path: str, *, anon: int = 0, cache: int = 0) -> None:
+        directory = f"{self.kernel.root}/{self.memory}{path}"
+        self.kernel.anon[directory], self.kernel.cache[directory] = anon, cache
+
+    def enter(self, path: str, pids: str) -> None:
+        self.kernel.by_hand(f"{self.cpu}{path}/cgroup.procs", pids)
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    kernel = FakeKernel(tmp_path, request.param)
+    return Node(kernel, detect(kernel, str(tmp_path)))
+
+
+@pytest.fixture
+def box(node: Node) -> Node:
+    node.driver.ensure(BOX)
+    node.driver.write(BOX, Limits(1.0, 512 * MIB))
+    return node
+
+
+def test_ensure_twice_changes_nothing_the_second_time(node: Node) -> None:
+    node.driver.ensure(BOX)
+    node.kernel.writes.clear()
+
+    node.driver.ensure(BOX)
+
+    assert node.driver.exists(BOX)
+    assert node.kernel.writes == []
+
+
+def test_write_bounds_the_box_at_the_lowest_priority(node: Node) -> None:
+    node.driver.ensure(BOX)
+
+    changes = node.driver.write(BOX, Limits(0.5, 100 * MIB + 1))
+
+    assert node.driver.read(BOX) == Limits(0.5, 100 * MIB)
+    assert node.kernel.file(f"{node.cpu}{BOX}/cpu.idle") == "1"
+    assert not any(change.drift for change in changes)
+    assert node.driver.write(BOX, Limits(0.5, 100 * MIB + 1)) == ()
+
+
+def test_write_without_cpu_idle_takes_the_lowest_weight(tmp_path: Path, node: Node) -> None:
+    (tmp_path / "old").mkdir()
+    kernel = FakeKernel(tmp_path / "old", node.kernel.version, lacks=("cpu.idle",))
+    driver = detect(kernel, str(tmp_path / "old"))
+    driver.ensure(BOX)
+
+    driver.write(BOX, LIFTED)
+
+    assert not driver.capabilities.cpu_idle
+    assert kernel.file(f"{node.cpu}{BOX}/{node.names('cpu.shares', 'cpu.weight')}") == node.names("2", "1")
+
+
+def test_capabilities_tell_the_version_and_what_a_child_may_have(box: Node) -> None:
+    capabilities = box.driver.capabilities
+
+    assert (capabilities.version, capabilities.child_quota) == (box.kernel.version, box.kernel.version == 2)
+    assert capabilities.cpu_idle
+
+
+def test_write_up_and_down_reaches_each_limit(box: Node) -> None:
+    for cores, size in [(2.0, 900 * MIB), (0.25, 64 * MIB), (0.001, 0), (3.5, 4096), (1.0, 2000 * MIB)]:
+        box.driver.write(BOX, Limits(cores, size))
+        assert box.driver.read(BOX) == Limits(max(cores, 0.01), size)
+
+
+def test_write_of_no_limits_lifts_them_and_keeps_the_priority(box: Node) -> None:
+    box.driver.write(BOX, LIFTED)
+
+    assert box.driver.read(BOX) == LIFTED
+    assert box.kernel.file(f"{box.cpu}{BOX}/cpu.idle") == "1"
+
+
+def test_write_puts_drift_back_and_says_so(box: Node) -> None:
+    quota = box.names("cpu.cfs_quota_us", "cpu.max")
+    box.kernel.by_hand(f"{box.cpu}{BOX}/{quota}", box.names("-1", "max 100000"))
+    box.kernel.by_hand(f"{box.cpu}{BOX}/cpu.idle", "0")
+
+    changes = box.driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert {(Path(change.file).name, change.drift) for change in changes} == {(quota, True), ("cpu.idle", True)}
+    assert box.driver.read(BOX) == Limits(1.0, 512 * MIB)
+
+
+def test_write_of_a_new_limit_is_no_drift(box: Node) -> None:
+    changes = box.driver.write(BOX, Limits(0.7, 256 * MIB))
+
+    assert changes
+    assert not any(change.drift for change in changes)
+
+
+def test_write_to_a_file_that_somebody_else_holds_fails(box: Node) -> None:
+    file = f"{box.kernel.root}/{box.cpu}{BOX}/{box.names('cpu.cfs_quota_us', 'cpu.max')}"
+    box.kernel.contested.add(file)
+
+    with pytest.raises(CgroupError, match="who else writes it") as caught:
+        box.driver.write(BOX, Limits(0.5, 512 * MIB))
+
+    assert file in str(caught.value)
+
+
+def test_box_that_was_made_anew_starts_without_drift(box: Node) -> None:
+    hierarchies = (
+        ("cpu,cpuacct", "cpuset", "memory", "pids", "systemd", "unified") if box.kernel.version == 1 else ("cg",)
+    )
+    for hierarchy in hierarchies:
+        box.kernel.rmdir(f"{box.kernel.root}/{hierarchy}{BOX}")
+    box.driver.ensure(BOX)
+
+    changes = box.driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert changes
+    assert not any(change.drift for change in changes)
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_memory_limit_below_page_cache_reclaims_it(box: Node) -> None:
+    box.use(BOX, anon=10 * MIB, cache=400 * MIB)
+
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+
+
+def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: Node) -> None:
+    box.use(BOX, anon=200 * MIB, cache=100 * MIB)
+
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    held = box.driver.read(BOX).memory_bytes
+    assert isinstance(held, int)
+    assert 200 * MIB < held <= 210 * MIB
+
+
+def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: Node) -> None:
+    box.use(BOX, anon=200 * MIB)
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    again = box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    box.use(BOX, anon=20 * MIB)
+
+    changes = box.driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    assert again == ()
+    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+    assert not any(change.drift for change in changes)
+
+
+def test_memory_limit_being_approached_is_never_raised(box: Node) -> None:
+    box.use(BOX, anon=200 * MIB)
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    before = box.driver.read(BOX).memory_bytes
+    box.use(BOX, anon=205 * MIB)
+
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    assert box.driver.read(BOX).memory_bytes == before
+
+
+def test_memory_limit_far_below_the_usage_sinks_in_steps(box: Node) -> None:
+    box.driver.write(BOX, Limits(1.0, 20_000 * MIB))
+    box.use(BOX, cache=10_000 * MIB)
+
+    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    first = box.driver.usage(BOX)
+    for _ in range(6):
+        box.driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    assert first is not None
+    assert 7_000 * MIB < first.working_set_bytes < 9_000 * MIB
+    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+
+
+# --- usage -------------------------------------------------------------------------------------------------------
+
+
+def test_usage_of_a_cgroup_that_does_not_exist_is_none(node: Node) -> None:
+    assert node.driver.usage(BOX) is None
+    assert not node.driver.exists(BOX)
+    assert node.driver.pods(BOX) == ()
+    assert node.driver.processes(BOX) == ()
+
+
+def test_usage_counts_working_set_and_throttling(box: Node) -> None:
+    box.use(BOX, anon=10 * MIB)
+
+    usage = box.driver.usage(BOX)
+
+    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, throttled_periods=3)
+
+
+def test_node_usage_is_the_root_cgroups_cpu_and_the_nodes_memory(node: Node) -> None:
+    assert node.driver.node_usage() == Usage(1.5 if node.kernel.version == 1 else 9.0, 500 * 1024)
+
+
+# --- pods --------------------------------------------------------------------------------------------------------
+
+
+def test_pod_is_made_at_the_lowest_weight_with_its_own_limit(box: Node) -> None:
+    box.driver.ensure_pod(POD, 64 * MIB)
+
+    assert box.driver.pods(BOX) == ("poda",)
+    assert box.kernel.file(f"{box.cpu}{POD}/{box.names('cpu.shares', 'cpu.weight')}") == box.names("2", "1")
+    assert box.limit(POD) == str(64 * MIB)
+    assert box.quota(POD) == box.names("-1", "max 100000")
+
+
+def test_pod_without_memory_limit_keeps_the_one_it_has(box: Node) -> None:
+    box.driver.ensure_pod(POD, 64 * MIB)
+    box.driver.ensure_pod(POD, 0)
+
+    assert box.limit(POD) == str(64 * MIB)
+
+
+def test_pod_limit_below_its_usage_is_an_error_and_no_kill(box: Node) -> None:
+    box.driver.ensure_pod(POD, 64 * MIB)
+    box.use(POD, anon=32 * MIB)
+
+    with pytest.raises(CgroupError, match="bytes are in use"):
+        box.driver.ensure_pod(POD, 16 * MIB)
+
+
+def test_pod_without_a_box_is_refused_by_the_kernel(node: Node) -> None:
+    with pytest.raises(CgroupError) as caught:
+        node.driver.ensure_pod(POD, 0)
+
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_pods_leave_out_what_is_not_a_pods(box: Node) -> None:
+    box.driver.ensure_pod(POD, 0)
+    box.kernel.mkdir(f"{box.kernel.root}/{box.cpu}{BOX}/other")
+
+    assert box.driver.pods(BOX) == ("poda",)
+
+
+def test_remove_takes_an_empty_pod_from_every_controller(box: Node) -> None:
+    box.driver.ensure_pod(POD, 0)
+    for hierarchy in (box.cpu, box.memory):
+        box.kernel.mkdir(f"{box.kernel.root}/{hierarchy}{POD}/container")
+
+    assert box.driver.remove_pod(POD)
+
+    assert not list(Path(box.kernel.root).rglob("poda"))
+    assert box.driver.exists(BOX)
+    assert box.driver.remove_pod(POD)
+
+
+def test_remove_of_a_pod_with_a_process_leaves_it_whole(box: Node) -> None:
+    box.driver.ensure_pod(POD, 0)
+    before = sorted(Path(box.kernel.root).rglob("poda"))
+    box.kernel.mkdir(f"{box.kernel.root}/{box.cpu}{POD}/container")
+    box.enter(f"{POD}/container", "17")
+
+    assert not box.driver.remove_pod(POD)
+
+    assert sorted(Path(box.kernel.root).rglob("poda")) == before
+    assert box.driver.processes(POD) == box.driver.processes(BOX) == (17,)
+
+
+OUTSIDE = [
+    "",
+    "/",
+    "/kubelet",
+    BOX,
+    "/kubepods/besteffort/poda",
+    "/kubelet/offline/../kubepods/poda",
+    "/kubelet/offline/../poda",
+    "/kubelet/offline/poda/container",
+    "/kubelet/offline/other",
+    "/kubelet/offline/",
+    "offline/poda",
+    "offline-poda.slice",
+]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_remove_and_make_of_what_is_no_pod_in_a_box_are_refused(box: Node, path: str) -> None:
+    box.kernel.writes.clear()
+    before = sorted(Path(box.kernel.root).rglob("*"))
+
+    with pytest.raises(CgroupError):
+        box.driver.remove_pod(path)
+    with pytest.raises(CgroupError):
+        box.driver.ensure_pod(path, 0)
+
+    assert sorted(Path(box.kernel.root).rglob("*")) == before
+    assert box.kernel.writes == []
+
+
+@pytest.mark.parametrize("path", ["", "/", "/kubepods", "/kubepods/poda", "/x/../offline", POD, "offline.slice"])
+def test_ensure_and_write_of_what_is_no_box_are_refused(node: Node, path: str) -> None:
+    with pytest.raises(CgroupError):
+        node.driver.ensure(path)
+    with pytest.raises(CgroupError):
+        node.driver.write(path, LIFTED)
+
+    assert node.kernel.writes == []
+
+
+@pytest.mark.parametrize("path", ["/..", "/a/../b", "a", "/a\0b"])
+def test_reading_outside_the_tree_is_refused(node: Node, path: str) -> None:
+    for reading in (node.driver.usage, node.driver.exists, node.driver.processes):
+        with pytest.raises(CgroupError, match="not an absolute cgroup path"):
+            reading(path)

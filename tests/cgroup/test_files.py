@@ -1,0 +1,83 @@
+"""The texts of /proc and cgroup files, as kernels write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.cgroup import files
+
+SEPARATE = """\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+33 31 0:30 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+SYSTEMD_HYBRID = """\
+25 19 0:23 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755
+26 25 0:24 / /sys/fs/cgroup/unified rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate
+27 25 0:25 / /sys/fs/cgroup/systemd rw,nosuid shared:11 - cgroup cgroup rw,xattr,name=systemd
+31 25 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:16 - cgroup cgroup rw,cpu,cpuacct
+"""
+
+
+def test_mounts_of_separate_controllers_are_found() -> None:
+    mounts = files.parse_mounts(SEPARATE)
+
+    assert mounts.v1 == {
+        "cpu": "/sys/fs/cgroup/cpu",
+        "cpuacct": "/sys/fs/cgroup/cpuacct",
+        "name=systemd": "/sys/fs/cgroup/systemd",
+    }
+    assert mounts.v2 == "/sys/fs/cgroup/unified"
+
+
+def test_mounts_of_comounted_controllers_share_a_mount_point() -> None:
+    mounts = files.parse_mounts(SYSTEMD_HYBRID)
+
+    assert mounts.v1["cpu"] == mounts.v1["cpuacct"] == "/sys/fs/cgroup/cpu,cpuacct"
+    assert mounts.v1["name=systemd"] == "/sys/fs/cgroup/systemd"
+
+
+@pytest.mark.parametrize(
+    ("line", "v1", "v2"),
+    [
+        pytest.param("1 0 0:1 /docker/abc /c/cpu rw - cgroup cgroup rw,cpu", {}, None, id="subtree_of_v1"),
+        pytest.param("1 0 0:1 /../.. /c rw - cgroup2 cgroup2 rw", {}, None, id="subtree_of_v2"),
+        pytest.param("1 0 0:1 / /a\\040b rw - cgroup2 cgroup2 rw", {}, "/a b", id="escaped_space"),
+        pytest.param("1 0 0:1 / /c rw - cgroup cgroup rw,name=elogind", {}, None, id="somebody_elses_hierarchy"),
+        pytest.param("1 0 0:1 / /c rw a:1 b:2 - cgroup none rw,pids", {"pids": "/c"}, None, id="optional_fields"),
+    ],
+)
+def test_mounts_line(line: str, v1: dict[str, str], v2: str | None) -> None:
+    assert files.parse_mounts(line) == files.Mounts(v1, v2)
+
+
+def test_mounts_twice_of_one_controller_keep_the_first() -> None:
+    second = SEPARATE.replace("/sys/fs/cgroup/cpu ", "/other/cpu ")
+
+    assert files.parse_mounts(SEPARATE + second).v1["cpu"] == "/sys/fs/cgroup/cpu"
+
+
+def test_node_working_set_leaves_out_inactive_page_cache() -> None:
+    text = "MemTotal:  1000 kB\nMemFree:  300 kB\nInactive:  250 kB\nInactive(file):   200 kB\nHugePages_Total:  0\n"
+
+    assert files.node_working_set_bytes(text) == 500 * 1024
+
+
+@pytest.mark.parametrize(("cores", "quota_us"), [(0.0, 1000), (0.001, 1000), (0.5, 50_000), (1.23456, 123_456)])
+def test_quota_is_in_the_kernels_range(cores: float, quota_us: int) -> None:
+    assert files.quota_us(cores) == quota_us
+
+
+@given(st.integers(0, 1 << 50))
+def test_whole_pages_round_down_and_settle(size: int) -> None:
+    rounded = files.whole_pages(size, 4096)
+
+    assert size - 4096 < rounded <= size
+    assert files.whole_pages(rounded, 4096) == rounded
+
+
+def test_flat_keyed_file_with_no_lines_is_empty() -> None:
+    assert files.parse_flat_keyed("") == {}
+    assert files.parse_flat_keyed("nr_periods 3\nusage_usec 12") == {"nr_periods": 3, "usage_usec": 12}

@@ -1,0 +1,107 @@
+"""What is cgroup v1's own: a directory per hierarchy, cpusets, memsw, children's quotas."""
+
+from pathlib import Path
+
+import pytest
+from fake_kernel import NO_LIMIT_V1, V1, FakeKernel
+
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import CgroupDriver
+from criproxy.model import Limits
+
+BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return FakeKernel(tmp_path, 1)
+
+
+@pytest.fixture
+def driver(kernel: FakeKernel) -> CgroupDriver:
+    return detect(kernel, kernel.root)
+
+
+@pytest.mark.parametrize("hierarchy", V1)
+def test_box_and_pod_are_in_every_hierarchy_that_runc_joins(
+    kernel: FakeKernel, driver: CgroupDriver, hierarchy: str
+) -> None:
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, 0)
+
+    assert kernel.exists(f"{kernel.root}/{hierarchy}{POD}")
+
+
+def test_cpuset_is_filled_from_the_top_down(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, 0)
+
+    for path in ("/kubelet", BOX, POD):
+        assert kernel.file(f"cpuset{path}/cpuset.cpus") == "0-3"
+        assert kernel.file(f"cpuset{path}/cpuset.mems") == "0"
+
+
+def test_cpuset_of_an_existing_prefix_is_left_alone_and_passed_on(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    kernel.mkdir(f"{kernel.root}/cpuset/kubelet")
+    kernel.by_hand("cpuset/kubelet/cpuset.cpus", "1,3")
+    kernel.by_hand("cpuset/kubelet/cpuset.mems", "0")
+
+    driver.ensure(BOX)
+
+    assert not [file for file, _ in kernel.writes if "/kubelet/cpuset" in file]
+    assert kernel.file(f"cpuset{BOX}/cpuset.cpus") == "1,3"
+
+
+def test_memsw_follows_the_limit_both_ways(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+
+    for size in (100 * MIB, 50 * MIB, 200 * MIB):
+        driver.write(BOX, Limits(1.0, size))
+        assert kernel.file(f"memory{BOX}/memory.memsw.limit_in_bytes") == str(size)
+
+
+def test_memory_without_swap_accounting_is_limited_too(tmp_path: Path) -> None:
+    (tmp_path / "noswap").mkdir()
+    kernel = FakeKernel(tmp_path / "noswap", 1, lacks=("memory.memsw.limit_in_bytes",))
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    driver.write(BOX, Limits(1.0, 100 * MIB))
+
+    assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(100 * MIB)
+
+
+def test_quota_below_a_childs_strips_the_childs(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.ensure_pod(POD, 0)
+    kernel.by_hand(f"cpu,cpuacct{POD}/cpu.cfs_quota_us", "80000")
+
+    changes = driver.write(BOX, Limits(0.5, 512 * MIB))
+
+    assert kernel.file(f"cpu,cpuacct{BOX}/cpu.cfs_quota_us") == "50000"
+    assert kernel.file(f"cpu,cpuacct{POD}/cpu.cfs_quota_us") == "-1"
+    assert [(change.old, change.new) for change in changes if change.drift] == [("80000", "-1")]
+
+
+def test_period_of_somebody_else_is_put_back(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    kernel.by_hand(f"cpu,cpuacct{BOX}/cpu.cfs_period_us", "10000")
+
+    changes = driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert [(change.old, change.new, change.drift) for change in changes] == [("10000", "100000", True)]
+
+
+def test_hierarchical_memory_is_switched_on_where_the_kernel_leaves_it_off(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    kernel.by_hand(f"memory{BOX}/memory.use_hierarchy", "0")
+
+    driver.ensure(BOX)
+
+    assert kernel.file(f"memory{BOX}/memory.use_hierarchy") == "1"
+    assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(NO_LIMIT_V1)

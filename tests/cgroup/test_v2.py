@@ -1,0 +1,96 @@
+"""What is cgroup v2's own: controllers enabled from the top down, memory.high before memory.max, swap."""
+
+from pathlib import Path
+
+import pytest
+from fake_kernel import FakeKernel
+
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import CgroupDriver
+from criproxy.model import UNLIMITED, Limits
+
+BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return FakeKernel(tmp_path, 2)
+
+
+@pytest.fixture
+def driver(kernel: FakeKernel) -> CgroupDriver:
+    return detect(kernel, kernel.root)
+
+
+@pytest.mark.parametrize("path", ["", "/kubelet", BOX])
+def test_controllers_that_exist_are_enabled_from_the_top_down(
+    kernel: FakeKernel, driver: CgroupDriver, path: str
+) -> None:
+    driver.ensure(BOX)
+
+    assert kernel.file(f"cg{path}/cgroup.subtree_control") == "cpu io memory"
+
+
+def test_controller_that_somebody_else_enabled_stays(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    kernel.by_hand("cg/cgroup.subtree_control", "misc")
+
+    driver.ensure(BOX)
+
+    assert kernel.file("cg/cgroup.subtree_control") == "cpu io memory misc"
+
+
+def test_pod_has_the_controllers(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, 64 * MIB)
+
+    assert kernel.file(f"cg{POD}/cgroup.controllers") == "cpu io memory"
+    assert kernel.file(f"cg{POD}/memory.max") == str(64 * MIB)
+
+
+def test_swap_is_off_while_memory_is_limited(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    limited = kernel.file(f"cg{BOX}/memory.swap.max")
+    driver.write(BOX, Limits(1.0, UNLIMITED))
+
+    assert (limited, kernel.file(f"cg{BOX}/memory.swap.max")) == ("0", "max")
+
+
+def test_kernel_without_swap_has_its_memory_limited_too(tmp_path: Path) -> None:
+    (tmp_path / "noswap").mkdir()
+    kernel = FakeKernel(tmp_path / "noswap", 2, lacks=("memory.swap.max",))
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert kernel.file(f"cg{BOX}/memory.max") == str(512 * MIB)
+
+
+def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    limited = kernel.file(f"cg{BOX}/memory.high")
+    driver.write(BOX, Limits(1.0, UNLIMITED))
+
+    assert (limited, kernel.file(f"cg{BOX}/memory.high")) == (str(512 * MIB), "max")
+
+
+def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    kernel.anon[f"{kernel.root}/cg{BOX}"] = 200 * MIB
+    driver.write(BOX, Limits(1.0, 64 * MIB))
+    kernel.writes.clear()
+
+    driver.write(BOX, Limits(1.0, 64 * MIB))
+
+    assert kernel.writes == []
+    assert kernel.file(f"cg{BOX}/memory.high") == str(64 * MIB)
+
+
+def test_oom_group_is_left_off(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert kernel.file(f"cg{BOX}/memory.oom.group") == "0"

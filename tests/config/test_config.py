@@ -1,0 +1,341 @@
+"""Reading config files: all errors at once, and what is salvaged beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.config import Config, Loaded, load, restart_keys
+from criproxy.config.example import render
+from criproxy.config.load import MAX_FILE_BYTES, parse
+from criproxy.config.schema import conflicts, settings, value_of
+from criproxy.hooks.offline import Rule, Subject, Test
+from criproxy.model import Pod, PodRef
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(text: str | bytes) -> Loaded:
+    return parse(text if isinstance(text, bytes) else text.encode(), "c.toml")
+
+
+def keys(loaded: Loaded) -> list[str]:
+    return [error.key for error in loaded.errors]
+
+
+def test_example_on_disk_is_what_the_code_renders() -> None:
+    assert (ROOT / "config.example.toml").read_text(encoding="utf-8") == render(), (
+        "run: python -m criproxy.config > config.example.toml"
+    )
+
+
+def test_example_loads_as_the_defaults() -> None:
+    assert read(render()) == Loaded(Config(), ())
+
+
+def test_example_names_every_setting() -> None:
+    for setting in settings():
+        assert f"\n{setting.name} = " in render() or f"\n# {setting.name} =" in render(), setting.key
+
+
+def test_empty_file_means_the_defaults() -> None:
+    assert read("") == Loaded(Config(), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        pytest.param('[proxy]\nlisten = "unix:///a//b"', "proxy.listen", "unix:///a//b", id="socket"),
+        pytest.param("[colocation]\nenabled = true", "colocation.enabled", True, id="bool"),
+        pytest.param('[colocation]\npresets = ["caelus"]', "colocation.presets", ("caelus",), id="list"),
+        pytest.param("[cpu]\nmax_cores = 3", "cpu.max_cores", 3.0, id="whole-number-for-a-float"),
+        pytest.param("[memory]\nmin_bytes = 4_194_304", "memory.min_bytes", 4 << 20, id="lowest-bound"),
+        pytest.param("[control]\npercentile = 0.999", "control.percentile", 0.999, id="highest-bound"),
+        pytest.param('[observe]\naddress = "[::1]:1"', "observe.address", "[::1]:1", id="ipv6-loopback"),
+        pytest.param('[observe]\naddress = "localhost:1"', "observe.address", "localhost:1", id="localhost"),
+        pytest.param('[observe]\naddress = "127.8.8.8:1"', "observe.address", "127.8.8.8:1", id="all-of-127"),
+    ],
+)
+def test_value_that_is_valid_is_taken(text: str, key: str, value: object) -> None:
+    loaded = read(text)
+    assert loaded.errors == ()
+    assert value_of(loaded.config, key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        pytest.param("[colocation]\nenabled = 1", "colocation.enabled", id="number-for-bool"),
+        pytest.param('[colocation]\non_disable = "kill"', "colocation.on_disable", id="no-such-choice"),
+        pytest.param("[cpu]\nwatermark_ratio = 1.01", "cpu.watermark_ratio", id="above"),
+        pytest.param("[cpu]\nwatermark_ratio = nan", "cpu.watermark_ratio", id="nan"),
+        pytest.param("[cpu]\nmin_cores = inf", "cpu.min_cores", id="inf"),
+        pytest.param("[cpu]\nmin_cores = true", "cpu.min_cores", id="bool-for-number"),
+        pytest.param("[memory]\nmin_bytes = 5e6", "memory.min_bytes", id="float-for-int"),
+        pytest.param(f"[memory]\nmin_bytes = {10**40}", "memory.min_bytes", id="huge-int"),
+        pytest.param("[control]\ninterval_s = 2024-01-01", "control.interval_s", id="date"),
+        pytest.param('[control]\ncheckpoint = "a/b"', "control.checkpoint", id="relative-path"),
+        pytest.param('[proxy]\nlisten = "run/x.sock"', "proxy.listen", id="relative-socket"),
+        pytest.param('[proxy]\nlisten = "tcp://127.0.0.1:1"', "proxy.listen", id="tcp"),
+        pytest.param('[proxy]\nlisten = "/a/"', "proxy.listen", id="directory"),
+        pytest.param('[proxy]\nlisten = "/a\\u0000b"', "proxy.listen", id="zero-byte"),
+        pytest.param(f'[proxy]\nlisten = "/{"ü" * 60}"', "proxy.listen", id="too-long-in-bytes"),
+        pytest.param('[proxy]\nlisten = "/a"\nruntime = "unix:///b/../a"', "proxy.listen", id="listen-is-runtime"),
+        pytest.param("[cpu]\nmin_cores = 3\nmax_cores = 2", "cpu.min_cores", id="min-above-max"),
+        pytest.param("[memory]\nmax_bytes = 4_194_304", "memory.min_bytes", id="default-min-above-max"),
+        pytest.param(
+            '[control]\npolicy = "static"\n[cpu]\nstatic_cores = 1', "control.policy", id="static-without-limit"
+        ),
+        pytest.param('[observe]\naddress = "0.0.0.0:9464"', "observe.address", id="not-loopback"),
+        pytest.param('[observe]\naddress = "10.0.0.1:9464"', "observe.address", id="other-host"),
+        pytest.param('[observe]\naddress = "127.0.0.1"', "observe.address", id="no-port"),
+        pytest.param('[observe]\naddress = "127.0.0.1:70000"', "observe.address", id="no-such-port"),
+        pytest.param('[observe]\naddress = "127.0.0.1:0"', "observe.address", id="port-zero"),
+        pytest.param('[observe]\naddress = "127.0.0.999:80"', "observe.address", id="no-address"),
+    ],
+)
+def test_value_that_is_invalid_is_one_error_and_the_default(text: str, key: str) -> None:
+    loaded = read(text)
+    assert keys(loaded) == [key]
+    assert value_of(loaded.config, key) == value_of(Config(), key)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        pytest.param("[colocaton]\nenabled = true", "colocaton", "colocation", id="section"),
+        pytest.param("[colocation]\nenable = true", "colocation.enable", "enabled", id="key"),
+        pytest.param("interval_s = 1", "interval_s", "control.interval_s", id="key-outside-its-section"),
+        pytest.param('[colocation]\nrules = [{lable = "a"}]', "colocation.rules[0].lable", "label", id="key-of-a-rule"),
+    ],
+)
+def test_unknown_key_is_an_error_that_names_the_nearest(text: str, key: str, near: str) -> None:
+    (error,) = read(text).errors
+    assert (error.key, error.remedy) == (key, f"did you mean {near}?")
+
+
+def test_section_that_is_no_table_is_an_error() -> None:
+    assert keys(read("proxy = 3")) == ["proxy"]
+
+
+def test_errors_are_all_told_at_once_with_file_key_value_and_remedy() -> None:
+    loaded = read(
+        """
+        [cpu]
+        min_cores = "many"
+        typo = 1
+        [observe]
+        log_level = "loud"
+        [proxy]
+        runtime = "/run/mine.sock"
+        [control]
+        interval_s = 0
+        percentile =
+        """
+    )
+    assert keys(loaded) == ["", "cpu.typo", "cpu.min_cores", "control.interval_s", "observe.log_level"]
+    assert loaded.config.proxy.runtime == "/run/mine.sock"
+    assert str(loaded.errors[3]) == (
+        "c.toml: control.interval_s = 0: expected a number from 0.1 to 60; correct it, or leave it out for 1.0"
+    )
+
+
+RULES: list[Any] = [
+    pytest.param('{label = "a", equals = "b"}', Rule(Subject.LABEL, "a", Test.EQUALS, "b"), id="label-equals"),
+    pytest.param('{label = "a", equals = ""}', Rule(Subject.LABEL, "a", Test.EQUALS, ""), id="equals-nothing"),
+    pytest.param('{annotation = "a", prefix = "b"}', Rule(Subject.ANNOTATION, "a", Test.PREFIX, "b"), id="prefix"),
+    pytest.param('{label = "a", present = true}', Rule(Subject.LABEL, "a", Test.PRESENT, ""), id="present"),
+    pytest.param('{namespace = true, equals = "x"}', Rule(Subject.NAMESPACE, "", Test.EQUALS, "x"), id="namespace"),
+]
+
+
+@pytest.mark.parametrize(("table", "rule"), RULES)
+def test_rule_that_is_valid_is_taken(table: str, rule: Rule) -> None:
+    loaded = read(f"[colocation]\nrules = [{table}]")
+    assert loaded.errors == ()
+    assert loaded.config.colocation.offline_rules().rules == (rule,)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param("{}", id="empty"),
+        pytest.param('{label = "a"}', id="no-test"),
+        pytest.param('{equals = "a"}', id="no-subject"),
+        pytest.param('{label = "a", annotation = "b", equals = "c"}', id="two-subjects"),
+        pytest.param('{label = "a", equals = "b", prefix = "c"}', id="two-tests"),
+        pytest.param('{label = "a", present = false}', id="present-false"),
+        pytest.param("{namespace = true, present = true}", id="every-pod"),
+        pytest.param('{namespace = "x", equals = "x"}', id="namespace-with-a-name"),
+        pytest.param('{label = "", equals = "b"}', id="empty-label"),
+        pytest.param('{label = "a", prefix = ""}', id="empty-prefix"),
+        pytest.param('{label = "a", equals = 3}', id="number"),
+        pytest.param("3", id="no-table"),
+    ],
+)
+def test_rule_that_is_invalid_is_one_error_and_the_others_stay(table: str) -> None:
+    loaded = read(f'[colocation]\nrules = [{{label = "good", present = true}}, {table}]')
+    assert keys(loaded) == ["colocation.rules[1]"]
+    assert [rule.key for rule in loaded.config.colocation.offline_rules().rules] == ["good"]
+
+
+def test_presets_are_asked_beside_the_rules() -> None:
+    rules = read('[colocation]\npresets = ["koordinator"]').config.colocation.offline_rules()
+    ref = PodRef("u", "ns", "n")
+    assert rules.why(Pod(ref, {"koordinator.sh/qosClass": "BE"})) is not None
+    assert rules.why(Pod(ref, {"colocation.criproxy.io/class": "offline"})) is not None
+    assert rules.why(Pod(ref, {}, {"mixer.kubernetes.io/app-class": "greedy"})) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        pytest.param(b'[proxy]\nlisten = "/mine"\n[cpu\nmin_cores = 1\n', "line 3", id="bad-line"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\n[cpu]\nmin_cores = \xff1\n', "line 4", id="not-utf-8"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\n[colocation]\nrules = [\n', "end", id="list-never-ends"),
+        pytest.param(
+            b'[proxy]\nlisten = "/mine"\n[colocation]\nrules = [\n{label = "a", equals = "b"},\n[cpu]\nmin_cores = 1\n',
+            "line 6",
+            id="list-never-ends-before-a-section",
+        ),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nx = """\na\nb\n', "end", id="string-never-ends"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nx = [\n' + b"1,\n" * 20_000, "end", id="long-list-never-ends"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nx = ' + b"[" * 50_000, "recursion", id="nested-too-deep"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nx = ' + b"9" * 50_000, "digits", id="number-too-long"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nlisten = "/other"\n', "line 3", id="key-twice"),
+    ],
+)
+def test_syntax_error_keeps_what_stands_before_it(data: bytes, line: str) -> None:
+    loaded = read(data)
+    assert line in loaded.errors[0].problem
+    assert loaded.config.proxy.listen == "/mine"
+
+
+def test_file_that_is_too_large_is_an_error() -> None:
+    loaded = read(b"#" * (MAX_FILE_BYTES + 1))
+    assert (keys(loaded), loaded.config) == ([""], Config())
+
+
+def test_file_that_is_missing_is_an_error_and_the_defaults(tmp_path: Path) -> None:
+    loaded = load(tmp_path / "none.toml")
+    assert loaded.config == Config()
+    assert "config.example.toml" in str(loaded.errors[0])
+    assert str(tmp_path / "none.toml") in str(loaded.errors[0])
+
+
+def test_file_that_is_a_directory_is_an_error(tmp_path: Path) -> None:
+    assert load(tmp_path).config == Config()
+    assert len(load(tmp_path).errors) == 1
+
+
+def test_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("[colocation]\nenabled = true\n")
+    assert load(tmp_path / "c").config.colocation.enabled
+
+
+def test_socket_paths_are_plain_and_normal() -> None:
+    proxy = read('[proxy]\nlisten = "unix:///a//b/../c"\nruntime = "/d"').config.proxy
+    assert (proxy.listen_path, proxy.runtime_path) == ("/a/c", "/d")
+
+
+def test_address_is_host_and_port() -> None:
+    assert read('[observe]\naddress = "[::1]:80"').config.observe.host_port == ("::1", 80)
+
+
+def test_restart_keys_are_those_that_changed_and_need_one() -> None:
+    new = read('[proxy]\nlisten = "/x"\n[observe]\naddress = "127.0.0.1:1"\n[cpu]\nmin_cores = 1').config
+    assert restart_keys(Config(), new) == ("proxy.listen", "observe.address")
+    assert restart_keys(new, new) == ()
+
+
+def test_error_of_a_hostile_value_is_one_short_line() -> None:
+    loaded = read('[proxy]\nlisten = "' + "\\u001b[2J\\n" * 1000 + '"\n[cpu]\n"' + "k" * 5000 + '" = 1')
+    for error in loaded.errors:
+        assert len(str(error)) < 500
+        assert str(error).isprintable()
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from([s.name for s in settings()] + ["label", "equals", "present", "namespace"])
+SCALARS = (
+    st.booleans()
+    | st.integers()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text()
+    | st.dates()
+    | st.times()
+    | st.datetimes()
+    | st.sampled_from(["/a", "unix:///a", "static", "dynamic", "127.0.0.1:1", "10.0.0.1:1", "koordinator", "evict"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["proxy", "colocation", "cpu", "memory", "control", "observe", "x"]),
+        st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=4) | VALUES,
+        max_size=6,
+    )
+)
+def test_any_document_gives_a_consistent_config_or_errors_with_one(document: dict[str, Any]) -> None:
+    loaded = read(_toml(document))
+    assert list(conflicts(loaded.config)) == []
+    loaded.config.colocation.offline_rules()
+    for error in loaded.errors:
+        assert str(error).isprintable()
+        assert error.key
+        assert error.remedy
+
+
+@given(st.sampled_from(settings()), VALUES)
+def test_any_value_of_any_key_is_taken_or_told(setting: Any, value: Any) -> None:
+    loaded = read(_toml({setting.section: {setting.name: value}}))
+    if not loaded.errors:
+        taken = value_of(loaded.config, setting.key)
+        assert type(taken) in (type(value), float, tuple)
+        assert setting.item_type or taken == value
+    else:
+        assert {error.key.split("[")[0] for error in loaded.errors} <= {s.key for s in settings()}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_config(data: bytes) -> None:
+    assert list(conflicts(read(data).config)) == []
+
+
+@given(st.integers(0, render().count("\n")))
+def test_any_leading_lines_of_the_example_mean_the_defaults(count: int) -> None:
+    assert read("\n".join(render().split("\n")[:count])).config == Config()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict) and all(isinstance(v, dict) for v in value.values()):
+        return "\n".join(f"[{_inline(name)}]\n" + _pairs(table, "\n") for name, table in value.items())
+    return _pairs(value, "\n")
+
+
+def _pairs(table: dict[str, Any], separator: str) -> str:
+    return separator.join(f"{_inline(name)} = {_inline(item)}" for name, item in table.items())
+
+
+def _inline(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
+        case list():
+            return "[" + ", ".join(map(_inline, value)) + "]"
+        case dict():
+            return "{" + _pairs(value, ", ") + "}"
+        case int() | float():
+            return repr(value)
+    return str(value.isoformat())

@@ -1,0 +1,128 @@
+"""Fakes of what the loop stands on: a clock that jumps, a box that holds its limits, a log that is a list."""
+
+from dataclasses import dataclass, field
+
+from criproxy.control.capacity import Capacity
+from criproxy.model import LimitChange, Limits, Usage
+
+GIB = 2**30
+
+
+class FakeClock:
+    """Time passes in `sleep` and by hand only. `sleeps` ends a `run` by cancelling it after so many sleeps."""
+
+    def __init__(self, boottime_s=1000.0, wall_s=1_700_006_400.0):
+        self.now, self.wall, self.slept = boottime_s, wall_s, []
+        self.stop_after = None
+
+    def boottime_s(self):
+        return self.now
+
+    def wall_s(self):
+        return self.wall
+
+    def advance(self, seconds):
+        self.now += seconds
+        self.wall += seconds
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.advance(seconds)
+        if self.stop_after is not None and len(self.slept) >= self.stop_after:
+            raise Stop
+
+
+class Stop(BaseException):
+    """Ends `run`, as a cancellation does."""
+
+
+@dataclass
+class FakeUsages:
+    node: Usage
+    box: Usage | None
+
+
+@dataclass
+class FakeBox:
+    """A node with some online load and a box that takes all it may."""
+
+    clock: FakeClock
+    online_cores: float = 1.0
+    online_bytes: int = 4 * GIB
+    limits: Limits | None = None
+    applied: list = field(default_factory=list)
+    usage_error: Exception | None = None
+    apply_error: Exception | None = None
+    apply_takes_s: float = 0.0
+    _last_s: float | None = None
+    _node_s: float = 0.0
+    _box_s: float = 0.0
+
+    async def usage(self):
+        dt = 0.0 if self._last_s is None else self.clock.now - self._last_s
+        self._last_s = self.clock.now
+        box_cores = self.limits.cpu_cores if self.limits else 0.0
+        self._box_s += dt * box_cores
+        self._node_s += dt * (self.online_cores + box_cores)
+        if self.usage_error:
+            raise self.usage_error
+        return FakeUsages(Usage(self._node_s, self.online_bytes + GIB), Usage(self._box_s, GIB))
+
+    async def apply(self, limits):
+        self.clock.advance(self.apply_takes_s)
+        if self.apply_error:
+            raise self.apply_error
+        self.applied.append(limits)
+        if limits == self.limits:
+            return ()
+        change = LimitChange("cpu.max", str(self.limits), str(limits), drift=False)
+        self.limits = limits
+        return (change,)
+
+
+@dataclass
+class FakeObserver:
+    """Remembers what it is told; once `deaf`, it raises instead."""
+
+    seen: list = field(default_factory=list)
+    seconds: list = field(default_factory=list)
+    missed: list = field(default_factory=list)
+    failed: int = 0
+    deaf: bool = False
+
+    def ticked(self, snapshot, decision, changes, seconds):
+        self._listen()
+        self.seen.append((snapshot, decision, changes))
+        self.seconds.append(seconds)
+
+    def tick_failed(self, seconds):
+        self._listen()
+        self.failed += 1
+
+    def ticks_missed(self, count):
+        self.missed.append(count)
+
+    def _listen(self):
+        if self.deaf:
+            raise RuntimeError("the observer broke")
+
+
+@dataclass
+class FakeLog:
+    """Takes structlog's calls; `events` has the level, the event and its fields."""
+
+    events: list = field(default_factory=list)
+
+    def __getattr__(self, level):
+        return lambda event, **fields: self.events.append((level, event, fields))
+
+    def names(self):
+        return [event for _, event, _ in self.events]
+
+
+class FakeCapacity:
+    def __init__(self, cores=4.0, memory_bytes=16 * GIB):
+        self.value = Capacity(cores, memory_bytes)
+
+    def __call__(self):
+        return self.value

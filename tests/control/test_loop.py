@@ -1,0 +1,263 @@
+"""The loop, tick by tick, against a fake node, and its schedule against a fake clock."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+from control_fakes import GIB, FakeBox, FakeCapacity, FakeClock, FakeLog, FakeObserver, Stop
+
+from criproxy.control.loop import Loop, LoopSettings
+from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
+from criproxy.control.series import PredictorSettings
+from criproxy.model import UNLIMITED, Limits
+
+POLICY = PolicySettings(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
+SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))
+FLOORS = Limits(0.1, GIB)
+
+
+class Node:
+    """A loop with all its fakes; `ticks` lets a second pass before each tick."""
+
+    def __init__(self, settings=SETTINGS):
+        self.clock, self.capacity, self.log = FakeClock(), FakeCapacity(), FakeLog()
+        self.box = FakeBox(self.clock)
+        self.observer = FakeObserver()
+        self.loop = Loop(
+            self.box,
+            self.capacity,
+            self.clock,
+            settings,
+            observer=self.observer,
+            log=self.log,
+        )
+
+    def ticks(self, count=1, seconds=1.0):
+        async def go():
+            done = []
+            for _ in range(count):
+                self.clock.advance(seconds)
+                done.append(await self.loop.tick())
+            return done
+
+        return asyncio.run(go())
+
+    def run(self, sleeps):
+        self.clock.slept.clear()
+        self.clock.stop_after = sleeps
+        with pytest.raises(Stop):
+            asyncio.run(self.loop.run())
+        return self.clock.slept
+
+
+@pytest.fixture
+def node():
+    return Node()
+
+
+def test_tick_first_one_has_no_rates_and_changes_nothing(node):
+    assert node.ticks() == [True]
+    assert (node.box.applied, node.observer.seen) == ([], [])
+
+
+def test_tick_cold_start_gives_the_floor_and_says_so(node):
+    node.ticks(3)
+    assert node.box.limits == FLOORS
+    assert "cold start, 2 of 3 samples" in node.observer.seen[-1][1].cpu_reason
+
+
+def test_tick_steady_load_leaves_the_rest_to_the_box(node):
+    node.ticks(20)
+    snapshot, decision, _ = node.observer.seen[-1]
+    assert snapshot.online_cores == pytest.approx(1.0)
+    assert node.box.limits.cpu_cores == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
+    assert node.box.limits.memory_bytes == pytest.approx(16 * GIB * 0.9 - 4 * GIB, rel=0.03)
+    assert decision.limits == node.box.limits
+
+
+def test_tick_online_step_up_lowers_in_the_same_tick(node):
+    node.ticks(20)
+    node.box.online_cores = 3.0
+    node.ticks()
+    assert node.box.limits.cpu_cores <= 4 * 0.9 - 3.0 + 1e-9
+    assert node.observer.seen[-1][1].cpu_reason.startswith("lowered")
+    assert len(node.observer.seen[-1][2]) == 1
+
+
+def test_tick_capacity_unplugged_bounds_the_box_in_the_same_tick(node):
+    node.ticks(20)
+    node.capacity.value = replace(node.capacity.value, cores=2.0)
+    node.ticks()
+    assert node.box.limits.cpu_cores <= 2 * 0.9 - 1.0 + 1e-9
+
+
+def test_tick_dry_run_decides_and_writes_nothing():
+    node = Node(replace(SETTINGS, dry_run=True))
+    node.ticks(10)
+    assert node.box.applied == []
+    assert node.observer.seen[-1][1].limits.cpu_cores > 2.0
+
+
+def test_tick_static_policy_applies_what_is_configured():
+    node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(1.5), StaticSettings(UNLIMITED))))
+    node.ticks(5)
+    assert node.box.limits == Limits(1.5, UNLIMITED)
+
+
+@pytest.mark.parametrize("where", ["usage_error", "apply_error"])
+def test_tick_failure_keeps_the_limits_is_counted_and_logged_once(node, where):
+    node.ticks(10)
+    before, heard = node.box.limits, len(node.observer.seen)
+    setattr(node.box, where, OSError("cpu.stat is gone"))
+    assert node.ticks(5) == [False] * 5
+    assert node.box.limits == before
+    assert node.loop.counters.failed_ticks == node.observer.failed == 5
+    assert node.log.names() == ["tick_failed"]
+    assert "cpu.stat is gone" in node.log.events[0][2]["error"]
+    assert len(node.observer.seen) == heard
+    setattr(node.box, where, None)
+    assert node.ticks(2) == [True, True]
+    assert node.log.names() == ["tick_failed", "tick_recovered"]
+    assert len(node.observer.seen) == heard + 2
+
+
+def test_tick_another_kind_of_failure_is_logged_again(node):
+    node.box.usage_error = OSError("one")
+    node.ticks(3)
+    node.box.usage_error = KeyError("two")
+    node.ticks(3)
+    assert node.log.names() == ["tick_failed", "tick_failed"]
+
+
+def test_tick_listener_that_raises_fails_the_tick_not_the_loop(node):
+    node.ticks(5)
+    node.observer.deaf = True
+    assert node.ticks(2) == [False, False]
+    assert node.log.names() == ["tick_failed"]
+
+
+def test_tick_observer_that_always_raises_does_not_keep_the_box_from_the_floor(node):
+    node.ticks(20)
+    node.observer.deaf, node.box.usage_error = True, OSError("gone")
+    assert node.ticks(61) == [False] * 61
+    assert node.box.limits == FLOORS
+
+
+def test_tick_tells_how_long_it_took(node):
+    node.box.apply_takes_s = 0.25
+    node.ticks(5)
+    assert node.observer.seconds == [0.25] * 4
+
+
+def test_tick_without_samples_for_a_horizon_falls_back_to_the_floor_once(node):
+    node.ticks(20)
+    high, heard = node.box.limits, len(node.observer.seen)
+    node.box.usage_error = OSError("gone")
+    node.ticks(60)
+    assert node.box.limits == high
+    node.ticks(1)
+    assert node.box.limits == FLOORS
+    assert "can't be predicted (no sample for 61 s)" in node.loop.history.records()[-1].decision.cpu_reason
+    assert len(node.observer.seen) == heard
+    node.box.usage_error = None
+    node.ticks(3)
+    assert node.box.limits.cpu_cores > 2.0
+
+
+def test_tick_that_can_neither_read_nor_write_for_long_stays_alive(node):
+    node.ticks(20)
+    node.box.usage_error = node.box.apply_error = OSError("gone")
+    assert node.ticks(100) == [False] * 100
+    assert node.loop.counters.failed_ticks == 100
+
+
+def test_tick_while_applying_fails_goes_on_towards_the_newest_limit(node):
+    node.ticks(20)
+    node.box.apply_error = OSError("EBUSY")
+    node.box.online_cores = 3.0
+    node.ticks(3)
+    node.box.apply_error = None
+    node.ticks(1)
+    assert node.box.limits.cpu_cores <= 4 * 0.9 - 3.0 + 1e-9
+
+
+def test_run_ticks_by_deadline_without_drift(node):
+    node.box.apply_takes_s = 0.25
+    slept = node.run(50)
+    assert slept[0] == 1.0
+    assert slept[1:] == [pytest.approx(0.75)] * 49
+    assert node.clock.now == pytest.approx(1050.0)
+    assert node.loop.counters.missed_ticks == 0
+
+
+@pytest.mark.parametrize(("takes", "missed"), [(1.25, 1), (2.0, 1), (7.5, 7)])
+def test_run_overrun_deadlines_are_skipped_and_counted(node, takes, missed):
+    node.run(5)
+    node.box.apply_takes_s = takes
+    node.run(1)
+    assert node.loop.counters.missed_ticks == sum(node.observer.missed) == missed
+    assert (node.clock.now - 1000.0) == int(node.clock.now - 1000.0)
+
+
+def test_run_is_ended_by_cancellation(node):
+    async def go():
+        task = asyncio.ensure_future(node.loop.run())
+        node.clock.sleep = asyncio.sleep
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())
+    assert node.log.events == []
+
+
+def test_settings_replaced_keep_what_the_predictors_know(node):
+    node.ticks(20)
+    before = node.loop.predictors()
+    node.loop.replace_settings(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, watermark_ratio=0.5))))
+    assert node.loop.predictors() == before
+    node.ticks()
+    assert node.box.limits.cpu_cores == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
+
+
+def test_settings_with_another_percentile_keep_the_level(node):
+    node.ticks(20)
+    node.loop.replace_settings(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", percentile_ratio=0.95)))
+    cpu = node.loop.predictors()["cpu"]
+    assert (cpu.kind, cpu.samples) == ("calibrated", 19)
+    assert cpu.level == pytest.approx(1.0, abs=0.06)
+    assert node.log.events == []
+
+
+def test_settings_with_another_half_life_start_cold_and_say_so(node):
+    node.ticks(20)
+    node.loop.replace_settings(replace(SETTINGS, predictor=PredictorSettings(kind="histogram", half_life_s=60.0)))
+    assert node.log.names() == ["predictor_starts_cold"] * 2
+    assert node.loop.predictors()["cpu"].samples == 0
+
+
+def test_settings_that_are_bad_change_nothing(node):
+    node.ticks(20)
+    before = node.loop.predictors()
+    with pytest.raises(ValueError, match="quantile"):
+        node.loop.replace_settings(replace(SETTINGS, interval_s=9.0, predictor=PredictorSettings(percentile_ratio=2.0)))
+    assert node.loop.predictors() == before
+    assert node.run(2) == [1.0, 1.0]
+
+
+def test_restored_loop_continues_where_the_old_one_was(node):
+    node.ticks(20)
+    young = Node()
+    young.clock.now = node.clock.now
+    young.loop.restore(node.loop.checkpoint(), 0.0)
+    young.ticks(2)
+    assert young.box.limits.cpu_cores == pytest.approx(node.box.limits.cpu_cores, abs=0.06)
+
+
+def test_history_holds_changes_and_reasons(node):
+    node.ticks(100)
+    records = node.loop.history.records()
+    assert 8 < len(records) < 20
+    assert all(math.isfinite(record.snapshot.online_cores) for record in records)

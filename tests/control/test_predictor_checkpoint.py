@@ -1,0 +1,158 @@
+"""The checkpoint on disk: whole or not there, and never in the way of a start."""
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from control_fakes import FakeClock, FakeLog, Stop
+
+from criproxy.control.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def log():
+    return FakeLog()
+
+
+@pytest.fixture
+def file(tmp_path, clock, log):
+    return CheckpointFile(tmp_path / "state" / "predictor.json", clock, log)
+
+
+@pytest.fixture
+def states(clock):
+    predictor = make_predictor(PredictorSettings(), CPU_BUCKETS)
+    for i in range(3000):
+        t = clock.now - 3000 + i
+        predictor.observe(t, clock.wall - 3000 + i, (37 * i % 101) / 10, 32.0)
+    return {"cpu": predictor.checkpoint()}
+
+
+def test_checkpoint_written_then_loaded_is_bit_exact(file, states, log):
+    file.write(states)
+    assert file.load() == (states, 0.0)
+    assert log.events == []
+
+
+def test_checkpoint_missing_file_loads_nothing_silently(file, log):
+    assert file.load() == ({}, 0.0)
+    assert log.events == []
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        (30.0, 1030.0, 0.0),
+        (50.0, 1030.0, 0.0),
+        (-10.0, 1030.0, 0.0),
+        (30.0, 12.0, 12.0 - 1000.0 - 30.0),
+        (3000.0, 1000.0, -3000.0),
+        (3630.0, 1030.0, -3600.0),
+    ],
+    ids=[
+        "same-boot",
+        "wall-set-ahead",
+        "wall-set-back",
+        "rebooted",
+        "rebooted-with-longer-uptime",
+        "wall-set-far-ahead",
+    ],
+)
+def test_checkpoint_times_are_moved_by_what_the_boots_differ(file, states, clock, moved):
+    file.write(states)
+    wall_later, clock.now, shift = moved
+    clock.wall += wall_later
+    assert file.load() == (states, shift)
+
+
+def test_checkpoint_after_a_reboot_is_taken_over_by_the_predictor(file, states, clock):
+    file.write(states)
+    clock.advance(90.0)
+    clock.now = 12.0
+    loaded, shift = file.load()
+    predictor = make_predictor(PredictorSettings(), CPU_BUCKETS)
+    assert predictor.restore(loaded["cpu"], clock.now, shift) == ()
+    assert predictor.describe().samples == 3000
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: "", "truncated"),
+        (lambda text: text[: len(text) // 2], "truncated"),
+        (lambda text: "not json", "malformed"),
+        (lambda text: "[]", "Expected `object`"),
+        (lambda text: "{}", "version is missing"),
+        (lambda text: text.replace('"version":1', '"version":2'), "version is 2, not 1"),
+        (lambda text: text.replace('"samples":3000', '"samples":"many"'), "Expected `int`"),
+        (lambda text: text.replace('"usage"', '"use"'), "missing required field `usage`"),
+        (lambda text: text.replace('"wall_s":1700006400.0', '"wall_s":1700006461.0'), "-61 s old"),
+        (lambda text: text.replace('"wall_s":1700006400.0', f'"wall_s":{1700006399.0 - MAX_AGE_S}'), "604801 s old"),
+        (lambda text: text.replace('"wall_s":1700006400.0', '"wall_s":1e999'), "out of range"),
+        (lambda text: "\udc80" + text, "malformed|invalid"),
+    ],
+    ids=["empty", "half", "text", "list", "no-version", "newer-version", "wrong-type", "missing-key", "future", "old",
+         "infinite", "not-utf8"],
+)  # fmt: skip
+def test_checkpoint_unusable_file_is_set_aside_with_one_line(file, states, log, spoil, reason):
+    file.write(states)
+    text = spoil(file.path.read_text())
+    file.path.write_bytes(text.encode(errors="surrogateescape"))
+    assert file.load() == ({}, 0.0)
+    [(level, event, fields)] = log.events
+    assert (level, event) == ("warning", "checkpoint_set_aside")
+    assert re.search(reason, fields["reason"]), fields["reason"]
+    aside = file.path.with_name("predictor.json.bad")
+    assert aside.read_bytes() == text.encode(errors="surrogateescape")
+    assert not file.path.exists()
+    assert file.load() == ({}, 0.0)
+
+
+def test_checkpoint_a_directory_in_its_place_is_not_fatal(file, log):
+    file.path.mkdir(parents=True)
+    assert file.load() == ({}, 0.0)
+    assert log.names() == ["checkpoint_unreadable"]
+
+
+def test_checkpoint_write_that_fails_leaves_the_old_file(file, states, monkeypatch):
+    file.write(states)
+    before = file.path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("criproxy.control.checkpoint.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        file.write({"cpu": replace(states["cpu"], samples=1)})
+    assert file.path.read_bytes() == before
+
+
+def test_checkpointer_writes_each_minute(file, states, clock, log):
+    clock.stop_after = 4
+    with pytest.raises(Stop):
+        asyncio.run(Checkpointer(file, clock, lambda: states, log).run())
+    assert clock.slept == [60.0] * 4
+    assert json.loads(file.path.read_text())["boottime_s"] == 1000.0 + 180.0
+
+
+def test_checkpointer_failure_is_counted_and_logged_once_until_it_works(file, states, clock, log):
+    file.path.parent.write_text("a file where the directory should be")
+    checkpointer = Checkpointer(file, clock, lambda: states, log)
+    for _ in range(3):
+        asyncio.run(checkpointer.save())
+    assert checkpointer.failures == 3
+    assert log.names() == ["checkpoint_failed"]
+    file.path.parent.unlink()
+    asyncio.run(checkpointer.save())
+    assert file.load()[0] == states
+    assert checkpointer.last_written_s == clock.wall

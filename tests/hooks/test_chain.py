@@ -1,0 +1,107 @@
+"""The hooks of an offline pod, as tables: facts in, changes out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from criproxy.hooks import Chain, HookConflictError, offline_chain
+from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef, Resources, Target
+
+PLACE = "/offline/pod1"
+CALL = Call(
+    operation=Operation.CREATE_CONTAINER,
+    target=Target.CONTAINER,
+    pod=PodRef("1", "batch", "job"),
+    placement=PLACE,
+    resources=Resources(),
+    child_quota=False,
+    container="main",
+)
+LOWEST = {("cpu_shares", "", 2), ("oom_score_adj", "", 1000)}
+
+
+def changes(call: Call) -> set[tuple[str, str, str | int | None]]:
+    return {(c.field, c.key, c.value) for c in offline_chain().adjust(call)}
+
+
+@pytest.mark.parametrize(
+    ("operation", "target", "expected"),
+    [
+        (
+            Operation.RUN_POD_SANDBOX,
+            Target.SANDBOX,
+            {("cgroup_parent", "", PLACE), ("annotations", PLACEMENT_ANNOTATION, PLACE)},
+        ),
+        (
+            Operation.RESTORE_POD,
+            Target.SANDBOX,
+            {("cgroup_parent", "", PLACE), ("annotations", PLACEMENT_ANNOTATION, PLACE)},
+        ),
+        (Operation.RESTORE_POD, Target.CONTAINER, set()),
+        (Operation.CREATE_CONTAINER, Target.CONTAINER, {("cgroup_parent", "", PLACE)}),
+        (Operation.UPDATE_CONTAINER_RESOURCES, Target.CONTAINER, set()),
+        (Operation.UPDATE_POD_SANDBOX_RESOURCES, Target.SANDBOX, set()),
+    ],
+)
+def test_chain_by_operation_places_what_starts(operation: Operation, target: Target, expected: set) -> None:
+    assert changes(replace(CALL, operation=operation, target=target)) == expected | LOWEST
+
+
+@pytest.mark.parametrize(
+    ("resources", "child_quota", "expected"),
+    [
+        pytest.param(Resources(cpu_shares=1024), False, LOWEST, id="shares"),
+        pytest.param(Resources(cpu_shares=2), False, {("oom_score_adj", "", 1000)}, id="shares-already-lowest"),
+        pytest.param(Resources(oom_score_adj=-997), False, LOWEST, id="guaranteed-oom-score"),
+        pytest.param(Resources(oom_score_adj=1000, cpu_shares=2), False, set(), id="nothing-to-do"),
+        pytest.param(
+            Resources(cpu_quota_us=50000, cpu_period_us=100000),
+            False,
+            LOWEST | {("cpu_quota", "", None), ("cpu_period", "", None)},
+            id="quota-v1",
+        ),
+        pytest.param(Resources(cpu_quota_us=50000, cpu_period_us=100000), True, LOWEST, id="quota-v2-kept"),
+        pytest.param(
+            Resources(cpuset_cpus="0-3", cpuset_mems="0"),
+            True,
+            LOWEST | {("cpuset_cpus", "", None), ("cpuset_mems", "", None)},
+            id="cpuset",
+        ),
+        pytest.param(Resources(memory_limit_bytes=1 << 30), False, LOWEST, id="memory-kept"),
+        pytest.param(
+            Resources(unified={"cpu.weight": "100", "memory.oom.group": "1", "cpuset.cpus": "0"}),
+            True,
+            LOWEST | {("unified", "cpu.weight", None), ("unified", "cpuset.cpus", None)},
+            id="unified",
+        ),
+    ],
+)
+def test_resources_by_field_lose_what_lifts_them(resources: Resources, child_quota: bool, expected: set) -> None:
+    call = replace(CALL, operation=Operation.UPDATE_CONTAINER_RESOURCES, resources=resources, child_quota=child_quota)
+    assert changes(call) == expected
+
+
+@dataclass
+class Setter:
+    name: str
+    change: Change
+
+    def adjust(self, call: Call) -> Iterator[Change]:
+        yield self.change
+
+
+def test_chain_two_values_for_one_field_names_both_hooks() -> None:
+    chain = Chain((Setter("mine", Change("cpu_shares", 2, "")), Setter("yours", Change("cpu_shares", 3, ""))))
+    with pytest.raises(HookConflictError, match=r"'mine' and 'yours' set cpu_shares to 2 and 3"):
+        chain.adjust(CALL)
+
+
+def test_chain_one_value_twice_merges() -> None:
+    chain = Chain((Setter("mine", Change("cpu_shares", 2, "a")), Setter("yours", Change("cpu_shares", 2, "b"))))
+    assert [c.reason for c in chain.adjust(CALL)] == ["a"]
+
+
+def test_chain_two_keys_of_one_map_both_stay() -> None:
+    chain = Chain((Setter("a", Change("unified", None, "", "x")), Setter("b", Change("unified", None, "", "y"))))
+    assert len(chain.adjust(CALL)) == 2

@@ -1,0 +1,154 @@
+"""The endpoints, over a real socket."""
+
+import http.client
+import io
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+import structlog
+from status_samples import STATUS
+
+from criproxy.observe import log
+from criproxy.observe.http import Endpoints, HttpServer, serve
+from criproxy.observe.status import from_json
+
+WELL = Endpoints(metrics=lambda: b"m 1\n", unhealthy=lambda: None, unready=lambda: None, status=lambda: STATUS)
+ILL = Endpoints(
+    metrics=lambda: b"", unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff", status=lambda: STATUS
+)
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    log.configure("info", stream)
+    yield stream
+    structlog.reset_defaults()
+
+
+@contextmanager
+def serving(endpoints: Endpoints, host: str = "127.0.0.1") -> Iterator[int]:
+    server = HttpServer(host, 0, endpoints)
+    try:
+        yield server.port
+    finally:
+        server.close()
+
+
+def ask(
+    port: int, path: str, method: str = "GET", host: str = "127.0.0.1"
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    with closing(http.client.HTTPConnection(host, port, timeout=20)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "path", "status", "body"),
+    [
+        pytest.param(WELL, "/metrics", 200, b"m 1\n", id="metrics"),
+        pytest.param(WELL, "/healthz", 200, b"ok\n", id="healthy"),
+        pytest.param(WELL, "/readyz", 200, b"ok\n", id="ready"),
+        pytest.param(WELL, "/readyz?verbose", 200, b"ok\n", id="query"),
+        pytest.param(ILL, "/healthz", 503, b"the loop hangs\n", id="unhealthy"),
+        pytest.param(ILL, "/readyz", 503, b"no runtime \\udcff\n", id="unready"),
+        pytest.param(WELL, "/", 404, b"/metrics /healthz /readyz /status\n", id="root"),
+        pytest.param(WELL, "/../etc/passwd", 404, b"/metrics /healthz /readyz /status\n", id="path"),
+    ],
+)
+def test_path_answers(endpoints: Endpoints, path: str, status: int, body: bytes) -> None:
+    with serving(endpoints) as port:
+        assert ask(port, path)[:2] == (status, body)
+
+
+def test_status_is_json() -> None:
+    with serving(WELL) as port:
+        status, body, headers = ask(port, "/status")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert from_json(body.decode()) == STATUS
+
+
+def test_metrics_carry_the_type_that_prometheus_asks_for() -> None:
+    with serving(WELL) as port:
+        assert ask(port, "/metrics")[2]["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_head_answers_without_a_body() -> None:
+    with serving(WELL) as port:
+        status, body, headers = ask(port, "/metrics", "HEAD")
+    assert (status, body, headers["Content-Length"]) == (200, b"", "4")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_other_method_is_not_allowed(method: str) -> None:
+    with serving(WELL) as port:
+        status, _, headers = ask(port, "/metrics", method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.StringIO) -> None:
+    def fail() -> bytes:
+        raise RuntimeError("secret")
+
+    with serving(Endpoints(fail, lambda: None, lambda: None, lambda: STATUS)) as port:
+        status, body, _ = ask(port, "/metrics")
+        assert (status, b"secret" in body) == (500, False)
+        assert ask(port, "/healthz")[0] == 200
+    (line,) = logged.getvalue().splitlines()
+    assert json.loads(line)["event"] == "observe_failed"
+
+
+def test_client_that_hangs_keeps_nobody_waiting() -> None:
+    with serving(WELL) as port, closing(socket.create_connection(("127.0.0.1", port))) as hanging:
+        hanging.sendall(b"GET /metr")
+        assert ask(port, "/healthz")[0] == 200
+
+
+def test_clients_beyond_the_bound_are_turned_away() -> None:
+    with serving(WELL) as port:
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(9)]
+        # The ninth is closed at once; the others are waited for.
+        assert clients[8].recv(1) == b""
+        for client in clients:
+            client.close()
+
+
+def test_ipv6_is_served() -> None:
+    if not socket.has_ipv6 or not _has_loopback6():
+        pytest.skip("this machine has no ::1")
+    with serving(WELL, "::1") as port:
+        assert ask(port, "/healthz", host="::1")[0] == 200
+
+
+def _has_loopback6() -> bool:
+    try:
+        with closing(socket.socket(socket.AF_INET6, socket.SOCK_STREAM)) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def test_port_that_is_taken_is_one_error_and_no_server(logged: io.StringIO) -> None:
+    with serving(WELL) as port:
+        assert serve("127.0.0.1", port, WELL) is None
+    (line,) = logged.getvalue().splitlines()
+    error = json.loads(line)
+    assert (error["event"], error["address"], error["error"]) == (
+        "observe_not_listening",
+        f"127.0.0.1:{port}",
+        "Address already in use",
+    )
+    assert "observe.address" in error["remedy"]
+
+
+def test_port_is_free_again_after_close() -> None:
+    with serving(WELL) as port:
+        pass
+    server = serve("127.0.0.1", port, WELL)
+    assert server is not None
+    server.close()

@@ -1,0 +1,78 @@
+"""The status as JSON and as text."""
+
+import dataclasses
+import json
+
+import pytest
+from status_samples import STATUS
+
+from criproxy.observe.status import from_json, render, to_json
+
+
+def test_json_comes_back_as_it_went() -> None:
+    raw = dataclasses.replace(STATUS, version="\udcff")
+    assert from_json(to_json(raw)) == raw
+    assert to_json(raw).isascii()
+
+
+def test_json_before_the_first_offline_pod_comes_back() -> None:
+    box = dataclasses.replace(STATUS.box, path=None, cpu=None, memory=None)
+    status = dataclasses.replace(STATUS, box=box)
+    assert from_json(to_json(status)) == status
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}'], ids=["empty", "list", "object", "wrong-type"])
+def test_json_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "criproxy 0.1.0, pid 12, up 1 h 2 min\n",
+        "colocation    on\n",
+        "/run/c.sock (ready, containerd 1.6)\n",
+        "/etc/c.toml (1 errors)\n  a: b\n",
+        "only after a restart: proxy.listen\n",
+        "/offline (drift 1, pod cgroups swept 2, ticks failed 3)\n",
+        "  cores           4.00        3.00        1.75        2.10        1.25        1.50\n",
+        "  memory      8.00 GiB    4.00 GiB    3.00 GiB   not known    1.00 GiB   unlimited\n",
+        "throttled 12.5% of the time\n",
+        "CPU: lowered to 1.50 cores\n",
+        "memory: not known\n",
+        "offline pods  1\n  batch/job\\x1b[2J  u1  /offline/podu1\n",
+    ],
+)
+def test_text_shows(shown: str) -> None:
+    assert shown in render(STATUS)
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        pytest.param({"box": dataclasses.replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
+        pytest.param({"dry_run": True}, "dry run: nothing is written\n", id="dry-run"),
+        pytest.param({"colocation": "pass-through"}, "colocation    pass-through\n", id="pass-through"),
+        pytest.param({"pods": STATUS.pods * 60}, "  and 10 more (--json lists them all)\n", id="many-pods"),
+        pytest.param({"uptime_s": 0.4}, "up 0 s\n", id="just-started"),
+    ],
+)
+def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> None:
+    assert shown in render(dataclasses.replace(STATUS, **change))  # type: ignore[arg-type]
+
+
+def test_text_of_a_runtime_that_is_gone_says_why() -> None:
+    runtime = dataclasses.replace(STATUS.runtime, ready=False, problem="connection refused")
+    assert "not ready: connection refused" in render(dataclasses.replace(STATUS, runtime=runtime))
+
+
+def test_text_before_the_first_sample_says_so() -> None:
+    box = dataclasses.replace(STATUS.box, cpu=None)
+    assert "no sample yet" in render(dataclasses.replace(STATUS, box=box))
+
+
+def test_json_is_what_other_programs_read() -> None:
+    data = json.loads(to_json(STATUS))
+    assert data["box"]["memory"]["limit_bytes"] == "unlimited"
+    assert data["box"]["cpu"]["limit_cores"] == 1.5

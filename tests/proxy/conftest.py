@@ -1,0 +1,156 @@
+"""The rig of the carrier's tests: client, engine and fake runtime, all on one event loop."""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from fake_runtime import OPTIONS, FakeRuntime
+from grpc import aio
+
+from criproxy.proxy.engine import Forward, Refuse
+from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
+from criproxy.proxy.server import Carrier, ProxyServer
+from criproxy.proxy.socket import ListenSocket, grpc_target
+
+
+@dataclass
+class FakeInterceptor:
+    """Wants the methods of `verdicts`, and does with their messages what is written there."""
+
+    verdicts: dict[str, Callable[[bytes], Forward | Refuse]] = field(default_factory=dict)
+    learned: list[tuple[Any, bytes]] = field(default_factory=list)
+    learning: asyncio.Event = field(default_factory=asyncio.Event)
+    may_learn: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_learn.set()
+
+    def wants(self, method: str) -> bool:
+        return method in self.verdicts
+
+    async def request(self, method: str, message: bytes) -> Forward | Refuse:
+        return self.verdicts[method](message)
+
+    async def answered(self, ticket: Any, message: bytes) -> None:
+        self.learning.set()
+        await self.may_learn.wait()
+        self.learned.append((ticket, message))
+
+
+@dataclass
+class FakeMetrics:
+    in_flight: int = 0
+    calls: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def on_start(self) -> None:
+        self.in_flight += 1
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        assert seconds >= 0
+        self.in_flight -= 1
+        self.calls.append((method, code, hooked))
+
+
+@dataclass
+class Rig:
+    """A client's `channel` to the fake `runtime`, through the engine or directly."""
+
+    runtime: FakeRuntime
+    channel: Any
+    path: Path
+    interceptor: FakeInterceptor
+    metrics: FakeMetrics
+
+    def unary(self, method: str) -> Any:
+        return self.channel.unary_unary(method)
+
+    def client(self, **options: Any) -> Any:
+        return aio.insecure_channel(
+            f"unix:{self.path}", options=(*OPTIONS, *((f"grpc.{key}", value) for key, value in options.items()))
+        )
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until `condition` holds; fail when it does not for `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {inspect.getsource(condition)}"
+        await asyncio.sleep(0.005)
+
+
+async def ignore(_info: RuntimeInfo) -> None:
+    pass
+
+
+@asynccontextmanager
+async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> AsyncIterator[Rig]:
+    runtime = FakeRuntime(directory / "runtime.sock")
+    if runtime_runs:
+        await runtime.start()
+    interceptor, metrics = FakeInterceptor(), FakeMetrics()
+    listen = ListenSocket(directory / "proxy.sock", pid=1)
+    link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
+    server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
+    await server.start()
+    path = runtime.path if engine == "direct" else listen.path
+    async with aio.insecure_channel(grpc_target(path), options=OPTIONS) as channel:
+        yield Rig(runtime, channel, path, interceptor, metrics)
+    await server.stop(0)
+    await link.close()
+    if runtime_runs:
+        await runtime.stop()
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the coroutine tests that ask for `runner` on its loop."""
+    if "runner" not in pyfuncitem.funcargs or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    pyfuncitem.funcargs["runner"].run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture
+def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever a client or the runtime does, it is no reason for gRPC or asyncio to complain."""
+    yield
+    complaints = [
+        record.getMessage()
+        for when in ("setup", "call")
+        for record in caplog.get_records(when)
+        if record.levelno >= logging.WARNING and record.name.startswith(("grpc", "asyncio"))
+    ]
+    assert complaints == []
+
+
+def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path) -> Iterator[Rig]:
+    context = build_rig(engine, tmp_path)
+    yield runner.run(context.__aenter__())
+    runner.run(context.__aexit__(None, None, None))
+
+
+@pytest.fixture(params=["direct", "grpc"])
+def rig(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
+    """What must be the same directly and through each engine."""
+    yield from _make_rig(request.param, runner, tmp_path)
+
+
+@pytest.fixture(params=["grpc"])
+def proxied(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
+    """What only an engine does."""
+    yield from _make_rig(request.param, runner, tmp_path)

@@ -1,0 +1,359 @@
+"""Hooked calls against a scripted runtime, box and config: who is rewritten, refused, left alone."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from criproxy.cgroup.naming import PodParent
+from criproxy.hooks import Chain, offline_chain
+from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
+from criproxy.model import PLACEMENT_ANNOTATION, AdmissionError, Call, Change, Pod, Sandbox
+from criproxy.proxy import cri_pb2 as cri
+from criproxy.proxy.engine import Forward, Refuse
+from criproxy.proxy.intercept import HookInterceptor, Settings
+from criproxy.proxy.inventory import Inventory
+
+RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
+V1 = "/runtime.v1.RuntimeService/"
+KUBELET = "/kubepods/besteffort/pod1"
+BOXED = "/offline/pod1"
+
+
+@dataclass
+class Runtime:
+    """Answers list queries from two dicts; `down` makes it unreachable."""
+
+    sandboxes: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict)
+    down: bool = False
+    queries: int = 0
+
+    async def query(self, method: str, request: bytes) -> bytes:
+        self.queries += 1
+        if self.down:
+            raise ConnectionError("runtime is down")
+        if method == "ListPodSandbox":
+            wanted = cri.ListPodSandboxRequest.FromString(request).filter.id.decode()
+            return cri.ListPodSandboxResponse(
+                items=[_listed(i, place) for i, place in self.sandboxes.items() if wanted in ("", i)]
+            ).SerializeToString()
+        wanted = cri.ListContainersRequest.FromString(request).filter.id.decode()
+        return cri.ListContainersResponse(
+            containers=[
+                cri.Container(id=c.encode(), pod_sandbox_id=s.encode())
+                for c, s in self.containers.items()
+                if wanted in ("", c)
+            ]
+        ).SerializeToString()
+
+
+def _listed(sandbox_id: str, placement: str) -> cri.PodSandbox:
+    annotations = [_entry(PLACEMENT_ANNOTATION, placement)] if placement else []
+    return cri.PodSandbox(id=sandbox_id.encode(), metadata=_METADATA, annotations=annotations)
+
+
+@dataclass
+class Box:
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+    resized: list[tuple[str, int]] = field(default_factory=list)
+    full: str = ""
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        if self.full:
+            raise AdmissionError(self.full)
+        self.admitted.append((place.in_box, memory_bytes))
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        self.resized.append((place.in_box, memory_bytes))
+
+
+@dataclass
+class Counters:
+    rewrites: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    def on_rewrite(self, operation: str) -> None:
+        self.rewrites.append(operation)
+
+    def on_refusal(self, operation: str, reason: str) -> None:
+        self.refusals.append(reason)
+
+
+@dataclass
+class Bench:
+    """A HookInterceptor with everything around it scripted."""
+
+    enabled: bool = True
+    chain: Chain = field(default_factory=offline_chain)
+    runtime: Runtime = field(default_factory=Runtime)
+    box: Box = field(default_factory=Box)
+    counters: Counters = field(default_factory=Counters)
+    removed: list[Sandbox] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inventory = Inventory(self.runtime.query, lambda place: place.startswith("/offline/"))
+        self.intercept = HookInterceptor(
+            Settings(self.enabled, RULES),
+            self.chain,
+            self.inventory,
+            self.box,
+            self.counters,
+            child_quota=False,
+            on_removed=self.removed.append,
+        )
+
+    def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
+        async def go() -> Forward | Refuse:
+            verdict = await self.intercept.request(method, message)
+            if answer is not None and isinstance(verdict, Forward) and verdict.ticket is not None:
+                await self.intercept.answered(verdict.ticket, answer)
+            return verdict
+
+        return asyncio.run(go())
+
+    def run_pod(self, message: bytes, sandbox_id: str = "s1", service: str = V1) -> Forward | Refuse:
+        answer = cri.RunPodSandboxResponse(pod_sandbox_id=sandbox_id.encode()).SerializeToString()
+        return self.send(service + "RunPodSandbox", message, answer)
+
+
+_METADATA = cri.PodSandboxMetadata(name=b"job", uid=b"1", namespace=b"batch")
+
+
+def _entry(key: str, value: str) -> cri.StringEntry:
+    return cri.StringEntry(key=key.encode(), value=value.encode())
+
+
+def _config(offline: bool, parent: str = KUBELET) -> cri.PodSandboxConfig:
+    return cri.PodSandboxConfig(
+        metadata=_METADATA,
+        labels=[_entry("class", "offline" if offline else "online")],
+        linux=cri.LinuxPodSandboxConfig(
+            cgroup_parent=parent.encode(),
+            resources=cri.LinuxContainerResources(memory_limit_in_bytes=1000),
+            overhead=cri.LinuxContainerResources(memory_limit_in_bytes=24),
+        ),
+    )
+
+
+def run_request(offline: bool, parent: str = KUBELET) -> bytes:
+    return cri.RunPodSandboxRequest(config=_config(offline, parent)).SerializeToString()
+
+
+def create_request(sandbox_id: str, offline: bool) -> bytes:
+    return cri.CreateContainerRequest(
+        pod_sandbox_id=sandbox_id.encode(),
+        config=cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources={"cpu_shares": 1024, "cpu_quota": 50000})),
+        sandbox_config=_config(offline),
+    ).SerializeToString()
+
+
+def forwarded(verdict: Forward | Refuse) -> bytes:
+    assert isinstance(verdict, Forward), verdict
+    return verdict.message
+
+
+def parent_of_created(verdict: Forward | Refuse) -> str:
+    return cri.CreateContainerRequest.FromString(forwarded(verdict)).sandbox_config.linux.cgroup_parent.decode()
+
+
+@pytest.mark.parametrize("service", ["runtime.v1", "runtime.v1alpha2"])
+def test_start_offline_pod_goes_to_the_box(service: str) -> None:
+    bench = Bench()
+    message = forwarded(bench.run_pod(run_request(True), service=f"/{service}.RuntimeService/"))
+    config = cri.RunPodSandboxRequest.FromString(message).config
+    assert config.linux.cgroup_parent == BOXED.encode()
+    assert [(e.key, e.value) for e in config.annotations] == [(PLACEMENT_ANNOTATION.encode(), BOXED.encode())]
+    assert bench.box.admitted == [(BOXED, 1024)]
+    assert [s.placement for s in bench.inventory.placed] == [BOXED]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "message"),
+    [
+        pytest.param(True, run_request(False), id="online"),
+        pytest.param(False, run_request(True), id="offline-while-off"),
+        pytest.param(True, b"\xff\xff\xff", id="undecodable"),
+        pytest.param(True, b"", id="empty"),
+    ],
+)
+def test_start_other_pod_passes_as_the_bytes_that_came(enabled: bool, message: bytes) -> None:
+    bench = Bench(enabled=enabled)
+    assert forwarded(bench.run_pod(message)) == message
+    assert bench.box.admitted == []
+    assert bench.inventory.placed == ()
+
+
+@pytest.mark.parametrize(
+    ("parent", "full", "code", "reason"),
+    [
+        pytest.param("/elsewhere/pod1", "", 9, "no_place", id="parent-not-of-kubelet"),
+        pytest.param("", "", 9, "no_place", id="no-parent"),
+        pytest.param("/kubepods/../pod1", "", 9, "no_place", id="path-like"),
+        pytest.param(KUBELET, "the box is closed", 9, "not_admitted", id="box-closed"),
+    ],
+)
+def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, code: int, reason: str) -> None:
+    bench = Bench(box=Box(full=full))
+    verdict = bench.run_pod(run_request(True, parent))
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == code
+    assert "batch/job" in verdict.message
+    assert bench.counters.refusals == [reason]
+
+
+class FailingHook:
+    name = "failing"
+
+    def adjust(self, call: Call) -> Iterator[Change]:
+        raise RuntimeError("boom")
+
+
+class WrongFieldHook:
+    name = "wrong"
+
+    def adjust(self, call: Call) -> Iterator[Change]:
+        yield Change("no_such_field", 1, "")
+
+
+@pytest.mark.parametrize("hook", [FailingHook(), WrongFieldHook()], ids=["raises", "names-no-field"])
+def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: FailingHook | WrongFieldHook) -> None:
+    bench = Bench(chain=Chain((hook,)))
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == 13
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
+
+
+def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.intercept.settings = Settings(False, RULES)
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
+    assert parent_of_created(verdict) == BOXED
+    resources = cri.CreateContainerRequest.FromString(forwarded(verdict)).config.linux.resources
+    assert (resources.cpu_shares, resources.cpu_quota, resources.oom_score_adj) == (2, 0, 1000)
+
+
+def test_create_container_of_a_pod_that_started_as_ordinary_stays_there() -> None:
+    bench = Bench(enabled=False)
+    bench.run_pod(run_request(True))
+    bench.intercept.settings = Settings(True, RULES)
+    message = create_request("s1", True)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+def test_create_container_after_a_restart_asks_the_runtime() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED, "s2": ""}))
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", False))) == BOXED
+    message = create_request("s2", False)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+def test_create_container_with_a_forged_annotation_stays_where_kubelet_put_it() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": "/kubepods/pod1"}))
+    message = create_request("s1", False)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_create_container_of_an_unknown_sandbox_while_the_runtime_is_silent(offline: bool) -> None:
+    bench = Bench(runtime=Runtime(down=True))
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
+    if offline:
+        assert isinstance(verdict, Refuse)
+        assert verdict.code == 14
+    else:
+        assert forwarded(verdict) == create_request("s1", False)
+
+
+def test_update_of_a_placed_container_loses_its_cpuset() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
+    request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux={"cpuset_cpus": b"0-1"})
+    message = forwarded(bench.send(V1 + "UpdateContainerResources", request.SerializeToString()))
+    linux = cri.UpdateContainerResourcesRequest.FromString(message).linux
+    assert (linux.cpuset_cpus, linux.cpu_shares) == (b"", 2)
+
+
+@pytest.mark.parametrize("container", ["online", "nobody"])
+def test_update_of_another_container_passes_as_it_came(container: str) -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s2": ""}, containers={"online": "s2"}))
+    request = cri.UpdateContainerResourcesRequest(container_id=container.encode(), linux={"cpuset_cpus": b"0-1"})
+    message = request.SerializeToString()
+    assert forwarded(bench.send(V1 + "UpdateContainerResources", message)) == message
+
+
+def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    request = cri.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id=b"s1", overhead={"memory_limit_in_bytes": 5}, resources={"memory_limit_in_bytes": 100}
+    )
+    forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
+    assert bench.box.resized == [(BOXED, 105)]
+
+
+def test_restore_places_sandbox_and_containers() -> None:
+    bench = Bench()
+    request = cri.RestorePodRequest(
+        config=_config(True), container_configs=[cri.ContainerConfig(metadata=cri.ContainerMetadata(name=b"a"))]
+    )
+    answer = cri.RestorePodResponse(pod_sandbox_id=b"s9", restored_containers=[{"container_id": b"c9"}])
+    verdict = bench.send(V1 + "RestorePod", request.SerializeToString(), answer.SerializeToString())
+    message = cri.RestorePodRequest.FromString(forwarded(verdict))
+    assert message.config.linux.cgroup_parent == BOXED.encode()
+    assert message.container_configs[0].linux.resources.cpu_shares == 2
+    sandbox = asyncio.run(bench.inventory.sandbox_of("c9"))
+    assert sandbox is not None
+    assert sandbox.placement == BOXED
+
+
+def test_removed_sandbox_leaves_no_entry_and_is_reported() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.send(V1 + "CreateContainer", create_request("s1", True), b"\n\x02c1")
+    remove = cri.RemovePodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString()
+    assert forwarded(bench.send(V1 + "RemovePodSandbox", remove, b"")) == remove
+    assert len(bench.inventory) == 0
+    assert [s.id for s in bench.removed] == ["s1"]
+
+
+def test_refused_removal_keeps_the_entry() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.send(V1 + "RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString())
+    assert len(bench.inventory.placed) == 1
+
+
+def test_pods_with_hostile_labels_are_judged_not_failed() -> None:
+    config = _config(True)
+    config.labels.append(cri.StringEntry(key=b"\xff/../" + b"x" * 100_000, value=b"\x00\xfe"))
+    message = forwarded(Bench().run_pod(cri.RunPodSandboxRequest(config=config).SerializeToString()))
+    rewritten = cri.RunPodSandboxRequest.FromString(message).config
+    assert list(rewritten.labels) == list(config.labels)
+
+
+def test_wants_only_the_methods_that_hooks_name() -> None:
+    wants = Bench().intercept.wants
+    assert wants("/runtime.v1.RuntimeService/RunPodSandbox")
+    assert wants("/runtime.v1alpha2.RuntimeService/UpdateContainerResources")
+    assert not wants("/runtime.v1.RuntimeService/ListContainers")
+    assert not wants("/other.Service/RunPodSandbox")
+
+
+def test_rules_are_not_asked_when_colocation_is_off() -> None:
+    class NoRules(OfflineRules):
+        def why(self, pod: Pod) -> str | None:
+            raise AssertionError
+
+    bench = Bench(enabled=False)
+    bench.intercept.settings = Settings(False, NoRules(()))
+    forwarded(bench.run_pod(run_request(True)))
+
+
+def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert bench.box.admitted == []
+    assert bench.inventory.placed == ()

@@ -1,0 +1,176 @@
+"""The verbs of the command line."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criproxy import __version__
+from criproxy.cli import main
+from criproxy.observe.http import Endpoints, HttpServer
+from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status
+
+STATUS = Status(
+    version=__version__,
+    pid=1,
+    uptime_s=1.0,
+    dry_run=False,
+    colocation="on",
+    runtime=RuntimeStatus("/r", ready=False, version="", problem="gone"),
+    config=ConfigStatus("/c", (), ()),
+    box=BoxStatus("/offline", 0, 0, 0, None, None),
+    pods=(),
+)
+OFFLINE_POD = """
+kind: Pod
+metadata: {name: job, labels: {colocation.criproxy.io/class: offline}}
+spec: {containers: [{name: c}]}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config of a node whose criproxy is served by `served`, or by nobody."""
+    file = tmp_path / "config.toml"
+    file.write_text("[colocation]\nenabled = true\n")
+    return file
+
+
+@pytest.fixture
+def served(config: Path) -> Iterator[Path]:
+    server = HttpServer("127.0.0.1", 0, Endpoints(lambda: b"", lambda: None, lambda: None, lambda: STATUS))
+    config.write_text(f'[observe]\naddress = "127.0.0.1:{server.port}"\n')
+    yield config
+    server.close()
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"criproxy {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["explain"]], ids=["none", "unknown", "missing"])
+def test_command_line_that_is_wrong_is_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def test_check_of_a_good_file_is_ok_with_a_summary(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{config}: ok\n")
+    assert "colocation on" in out
+
+
+def test_check_of_a_bad_file_tells_all_errors(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("[cpu]\nmin_cores = 0\ntypo = 1\n")
+    assert main(["check", "--config", str(config)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.split(": ")[1].split(" = ")[0] for line in told.err.splitlines()] == ["cpu.typo", "cpu.min_cores"]
+
+
+def test_check_of_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", str(tmp_path / "none")]) == 1
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_explain_tells_of_each_pod(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pod.yaml").write_text(OFFLINE_POD + "---" + OFFLINE_POD.replace("offline", "online"))
+    assert main(["explain", str(tmp_path / "pod.yaml"), "--config", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("pod            default/job\n") == 2
+    assert out.count("class          offline: ") == 1
+    assert out.count("class          online: ") == 1
+    assert "colocation is off here" not in out
+
+
+def test_explain_reads_standard_input(config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "criproxy", "explain", "-", "--config", config],
+        input=OFFLINE_POD, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "class          offline" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "No such file"), ("kind: Job", "'Job'"), ("\udcff", "utf-8")],
+    ids=["missing", "other-kind", "binary"],
+)
+def test_explain_of_no_pod_fails_in_one_line(
+    content: str | None, told: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = tmp_path / "pod.yaml"
+    if content is not None:
+        pod.write_text(content, errors="surrogateescape")
+    assert main(["explain", str(pod), "--config", str(config)]) == 1
+    err = capsys.readouterr().err
+    assert (told in err, str(pod) in err, err.count("\n")) == (True, True, 1)
+
+
+def test_explain_with_a_bad_config_fails(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("x = 1")
+    (tmp_path / "pod.yaml").write_text(OFFLINE_POD)
+    assert main(["explain", str(tmp_path / "pod.yaml"), "--config", str(config)]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_status_is_text(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--config", str(served)]) == 0
+    assert capsys.readouterr().out.startswith(f"criproxy {__version__}, pid 1, up 1 s\n")
+
+
+def test_status_is_json(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", "--config", str(served)]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"]["problem"] == "gone"
+
+
+def test_status_without_a_daemon_fails_in_one_line(
+    config: Path, served: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text('[observe]\naddress = "127.0.0.1:1"\n')
+    assert main(["status", "--config", str(config)]) == 1
+    err = capsys.readouterr().err
+    assert err == ("no criproxy answers at 127.0.0.1:1 (Connection refused): is it running, with this config file?\n")
+
+
+def test_status_of_another_program_fails_in_one_line(
+    served: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: "<html>")
+    assert main(["status", "--config", str(served)]) == 1
+    assert "another program" in capsys.readouterr().err
+
+
+def test_status_watched_repeats_until_interrupted(served: Path) -> None:
+    command = [sys.executable, "-m", "criproxy", "status", "--watch", "--config", str(served)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        seen = 0
+        while seen < 2:
+            seen += watching.stdout.readline().startswith("criproxy ")
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=60)
+    assert (watching.returncode, err) == (130, "")
+
+
+def test_output_whose_reader_has_gone_is_no_traceback(config: Path) -> None:
+    command = f"{sys.executable} -m criproxy check --config {config} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_verbs_import_only_what_they_need() -> None:
+    code = (
+        "import sys; from criproxy.cli import main; main(['version']);"
+        "heavy = {'grpc', 'google.protobuf', 'prometheus_client', 'yaml', 'msgspec', 'structlog'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

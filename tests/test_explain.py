@@ -1,0 +1,98 @@
+"""What `criproxy explain` tells of a pod."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from criproxy.explain import Explanation, Node, explain, render
+from criproxy.hooks import offline_chain
+from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.manifest import Manifest, read_manifests
+
+NODE = Node(
+    enabled=True,
+    rules=OfflineRules((DEFAULT_RULE,)),
+    chain=offline_chain(),
+    memory_bytes=8 << 30,
+    child_quota=False,
+)
+LIMITED = {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}
+
+
+def manifest(offline: bool = True, **meta: Any) -> Manifest:
+    labels = {DEFAULT_RULE.key: DEFAULT_RULE.value} if offline else {}
+    document = {
+        "kind": "Pod",
+        "metadata": {"name": "p", "uid": "u1", "labels": labels, **meta},
+        "spec": {"containers": [{"name": "main", "resources": LIMITED}], "initContainers": [{"name": "prep"}]},
+    }
+    return read_manifests(json.dumps(document))[0]
+
+
+def changes(explanation: Explanation) -> dict[tuple[str, str], object]:
+    return {(call.container, change.field): change.value for call, changed in explanation.changes for change in changed}
+
+
+def text(pod: Manifest, node: Node = NODE) -> str:
+    return render(explain(pod, node), node)
+
+
+def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
+    found = changes(explain(manifest(), NODE))
+    assert {container: found[container, "cgroup_parent"] for container in ("", "prep", "main")} == {
+        "": "/offline/podu1",
+        "prep": "/offline/podu1",
+        "main": "/offline/podu1",
+    }
+    assert found["main", "cpu_shares"] == 2
+    assert found["main", "cpu_quota"] is None
+    assert ("main", "memory_limit_in_bytes") not in found
+
+
+def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
+    node = dataclasses.replace(NODE, child_quota=True)
+    assert ("main", "cpu_quota") not in changes(explain(manifest(), node))
+    assert "a pod's own stays (cgroup v2)" in text(manifest(), node)
+
+
+def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
+    shown = text(manifest())
+    assert 'class          offline: label colocation.criproxy.io/class is "offline"\n' in shown
+    assert "QoS class      Burstable\ncgroup_parent  /kubepods/burstable/podu1 (by kubelet, cgroupfs driver)\n" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["of", "field", "old", "new", "reason"] in rows
+    assert any(row[:4] == ["sandbox", "cgroup_parent", "/kubepods/burstable/podu1", "/offline/podu1"] for row in rows)
+    assert any(row[:3] == ["cpu_shares", "102", "2"] for row in rows)
+    assert any(row[:3] == ["cpu_quota", "50000", "(none)"] for row in rows)
+    assert any(row[:4] == ["init", "container", "prep", "cgroup_parent"] for row in rows)
+
+
+def test_text_of_an_online_pod_says_that_nothing_changes() -> None:
+    assert text(manifest(offline=False)).endswith("class          online: every request passes as it came\n")
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "told"),
+    [
+        pytest.param(manifest(), dataclasses.replace(NODE, enabled=False), "colocation is off here", id="switched-off"),
+        pytest.param(manifest(uid=None), NODE, "the manifest has no uid yet", id="no-uid"),
+        pytest.param(manifest(uid="../../x"), NODE, "refused        ", id="hostile-uid"),
+        pytest.param(manifest(namespace="kube-system"), NODE, "as a static pod it would be online", id="kube-system"),
+        pytest.param(
+            manifest(namespace="kube-system", annotations={"kubernetes.io/config.source": "file"}),
+            NODE,
+            "online (a static pod of kube-system always is)",
+            id="static-system",
+        ),
+    ],
+)
+def test_text_tells_what_is_special(pod: Manifest, node: Node, told: str) -> None:
+    assert told in text(pod, node)
+
+
+def test_text_of_a_hostile_pod_is_printable() -> None:
+    pod = manifest(name="a\x1b[2Jb", annotations={"colocation.criproxy.io/placement": "\n" + "x" * 10_000})
+    assert all(line.isprintable() for line in text(pod).split("\n"))
+    assert len(text(pod)) < 20_000
