@@ -42,11 +42,15 @@ _STOP_TIMEOUT_S: Final = 120.0
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
 
-_CONFIG_POLL_S: Final = 1.0
+_CONFIG_POLL_S: Final = 0.5
+
+Stamp = tuple[int, int, int] | None
+"""What tells one state of a file from another; None: there is no file."""
 
 
 def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
+    stamp = _stamp(config_file)  # before it is read: what changes from then on is seen
     loaded = load(config_file)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
@@ -57,26 +61,27 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(config_file, loaded, driver, dry_run=dry_run))
+        asyncio.run(_serve(config_file, stamp, loaded, driver, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
 
 
-async def _serve(config_file: Path, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
-    await Daemon(config_file, loaded, driver, dry_run=dry_run).serve()
+async def _serve(config_file: Path, stamp: Stamp, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+    await Daemon(config_file, stamp, loaded, driver, dry_run=dry_run).serve()
 
 
 class Daemon:
-    """All parts of a running criproxy.
+    """All parts of a running criproxy. `loaded` was read from `config_file` at `stamp`.
 
     With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is touched, but containers still
     follow their sandboxes into the box.
     """
 
-    def __init__(self, config_file: Path, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+    def __init__(self, config_file: Path, stamp: Stamp, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
         self._config_file = config_file
+        self._stamp = stamp
         self._config = loaded.config
         self._first_config = loaded.config
         self._pass_through = bool(loaded.errors)
@@ -91,7 +96,7 @@ class Daemon:
 
         self._box = Box(driver, safe_limits(derive.policy(config)), time.monotonic)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._connected, self._log)
-        self._inventory = Inventory(self._query, driver.exists)
+        self._inventory = Inventory(self._query, lambda placement: _exists(driver, placement))
         self._upkeep = Upkeep(
             self._upkeep_settings(),
             self._inventory,
@@ -99,6 +104,7 @@ class Daemon:
             stop_sandbox=self._stop_sandbox,
             runtime_ready=lambda: self._link.ready,
             on_swept=self._swept,
+            clock=time.monotonic,
         )
         self._reporter = Reporter(
             self._metrics,
@@ -108,6 +114,7 @@ class Daemon:
             self._notifier,
             config_file=config_file,
             dry_run=dry_run,
+            clock=time.monotonic,
         )
         self._loop = Loop(
             self._box,
@@ -186,16 +193,20 @@ class Daemon:
     # --- the config -------------------------------------------------------------------------------------------------
 
     async def _watch_config(self) -> None:
-        """Reload on SIGHUP, and when the file has changed."""
-        seen = _stamp(self._config_file)
+        """Reload at once on SIGHUP, and when the file has changed and then stayed the same for a moment.
+
+        A file that is just being written is empty or cut off, and may be valid all the same: with colocation off.
+        """
+        taken = seen = self._stamp
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload.wait(), _CONFIG_POLL_S)
             now = _stamp(self._config_file)
-            if self._reload.is_set() or now != seen:
-                seen = now
+            if self._reload.is_set() or now == seen != taken:
+                taken = now
                 self._reload.clear()
                 self._take_up(load(self._config_file))
+            seen = now
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""
@@ -265,6 +276,7 @@ class Daemon:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
             self._failure = self._failure or error
             self._stop.set()
 
@@ -273,15 +285,20 @@ class Daemon:
         interval_s = watchdog_interval_s(os.environ, os.getpid())
         if interval_s is None:
             return
-        fed = -1
         while True:
-            if self._loop.counters.ticks != fed:
-                fed = self._loop.counters.ticks
+            if self._reporter.unhealthy() is None:
                 self._notifier.watchdog()
             await asyncio.sleep(interval_s)
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _exists(driver: CgroupDriver, placement: str) -> bool:
+    try:
+        return driver.exists(placement)
+    except CgroupError:  # of another shape than this driver's
+        return False
+
+
+def _stamp(file: Path) -> Stamp:
     try:
         status = file.stat()
     except OSError:

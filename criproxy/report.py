@@ -1,15 +1,15 @@
 """What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
 
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.config import Config, ConfigError
-from criproxy.model import Decision, LimitChange, Snapshot
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
 from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
@@ -26,11 +26,16 @@ from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeLink
 
 _STALLED_S: Final = 30.0
+"""A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
+
 _HEADLINE_EVERY_S: Final = 10.0
 
 
 class Reporter:
-    """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads."""
+    """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads.
+
+    `clock`: monotonic, in s.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Reporter:
         *,
         config_file: Path,
         dry_run: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._metrics = metrics
         self._box = box
@@ -50,7 +56,9 @@ class Reporter:
         self._config_file = config_file
         self._notifier = notifier
         self._dry_run = dry_run
-        self._started_s = self._ticked_s = self._headline_s = time.monotonic()
+        self._clock = clock
+        self._started_s = self._ticked_s = self._headline_s = clock()
+        self._stalled_s = _STALLED_S
         self._tick_failures = self._swept = 0
         self._last: tuple[Snapshot, Decision] | None = None
         self._colocation: Literal["on", "off", "pass-through"] = "off"
@@ -59,7 +67,8 @@ class Reporter:
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
-        self._ticked_s = time.monotonic()
+        self._ticked_s = self._clock()
+        decision = self._in_force(decision)
         self._last = (snapshot, decision)
         self._metrics.ticked(snapshot, decision, changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
@@ -67,7 +76,7 @@ class Reporter:
             self._notifier.status(self.headline())
 
     def tick_failed(self, seconds: float) -> None:
-        self._ticked_s = time.monotonic()
+        self._ticked_s = self._clock()
         self._tick_failures += 1
         self._metrics.tick_failed(seconds)
 
@@ -87,6 +96,7 @@ class Reporter:
             self._colocation = "pass-through"
         else:
             self._colocation = "on" if config.colocation.enabled else "off"
+        self._stalled_s = _STALLED_S + config.control.interval_s
         self._config = ConfigStatus(str(self._config_file), tuple(str(error) for error in errors), needs_restart)
 
     def headline(self) -> str:
@@ -96,8 +106,13 @@ class Reporter:
 
     def endpoints(self) -> Endpoints:
         return Endpoints(
-            metrics=self._render_metrics, unhealthy=self._unhealthy, unready=self._unready, status=self._status
+            metrics=self._render_metrics, unhealthy=self.unhealthy, unready=self._unready, status=self._status
         )
+
+    def unhealthy(self) -> str | None:
+        """What is wrong with the daemon itself, in words; None: nothing is."""
+        stalled_s = self._clock() - self._ticked_s
+        return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
@@ -105,10 +120,6 @@ class Reporter:
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.placed))
         return self._metrics.render()
-
-    def _unhealthy(self) -> str | None:
-        stalled_s = time.monotonic() - self._ticked_s
-        return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > _STALLED_S else None
 
     def _unready(self) -> str | None:
         return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
@@ -118,7 +129,7 @@ class Reporter:
         return Status(
             version=__version__,
             pid=os.getpid(),
-            uptime_s=time.monotonic() - self._started_s,
+            uptime_s=self._clock() - self._started_s,
             dry_run=self._dry_run,
             colocation=self._colocation,
             runtime=RuntimeStatus(
@@ -131,6 +142,13 @@ class Reporter:
             box=self._box_status(),
             pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.placed),
         )
+
+    def _in_force(self, decision: Decision) -> Decision:
+        """What is decided while colocation is off is not applied: then the kernel's limits are told."""
+        if self._colocation == "on":
+            return decision
+        limits, reason = self._box.state().limits, f"what the kernel holds, as colocation is {self._colocation}"
+        return replace(decision, limits=limits or Limits(UNLIMITED, UNLIMITED), cpu_reason=reason, memory_reason=reason)
 
     def _box_status(self) -> BoxStatus:
         box, last = self._box.state(), self._last

@@ -4,6 +4,7 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -23,13 +24,11 @@ _AFTER_REMOVAL_S: Final = 0.2
 class Box(Protocol):
     """What upkeep asks of the box (`criproxy.cgroup.box`)."""
 
-    async def adopt(self, box: BoxPath) -> None: ...
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None: ...
 
     async def release(self) -> tuple[LimitChange, ...]: ...
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
-
-    def forget(self, name: str) -> None: ...
 
     @property
     def path(self) -> str | None: ...
@@ -54,7 +53,10 @@ class Settings:
 
 
 class Upkeep:
-    """`stop_sandbox` stops one at the runtime and raises ConnectionError; `runtime_ready` tells whether lists hold."""
+    """`stop_sandbox` stops one at the runtime and raises ConnectionError; `runtime_ready` tells whether lists hold.
+
+    `clock`: monotonic, in s.
+    """
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Upkeep:
         stop_sandbox: Callable[[str], Awaitable[None]],
         runtime_ready: Callable[[], bool],
         on_swept: Callable[[int], None],
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._inventory = inventory
@@ -72,6 +75,7 @@ class Upkeep:
         self._stop_sandbox = stop_sandbox
         self._runtime_ready = runtime_ready
         self._on_swept = on_swept
+        self._clock = clock
         self._due = asyncio.Event()
         self._evicted: set[str] = set()
         self._trouble = ""
@@ -88,41 +92,41 @@ class Upkeep:
         await self._adopt()
         self._due.set()
 
-    def removed(self, sandbox: Sandbox) -> None:
+    def removed(self, _: Sandbox) -> None:
         """The runtime has removed a sandbox of the box."""
-        if sandbox.placement is not None:
-            self._box.forget(parse_placement(sandbox.placement).name)
         self._due.set()
 
     async def run(self) -> None:
-        """Rounds, until cancelled: when something was removed or configured, and each minute."""
+        """Rounds, until cancelled: when something was removed or configured, and each minute with a new list."""
+        list_at_s = self._clock() + EVERY_S
         while True:
-            try:
-                await asyncio.wait_for(self._due.wait(), EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), max(0.0, list_at_s - self._clock()))
                 await asyncio.sleep(_AFTER_REMOVAL_S)
-                listed = False
-            except TimeoutError:
-                listed = True
             self._due.clear()
-            await self.round(refresh=listed)
+            if refresh := self._clock() >= list_at_s:
+                list_at_s = self._clock() + EVERY_S
+            await self.round(refresh=refresh)
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
-        if not self._runtime_ready():
-            return
         try:
-            if refresh:
-                await self._inventory.refresh()
-            await self._adopt()
-            await self._switch()
-            known = frozenset(parse_placement(place).name for place in self._placements())
-            swept = await self._box.sweep(known)
+            await self._release()
+            if self._runtime_ready():
+                if refresh:
+                    await self._inventory.refresh()
+                await self._adopt()
+                await self._sweep()
+                await self._evict()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
             self._trouble = str(error)
-            return
-        self._trouble = ""
+        else:
+            self._trouble = ""
+
+    async def _sweep(self) -> None:
+        swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self._on_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
@@ -135,22 +139,28 @@ class Upkeep:
         if not self._settings.adopt or not boxes or self._box.path is not None:
             return
         try:
-            await self._box.adopt(min(boxes, key=lambda box: box.path))
+            await self._box.adopt(min(boxes, key=lambda box: box.path), lifted=self._settings.when_off == "release")
         except AdmissionError as error:  # calls must pass all the same
             self._log.error("box_not_adopted", error=str(error))
 
-    async def _switch(self) -> None:
-        match self._settings.when_off:
-            case "release":
-                if changes := await self._box.release():
-                    self._log.info("box_released", files=[change.file for change in changes])
-            case "evict":
-                placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
-                self._evicted &= placed.keys()
-                for sandbox_id in placed.keys() - self._evicted:
-                    pod = placed[sandbox_id].pod
-                    self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason="colocation was switched off")
-                    await self._stop_sandbox(sandbox_id)
-                    self._evicted.add(sandbox_id)
-            case None:
-                self._evicted.clear()
+    async def _release(self) -> None:
+        if self._settings.when_off == "release" and (changes := await self._box.release()):
+            self._log.info("box_released", files=[change.file for change in changes])
+
+    async def _evict(self) -> None:
+        """Stop all pods of the box, at once: one that will not stop must not keep the others."""
+        if self._settings.when_off != "evict":
+            self._evicted.clear()
+            return
+        placed = self._inventory.placed
+        self._evicted &= {sandbox.id for sandbox in placed}
+        stops = [self._stop(sandbox) for sandbox in placed if sandbox.id not in self._evicted]
+        failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
+        if failures:
+            raise failures[0]
+
+    async def _stop(self, sandbox: Sandbox) -> None:
+        pod = sandbox.pod
+        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason="colocation was switched off")
+        await self._stop_sandbox(sandbox.id)
+        self._evicted.add(sandbox.id)

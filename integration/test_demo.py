@@ -129,7 +129,7 @@ def test_demo_with_a_real_kubelet_has_it_start_the_pods(spot: Spot) -> None:
     done = spot.run("--kubelet", "--seconds", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a real kubelet" in done.stdout and CLEAN in done.stdout
-    assert re.search(r"online pod in /\S+/kubepods/burstable/pod", done.stdout)
+    assert re.search(r"online pod: /\S+/kubepods/burstable/pod", done.stdout)
     assert not spot.base.exists()
 
 

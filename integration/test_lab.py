@@ -252,11 +252,12 @@ def test_kubelet_runs_a_static_pod_keeps_it_over_a_restart_and_ends_it(lab: Path
         kubelet.remove_pod("web")
         kubelet.wait_gone(pod)
         assert not is_running(pid)
-        assert [pod.state for pod in client.list_pods()] in ([], [cri.PodSandboxState.SANDBOX_NOTREADY])
+        ended = cri.PodSandboxState.SANDBOX_NOTREADY  # kubelet removes ended sandboxes once a minute
+        wait_until(lambda: all(item.state == ended for item in client.list_pods()), 60, "the sandbox to end")
     assert {name: Path("/proc/sys", name).read_text() for name in SYSCTLS} == sysctls
 
 
-# --- criproxy's configuration -----------------------------------------------------------------------------------------
+# --- criproxy -------------------------------------------------------------------------------------------------------
 
 
 def test_criproxy_configuration_is_completed_with_the_lab_s_own_paths(lab: Path) -> None:
@@ -268,3 +269,19 @@ def test_criproxy_configuration_is_completed_with_the_lab_s_own_paths(lab: Path)
         "control": {"checkpoint": str(lab / "criproxy.checkpoint")},
         "colocation": {"enabled": True, "rules": rules},
     }
+
+
+def test_criproxy_is_ready_once_its_runtime_is_and_again_after_a_kill(lab: Path) -> None:
+    containerd = Containerd(lab)
+    proxy = Criproxy(lab, containerd.socket)
+    proxy.start(until_ready=False)
+    assert not proxy.is_ready()
+    containerd.start()
+    wait_until(proxy.is_ready, 30, "readiness")
+    proxy.kill()
+    assert proxy.http("/healthz") == (0, "")
+    proxy.start()
+    assert proxy.status()["pid"] == proxy.pid
+    with CriClient(proxy.socket) as client:
+        assert client.image_names() == set(images.NAMES)
+    assert "listening" in [event["event"] for event in proxy.events()]

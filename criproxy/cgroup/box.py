@@ -86,19 +86,21 @@ class Box:
         await self._for_request(f"resize {place.in_box}", place, job)
 
     def forget(self, name: str) -> None:
-        """The pod's sandbox was removed, or never came to be: `sweep` need not wait for it."""
+        """The pod's start is over: from now on `sweep` goes by what the runtime knows."""
         self._admitted.pop(name, None)
 
     # --- for the loop ----------------------------------------------------------------------------------------------
 
-    async def adopt(self, box: BoxPath) -> None:
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
         """The runtime already has pods in this box, from before a restart of ours.
 
-        Limits that the kernel still holds stay in force until the first decision. Raises AdmissionError.
+        Limits that the kernel still holds stay in force until the first decision; with `lifted` there shall be none.
+        Raises AdmissionError.
         """
         _check_shape(box)
+        job = lambda: self._guarded(lambda: self._adopt(box.path, lifted))  # noqa: E731
         try:
-            await self._writer.run(f"adopt {box.path}", lambda: self._guarded(lambda: self._adopt(box.path)))
+            await self._writer.run(f"adopt {box.path}", job)
         except CgroupError as error:
             raise AdmissionError(str(error)) from error
 
@@ -171,8 +173,15 @@ class Box:
         self._admitted[place.name] = self._clock()
         self._pods = tuple(sorted({*self._pods, place.name}))
 
-    def _adopt(self, path: str) -> None:
+    def _adopt(self, path: str, lifted: bool) -> None:
         self._settle_at(path)
+        if lifted:
+            self._release()
+        else:
+            self._take_over(path)
+        self._pods = self._driver.pods(path)
+
+    def _take_over(self, path: str) -> None:
         if self._wanted is None and self._driver.exists(path):
             held = self._driver.read(path)
             self._wanted = Limits(
@@ -180,7 +189,6 @@ class Box:
                 memory_bytes=self.floor.memory_bytes if held.memory_bytes is UNLIMITED else held.memory_bytes,
             )
         self._bound(path, self._wanted or self.floor)
-        self._pods = self._driver.pods(path)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         self._wanted = limits

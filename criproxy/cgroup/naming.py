@@ -51,6 +51,10 @@ class PodParent:
     def in_box(self) -> str:
         return self.box.pod(self.name)
 
+    def is_of(self, uid: str) -> bool:
+        """Whether this is the cgroup of the pod with this uid; systemd's names have "_" for "-"."""
+        return self.name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")
+
 
 def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
     """Take apart the cgroup_parent that kubelet sends for a pod.

@@ -216,9 +216,7 @@ class V1Driver:
             if not reached or getattr(memory, limit) == want:
                 break
         new = getattr(memory, limit)
-        if new == old:
-            self._ledger.kept(memory.file(limit), _text(new))
-        else:
+        if new != old:
             yield self._ledger.changed(memory.file(limit), _text(old), _text(new))
 
     def _try(self, memory: Memory, limit: str, size_bytes: int) -> bool:

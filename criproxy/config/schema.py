@@ -13,6 +13,9 @@ from criproxy.config.settings import Config, Observe
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
 
+_PID_SUFFIX_BYTES: Final = len(".4194304")
+"""The socket itself lies beside its stable name, with the process's id. Source: kernel, PID_MAX_LIMIT."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -80,11 +83,12 @@ class Conflict:
 def conflicts(config: Config) -> Iterator[Conflict]:
     """What must hold beyond the single values. With all of a conflict's keys at their defaults, it is gone."""
     proxy, cpu, memory = config.proxy, config.cpu, config.memory
-    for key, path in (("proxy.listen", proxy.listen_path), ("proxy.runtime", proxy.runtime_path)):
-        if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
-            yield Conflict(
-                (key,), f"the path has more than {MAX_SOCKET_PATH_BYTES} bytes", "the kernel's limit: use a shorter one"
-            )
+    for key, path, most in (
+        ("proxy.listen", proxy.listen_path, MAX_SOCKET_PATH_BYTES - _PID_SUFFIX_BYTES),
+        ("proxy.runtime", proxy.runtime_path, MAX_SOCKET_PATH_BYTES),
+    ):
+        if len(path.encode()) > most:
+            yield Conflict((key,), f"the path has more than {most} bytes", "the kernel's limit: use a shorter one")
     if proxy.listen_path == proxy.runtime_path:
         yield Conflict(
             ("proxy.listen", "proxy.runtime"),

@@ -175,7 +175,7 @@ class Control(Struct, frozen=True, kw_only=True):
         Meta(
             pattern=_PATH,
             description="Where the predictor's memory survives a restart.",
-            extra={"expects": "an absolute path of a file"},
+            extra={"expects": "an absolute path of a file", "restart": True},
         ),
     ] = "/var/lib/criproxy/predictor.json"
 

@@ -24,6 +24,9 @@ FAILED_PRECONDITION: Final = 9
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
+_SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
+_SHOWN_TEXT: Final = 2048
+
 _SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
 _OBSERVED: Final = ("RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
@@ -43,6 +46,10 @@ class Admission(Protocol):
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Change a pod's own memory limit; 0 for none."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The pod's start is over: the inventory knows its sandbox."""
         ...
 
 
@@ -134,7 +141,7 @@ class HookInterceptor:
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
         try:
-            place = parse_kubelet_parent(request.pod.cgroup_parent)
+            place = _place(request.pod)
         except ValueError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
         if self.settings.dry_run:
@@ -144,7 +151,7 @@ class HookInterceptor:
             await self._admission.admit(place, request.pod_memory_bytes)
         except AdmissionError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
-        return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place.in_box))
+        return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
 
     async def _create(self, request: codec.Request, message: bytes) -> Forward | Refuse:
         """CreateContainer: a container follows its sandbox."""
@@ -159,7 +166,8 @@ class HookInterceptor:
             return Forward(message)
 
         def learn(answer: bytes) -> None:
-            self._inventory.container_created(codec.created_container(answer), request.sandbox_id)
+            owner = request.sandbox_id if sandbox is None else sandbox.id
+            self._inventory.container_created(codec.created_container(answer), owner)
 
         if sandbox is None or sandbox.placement is None:
             return Forward(message, _Learn(learn))
@@ -227,14 +235,17 @@ class HookInterceptor:
     def _refuse(self, request: codec.Request, pod: PodRef, code: int, reason: str, text: str) -> Refuse:
         self._counters.on_refusal(request.operation, reason)
         self._log.warning("refused", pod=str(pod), pod_uid=pod.uid, method=request.operation, reason=reason, error=text)
-        return Refuse(code, f"criproxy refuses {request.operation} of offline pod {pod}: {text}")
+        shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(text, _SHOWN_TEXT)}"
+        return Refuse(code, f"criproxy refuses {request.operation} of offline pod {shown}")
 
-    def _learn_sandbox(self, request: codec.Request, pod: PodRef, placement: str | None) -> _Learn:
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: PodParent | None) -> _Learn:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
-            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, placement))
+            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.in_box if place else None))
             for container in containers:
                 self._inventory.container_created(container, sandbox_id)
+            if place:
+                self._admission.forget(place.name)
 
         return _Learn(learn)
 
@@ -245,6 +256,20 @@ class HookInterceptor:
         sandbox = self._inventory.sandbox_removed(codec.removed_sandbox(request))
         if sandbox is not None and sandbox.placement is not None:
             self._on_removed(sandbox)
+
+
+def _place(pod: Pod) -> PodParent:
+    """Where kubelet puts the pod, in the box's terms. Raises ValueError."""
+    place = parse_kubelet_parent(pod.cgroup_parent)
+    if not place.is_of(pod.ref.uid):  # such a placement would not be believed after a restart
+        raise ValueError(f"cgroup_parent {pod.cgroup_parent!r} is not the cgroup of a pod with uid {pod.ref.uid!r}")
+    return place
+
+
+def _shown(text: str, characters: int) -> str:
+    """What a status may carry: a pod's text can be of any length, and is not always UTF-8."""
+    cut = text if len(text) <= characters else f"{text[:characters]}..."
+    return cut.encode("ascii", "backslashreplace").decode()
 
 
 def _audit_fields(part: codec.Part, entry: codec.AuditEntry) -> dict[str, object]:

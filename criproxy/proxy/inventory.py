@@ -7,6 +7,7 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from criproxy.cgroup.naming import parse_placement
 from criproxy.model import PodRef, Sandbox
 from criproxy.proxy import codec
 
@@ -17,8 +18,10 @@ _Edit = Callable[["Inventory"], object]
 
 
 class Inventory:
-    """Sandboxes and containers by id. `in_box` tells whether a placement exists in the kernel: an annotation alone
-    proves nothing, since a pod may carry any.
+    """Sandboxes and containers by id. `in_box` tells whether a placement exists in the kernel.
+
+    An annotation alone proves nothing, since a pod may carry any: it must name the pod's own cgroup in a box, and that
+    must be there.
     """
 
     def __init__(self, query: Query, in_box: Callable[[str], bool]) -> None:
@@ -30,8 +33,8 @@ class Inventory:
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
-        """The sandboxes in the box."""
-        return tuple(s for s in self._sandboxes.values() if s.placement is not None)
+        """The sandboxes in the box. Safe to ask for from any thread."""
+        return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._containers)
@@ -45,27 +48,35 @@ class Inventory:
             containers = codec.listed_containers(await self._query("ListContainers", codec.list_containers()))
         finally:
             self._journals.remove(journal)
-        self._sandboxes = {listed[0]: self._sandbox(*listed) for listed in sandboxes}
+        # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
+        self._sandboxes = {listed[0]: self._sandboxes.get(listed[0]) or self._sandbox(*listed) for listed in sandboxes}
         self._containers = dict(containers)
         for edit in journal:
             edit(self)
 
     async def sandbox(self, sandbox_id: str) -> Sandbox | None:
-        """A sandbox, asked for at the runtime when it is not known; None when the runtime does not know it either."""
+        """A sandbox, asked for at the runtime when it is not known; None when the runtime does not know it either.
+
+        Runtimes also take the beginning of an id, if there is no other with it: so does this.
+        """
         if known := self._sandboxes.get(sandbox_id):
             return known
+        if not sandbox_id:
+            return None
         answer = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id)))
         for found, pod, placement in answer:
-            if found == sandbox_id:
+            if found.startswith(sandbox_id):
                 return self._sandboxes.setdefault(found, self._sandbox(found, pod, placement))
         return None
 
     async def sandbox_of(self, container_id: str) -> Sandbox | None:
         """The sandbox of a container, asked for like `sandbox`."""
-        if container_id not in self._containers:
-            answer = codec.listed_containers(await self._query("ListContainers", codec.list_containers(container_id)))
-            self._containers.update(entry for entry in answer if entry[0] == container_id)
         sandbox_id = self._containers.get(container_id)
+        if sandbox_id is None and container_id:
+            answer = codec.listed_containers(await self._query("ListContainers", codec.list_containers(container_id)))
+            for found, owner in answer:
+                if found.startswith(container_id):
+                    sandbox_id = self._containers.setdefault(found, owner)
         return await self.sandbox(sandbox_id) if sandbox_id is not None else None
 
     def sandbox_started(self, sandbox: Sandbox) -> None:
@@ -94,4 +105,11 @@ class Inventory:
             del self._containers[container]
 
     def _sandbox(self, sandbox_id: str, pod: PodRef, placement: str) -> Sandbox:
-        return Sandbox(sandbox_id, pod, placement if placement and self._in_box(placement) else None)
+        return Sandbox(sandbox_id, pod, placement if self._is_placed(pod, placement) else None)
+
+    def _is_placed(self, pod: PodRef, placement: str) -> bool:
+        try:
+            place = parse_placement(placement)
+        except ValueError:
+            return False
+        return place.is_of(pod.uid) and self._in_box(placement)

@@ -16,7 +16,7 @@ from grpc import aio
 from criproxy.proxy.engine import Interceptor, Refuse, Ticket
 from criproxy.proxy.methods import is_unary, label
 from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
-from criproxy.proxy.socket import ListenSocket, grpc_target
+from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -122,11 +122,11 @@ class Carrier:
 
 
 async def _pass_requests(context: Any, call: Any) -> None:
-    # What fails here ends the call, and `_pass_answers` learns how.
-    with contextlib.suppress(aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
-        while (message := await context.read()) is not aio.EOF:
-            await call.write(message)
-        await call.done_writing()
+    # What fails here ends the call, and `_pass_answers` learns how; but grpc.aio reports an error that comes amid a
+    # write as INTERNAL. Only a client that streams its requests can meet that, and CRI has none.
+    while (message := await context.read()) is not aio.EOF:
+        await call.write(message)
+    await call.done_writing()
 
 
 async def _pass_answers(call: Any, context: Any) -> grpc.StatusCode:
@@ -175,8 +175,11 @@ class ProxyServer:
 
     async def start(self) -> None:
         self._listen.claim()
-        with self._listen.private():
-            self._server.add_insecure_port(grpc_target(self._listen.own))
+        try:
+            with self._listen.private():
+                self._server.add_insecure_port(grpc_target(self._listen.own))
+        except RuntimeError as error:
+            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
         await self._server.start()
         self._listen.publish()
 

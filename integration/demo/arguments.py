@@ -73,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
         help="criproxy's /status and /metrics on 127.0.0.1 (default: 9877)",
     )
     parser.add_argument(
-        "--plot", type=Path, default=REPOSITORY / "build" / "demo.png", metavar="PNG", help="where the plot goes (default: build/demo.png in the checkout)"
+        "--plot",
+        type=Path,
+        default=REPOSITORY / "build" / "demo.png",
+        metavar="PNG",
+        help="where the plot goes (default: build/demo.png in the checkout)",
     )
     parser.add_argument(
         "--directory",

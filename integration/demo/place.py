@@ -6,14 +6,19 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from integration.demo import DemoError
 from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import shim_sockets
-from integration.lab.directory import cgroup_root
+from integration.lab.directory import cgroup_root, socket_path
 from integration.lab.process import descendants, kill_all
+
+_LOCK: Final = "criproxy-demo.lock"
+"""Its presence says that the directory is a demo's, its lock that the demo lives, its content which process that is."""
+
+_LONGEST_SOCKET: Final = "kubelet/root/pod-resources/kubelet.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +64,31 @@ class Place:
 
 @contextlib.contextmanager
 def held(base: Path) -> Iterator[Place]:
-    """Hold the place for one demo, until this process ends. Raises DemoError when another demo holds it."""
+    """Hold the place for one demo, until this process ends.
+
+    Raises DemoError when another demo holds it or it can't be used, LabError when its name is too long for sockets.
+    """
+    socket_path(Place(base).lab, _LONGEST_SOCKET)
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(base.iterdir()) and not (base / _LOCK).exists():
+            raise DemoError(f"{base} is not empty, and not a demo's: give a new or empty --directory.")
         lock = _lock(base)
     except OSError as error:
         raise DemoError(f"{error.filename or base}: {error.strerror}: give another --directory.") from error
     with lock:
+        place = Place(base)
         try:
-            yield Place(base)
+            yield place
         finally:
-            (base / "lock").unlink()
-            with contextlib.suppress(OSError):  # not empty: what could not be cleaned is for the next demo
-                base.rmdir()
+            if not place.lab.exists():  # else what could not be cleaned is for the next demo
+                (base / _LOCK).unlink()
+                with contextlib.suppress(OSError):  # somebody has put files into it
+                    base.rmdir()
 
 
 def _lock(base: Path) -> TextIO:
-    path = base / "lock"
+    path = base / _LOCK
     while True:
         lock = path.open("a+")
         try:

@@ -10,6 +10,7 @@ from statistics import mean
 from types import FrameType
 from typing import Final, Never
 
+from criproxy.config.settings import Cpu
 from integration.demo import DemoError
 from integration.demo.arguments import DAY, Options
 from integration.demo.checks import check_plot, check_port, look, problem
@@ -108,6 +109,7 @@ def _setting(play: Play, capacity_cores: float, options: Options) -> Setting:
         seconds=play.seconds,
         compression=play.compression,
         capacity_cores=capacity_cores,
+        floor_cores=Cpu().min_cores,
         half_life_s=half_life_s(play),
         cgroup_version=version(),
     )
@@ -115,10 +117,11 @@ def _setting(play: Play, capacity_cores: float, options: Options) -> Setting:
 
 def _heading(on: Stage, play: Play, setting: Setting) -> tuple[str, ...]:
     return (
-        f"online pod in {on.paths['online']}",
-        f"offline pods in {on.paths['box']}: each keeps all CPUs busy when it may",
-        f"1 s here is {_span(setting.compression)} of the trace, so the predictor's half-life of 15 min is "
-        f"{setting.half_life_s:.2g} s; its peak of {play.curve.peak:.4g} is {play.peak_cores:.2f} cores here",
+        f"online pod: {on.paths['online']}",
+        f"offline pods: {on.paths['box']}, each wants all CPUs",
+        f"1 s is {_span(setting.compression)} of the trace: the predictor's half-life of 15 min is "
+        f"{setting.half_life_s:.2g} s here",
+        f"the trace's peak of {play.curve.peak:.4g} is {play.peak_cores:.2f} of {setting.capacity_cores:g} cores here",
     )
 
 
@@ -129,7 +132,7 @@ def _span(seconds: float) -> str:
 def _conclude(setting: Setting, samples: list[Sample], options: Options, say: Say) -> None:
     from integration.demo.plot import draw  # here, because matplotlib costs time that only the end should pay
 
-    words = in_words(summarise(samples, setting.capacity_cores), setting)
+    words = in_words(summarise(samples, setting), setting)
     say("")
     for text in words:
         say(text)

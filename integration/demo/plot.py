@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from integration.demo import DemoError
 from integration.demo.sample import Sample, Setting
 
 if TYPE_CHECKING:
@@ -20,11 +21,15 @@ _THROTTLED: Final = "#8e44ad"
 
 
 def draw(samples: Sequence[Sample], setting: Setting, path: Path, subtitle: str) -> None:
-    """Write the plot as PNG to `path`. Raises OSError when it cannot be written."""
-    import matplotlib  # here, because it costs a second that only the end of a play should pay
+    """Write the plot as PNG to `path`. Raises OSError when it cannot be written, DemoError without matplotlib."""
+    try:
+        import matplotlib  # here, because it costs a second that only the end of a play should pay
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except (ImportError, RuntimeError) as error:  # numpy's wheels refuse old CPUs, and such as a VM may show
+        why = " ".join(str(error).split())
+        raise DemoError(f"No plot, because matplotlib does not load on this machine ({why}).") from error
 
     figure, (who, decided, held) = pyplot.subplots(
         3, 1, sharex=True, figsize=(12, 9), height_ratios=(3, 3, 1), layout="constrained"
@@ -36,7 +41,7 @@ def draw(samples: Sequence[Sample], setting: Setting, path: Path, subtitle: str)
         times, [100 * sample.throttled_ratio for sample in samples], color=_THROTTLED, alpha=0.5, step="pre"
     )
     held.set(
-        ylim=(0, 100), ylabel="box throttled\n(% of periods)", xlabel="seconds of the play", xlim=(0, setting.seconds)
+        ylim=(0, 100), ylabel="box throttled\n(% of CPU time)", xlabel="seconds of the play", xlim=(0, setting.seconds)
     )
     for axes in (who, decided, held):
         axes.grid(alpha=0.25)
@@ -60,7 +65,7 @@ def _who(axes: "Axes", times: Sequence[float], samples: Sequence[Sample], settin
         box,
         colors=(_ONLINE, _OTHERS, _BOX),
         alpha=0.85,
-        labels=("online pod", "the rest (runtime, criproxy, this demo)", "offline pods (the box)"),
+        labels=("online pod", "everything else (criproxy, too)", "offline pods (the box)"),
     )
     axes.plot(
         times, [sample.wanted_cores for sample in samples], color=_WANTED, lw=1, ls="--", label="what online wants"

@@ -62,12 +62,10 @@ class CriStarter:
     def _prepare(self, requested_shares: int) -> None:
         """Kubelet's own cgroups and weights: all CPUs for kubepods, the requests for burstable, the least for the rest.
 
-        The demo's cgroup stands where kubepods is on a node, beside the machine's other programs, and weighs as much.
         Source: kubelet, pkg/kubelet/cm/qos_container_manager_linux.go.
         """
         kubepods = f"{self._root}/kubepods"
         for path, shares in (
-            (self._root, self._cores * 1024),
             (kubepods, self._cores * 1024),
             (f"{kubepods}/burstable", max(requested_shares, _LEAST_SHARES)),
             (f"{kubepods}/besteffort", _LEAST_SHARES),

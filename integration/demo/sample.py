@@ -8,8 +8,8 @@ class Sample:
     """One moment of the play. Cores are means since the sample before; None: not known yet, or no limit.
 
     `t_s` counts from the play's start. `online_cores` is what the online pod used, `wanted_cores` what its curve asked
-    for in the same time; `node_cores` is the whole machine. `prediction_cores`, `limit_cores`, `throttled_ratio` and
-    `reason` are what criproxy said at that moment.
+    for in the same time; `node_cores` is the whole machine. `prediction_cores`, `limit_cores`, `throttled_ratio` (of
+    all CPUs' time) and `reason` are what criproxy said at that moment.
     """
 
     t_s: float
@@ -27,15 +27,24 @@ class Sample:
         """All that ran outside the box: what criproxy calls online usage."""
         return max(self.node_cores - self.box_cores, 0.0)
 
+    def reaches_into_box(self, capacity_cores: float, floor_cores: float) -> bool:
+        """Whether the limit, which could be lower, gives CPU to the box that the rest is using."""
+        limit = self.limit_cores
+        return limit is not None and limit > 1.01 * floor_cores and limit + self.rest_cores > capacity_cores
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What does not change during a play. `compression` is seconds of the trace in one second of the play."""
+    """What does not change during a play. `compression` is seconds of the trace in one second of the play.
+
+    `floor_cores` is what criproxy leaves to the box however busy the machine is.
+    """
 
     title: str
     seconds: float
     compression: float
     capacity_cores: float
+    floor_cores: float
     half_life_s: float
     cgroup_version: int
 

@@ -19,7 +19,7 @@ from integration.demo.story import cores, happening, line
 
 PLAIN_EVERY_S: Final = 3.0
 _STORY_LINES: Final = 4
-_TALL_FROM: Final = 27
+_TALL_FROM: Final = 28
 """Lines that a terminal needs for sparklines of two lines each."""
 
 Say = Callable[[str], None]
@@ -86,7 +86,7 @@ class LiveScreen:
     def _tell(self, samples: Sequence[Sample]) -> None:
         """Keep the last stories; one that only changes its numbers stays one line."""
         now = samples[-1].t_s
-        text = happening(samples, self._setting.capacity_cores)
+        text = happening(samples, self._setting)
         if self._stories and _kind(self._stories[-1][1]) == _kind(text):
             self._stories[-1] = (self._stories[-1][0], text)
         else:
@@ -146,4 +146,5 @@ def picture(
 
 
 def _kind(story: str) -> str:
-    return story.partition(" ")[0] + str(story.count(" "))
+    """A story without its numbers."""
+    return "".join(character for character in story if not character.isdigit())

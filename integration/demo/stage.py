@@ -12,10 +12,11 @@ from criproxy.observe.status import CpuStatus, from_json
 from integration.demo import DemoError
 from integration.demo.curve import Play
 from integration.demo.load import offline_command, online_command
-from integration.demo.meter import Meter
+from integration.demo.meter import Meter, set_shares
 from integration.demo.place import Place
 from integration.demo.pods import OFFLINE, ONLINE, CriStarter, KubeletStarter, Starter, begin, cgroup_of, specs
 from integration.demo.screen import Say
+from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Criproxy
@@ -76,6 +77,8 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
     Raises LabError, grpc.RpcError or OSError when something does not start.
     """
     with contextlib.ExitStack() as stack:
+        Tree(place.cgroup).make()
+        set_shares(place.cgroup, cores * 1024)  # it is to the machine's other programs what kubepods is on a node
         with _step(say, f"a private containerd in {place.lab}, with an image built from busybox"):
             containerd = Containerd(place.lab)
             containerd.start()

@@ -10,6 +10,8 @@ from integration.demo.sample import Sample, Setting, clock
 
 _NOTABLE_RATIO: Final = 0.1
 """A change of the limit by less than this share of the machine is not worth a word."""
+_BUSY_RATIO: Final = 0.15
+"""Other programs that take more than this share of the machine distort the play."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +69,22 @@ class Summary:
         return self.online_core_s / self.wanted_core_s if self.wanted_core_s else 1.0
 
 
-def summarise(samples: Sequence[Sample], capacity_cores: float) -> Summary:
+def summarise(samples: Sequence[Sample], setting: Setting) -> Summary:
     """The numbers of a play. Raises ValueError for fewer than two samples."""
     if len(samples) < 2:
         raise ValueError(f"{len(samples)} samples make no summary: at least 2 are needed")
     worst = max(samples[1:], key=lambda sample: sample.wanted_cores - sample.online_cores)
     return Summary(
         offline_core_s=_integral(samples, lambda sample: sample.box_cores),
-        idle_core_s=_integral(samples, lambda sample: max(capacity_cores - sample.rest_cores, 0.0)),
+        idle_core_s=_integral(samples, lambda sample: max(setting.capacity_cores - sample.rest_cores, 0.0)),
         wanted_core_s=_integral(samples, lambda sample: sample.wanted_cores),
         online_core_s=_integral(samples, lambda sample: sample.online_cores),
         other_core_s=_integral(samples, lambda sample: max(sample.rest_cores - sample.online_cores, 0.0)),
         shortfall_cores=max(worst.wanted_cores - worst.online_cores, 0.0),
         shortfall_at_s=worst.t_s,
         throttled_ratio=mean(sample.throttled_ratio for sample in samples),
-        squeezes=squeezes(samples, capacity_cores * _NOTABLE_RATIO),
-        overlaps=overlaps(samples, capacity_cores),
+        squeezes=squeezes(samples, setting.capacity_cores * _NOTABLE_RATIO),
+        overlaps=overlaps(samples, setting.capacity_cores, setting.floor_cores),
     )
 
 
@@ -102,12 +104,15 @@ def squeezes(samples: Sequence[Sample], least_cores: float) -> tuple[Squeeze, ..
     return tuple(squeeze for squeeze in found if squeeze.depth_cores >= least_cores)
 
 
-def overlaps(samples: Sequence[Sample], capacity_cores: float) -> tuple[Overlap, ...]:
-    """The runs of samples in which limit and the rest's usage together were more than the machine has."""
+def overlaps(samples: Sequence[Sample], capacity_cores: float, floor_cores: float) -> tuple[Overlap, ...]:
+    """The runs of samples in which limit and the rest's usage together were more than the machine has.
+
+    Not where the limit is at its floor already.
+    """
     found: list[Overlap] = []
     start_s: float | None = None
     for before, after in pairwise(samples):
-        if after.limit_cores is not None and after.limit_cores + after.rest_cores > capacity_cores:
+        if after.reaches_into_box(capacity_cores, floor_cores):
             start_s = before.t_s if start_s is None else start_s
         elif start_s is not None:
             found.append(Overlap(start_s, before.t_s))
@@ -124,14 +129,11 @@ def in_words(summary: Summary, setting: Setting) -> tuple[str, ...]:
         f"{summary.idle_share:.0%} of the {summary.idle_core_s:.1f} that online left idle on "
         f"{setting.capacity_cores:g} cores.",
         f"Online wanted {summary.wanted_core_s:.1f} core-seconds and used {summary.online_core_s:.1f} "
-        f"({summary.online_share:.0%}); {_shortfall(summary)} "
-        f"All else on this machine used {summary.other_core_s:.1f}.",
+        f"({summary.online_share:.0%}); {_shortfall(summary)}",
+        _others(summary, setting),
         _squeezes(summary.squeezes),
         _overlaps(summary.overlaps),
-        f"The box was throttled in {summary.throttled_ratio:.0%} of its scheduling periods: offline work always wanted "
-        "more than its limit."
-        if summary.throttled_ratio > 0.5
-        else f"The box was throttled in {summary.throttled_ratio:.0%} of its scheduling periods.",
+        f"Its limit held the box back (it was throttled) for {summary.throttled_ratio:.0%} of the CPUs' time.",
     )
 
 
@@ -140,6 +142,16 @@ def _shortfall(summary: Summary) -> str:
         return "it was never short of anything."
     return (
         f"at worst it was {summary.shortfall_cores:.2f} cores short for a moment, at {clock(summary.shortfall_at_s)}."
+    )
+
+
+def _others(summary: Summary, setting: Setting) -> str:
+    used = f"Everything else on this machine used {summary.other_core_s:.1f} core-seconds"
+    if summary.other_core_s < _BUSY_RATIO * setting.capacity_cores * setting.seconds:
+        return f"{used}."
+    return (
+        f"{used}, which is a lot: criproxy counts it as online, so the box got that much less, and the online "
+        "pod had to share with it."
     )
 
 

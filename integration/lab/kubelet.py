@@ -85,10 +85,11 @@ class Kubelet:
         """Raises LabError when it was not started."""
         return self._running().pid
 
-    def start(self) -> None:
-        """Start it and return once its read-only port answers. Builds kubelet when it is not there: minutes.
+    def start(self, until_ready: bool = True) -> None:
+        """Start it and return once it is ready, unless told not to wait. Builds kubelet when it is not there: minutes.
 
-        Raises LabError when it ends or does not answer within a minute, or when a kubelet that is no lab's runs.
+        Raises LabError when it ends (as it does when its runtime does not answer) or is not ready within a minute, or
+        when a kubelet that is no lab's runs.
         """
         _refuse_beside_foreign()
         program = find_kubelet()
@@ -111,7 +112,8 @@ class Kubelet:
             f"--config={config}",
         ]
         self._process = Process("kubelet", command, self.log)
-        self._process.wait_until(self._answers, START_S, "an answer from the read-only port", POLL_S)
+        if until_ready:
+            self._process.wait_until(self.is_ready, START_S, "an answer from the read-only port", POLL_S)
 
     def stop(self) -> None:
         """End kubelet in order; pods go on."""
@@ -128,6 +130,12 @@ class Kubelet:
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.is_alive()
+
+    def is_ready(self) -> bool:
+        """Whether its read-only port answers."""
+        with contextlib.suppress(OSError):
+            return self._get("/healthz") == b"ok"
+        return False
 
     # --- pods ---
 
@@ -147,6 +155,13 @@ class Kubelet:
         answer = json.loads(self._get("/pods"))
         found = [_pod_status(item, f"-{self.node}") for item in answer["items"] or []]
         return {pod.name: pod for pod in found}
+
+    def summary(self) -> Any:
+        """What /stats/summary says, parsed. Raises OSError when kubelet does not answer.
+
+        Source: kubelet, stats/v1alpha1, Summary.
+        """
+        return json.loads(self._get("/stats/summary"))
 
     def wait_running(self, name: str) -> PodStatus:
         """Wait until all containers of a pod run. Raises LabError after a minute."""
@@ -176,11 +191,6 @@ class Kubelet:
         if self._process is None:
             raise LabError("kubelet was not started")
         return self._process
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self._get("/healthz") == b"ok"
-        return False
 
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:

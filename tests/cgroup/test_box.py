@@ -319,23 +319,3 @@ def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
     asyncio.run(scenario())
 
     assert driver.threads == {"cgroup-writer"}
-
-
-def test_error_of_a_vanished_caller_is_not_reported_as_unseen(box: Box, driver: FakeDriver) -> None:
-    seen: list[object] = []
-    driver.gate.clear()
-
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
-        blocked = asyncio.create_task(box.admit(A, 0))
-        failing = asyncio.create_task(box.admit(B, 0))
-        await until(driver.writing.is_set)
-        failing.cancel()
-        driver.fail_on = {"ensure_pod"}
-        driver.gate.set()
-        await asyncio.gather(blocked, failing, return_exceptions=True)
-        await box.usage()
-        await box.sweep(set())
-
-    asyncio.run(scenario())
-    assert seen == []

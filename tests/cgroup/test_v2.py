@@ -79,7 +79,7 @@ def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driv
 
 def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    kernel.anon[f"{kernel.root}/cg{BOX}"] = 200 * MIB
+    kernel.anon[f"{kernel.root}/cg{BOX}"] = 2000 * MIB
     driver.write(BOX, Limits(1.0, 64 * MIB))
     kernel.writes.clear()
 

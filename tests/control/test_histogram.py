@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.control.histogram import (
@@ -18,6 +19,8 @@ from criproxy.control.histogram import (
     LevelHistogram,
     MassState,
 )
+
+no_deadline = hypothesis_settings(deadline=None)
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "predictor_vectors.json").read_text())
 T = 1_700_000_000.0
@@ -194,6 +197,7 @@ steps = st.lists(
 )
 
 
+@no_deadline
 @given(steps, st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from(["area", "weight"]))
 def test_level_any_samples_the_moving_pointer_agrees_with_a_full_scan(steps, percentile, measure):
     histogram, t, samples = level([], percentile, measure), 0.0, []
@@ -214,6 +218,7 @@ def test_level_any_samples_the_moving_pointer_agrees_with_a_full_scan(steps, per
         assert histogram.percentile() == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
+@no_deadline
 @given(steps, steps)
 def test_decayed_checkpoint_at_any_moment_continues_bit_for_bit(before, after):
     original, restored, t = level([]), level([]), 0.0
@@ -231,6 +236,7 @@ def test_decayed_checkpoint_at_any_moment_continues_bit_for_bit(before, after):
     assert restored.decayed.state() == original.decayed.state()
 
 
+@no_deadline
 @given(steps, st.integers(1, 2**20))
 def test_level_percentile_does_not_depend_on_when_it_all_happens(steps, shift):
     here, there, t = level([]), level([]), 0.0

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.control.policy import (
@@ -17,6 +18,8 @@ from criproxy.control.policy import (
     safe_limits,
 )
 from criproxy.model import UNLIMITED, Limits, Prediction, Snapshot
+
+no_deadline = hypothesis_settings(deadline=None)
 
 GIB = 2**30
 CPU = DynamicSettings(floor=0.1, watermark_ratio=0.9)
@@ -196,6 +199,7 @@ def limit_of(taken, predicted, state, settings):
     return cpu(taken, predicted, PolicyState(cpu=state), settings)[0]
 
 
+@no_deadline
 @given(st.tuples(wild, wild, wild), st.none() | wild, states, laws)
 def test_decide_on_anything_stays_within_floor_and_ceiling(numbers, predicted, state, settings):
     limit = limit_of(snapshot(*numbers), predicted, state, settings)
@@ -203,6 +207,7 @@ def test_decide_on_anything_stays_within_floor_and_ceiling(numbers, predicted, s
     assert settings.floor <= limit <= within
 
 
+@no_deadline
 @given(wild, wild, st.none() | wild, states, laws)
 def test_decide_on_what_is_not_known_gives_the_floor(capacity, online, predicted, state, settings):
     known = (
@@ -215,6 +220,7 @@ def test_decide_on_what_is_not_known_gives_the_floor(capacity, online, predicted
         assert limit_of(snapshot(1000.0, capacity, online), predicted, ResourceState(), settings) == settings.floor
 
 
+@no_deadline
 @given(st.tuples(cores, cores), st.tuples(cores, cores), states, laws)
 def test_decide_more_online_usage_never_gives_a_larger_box(now, more, state, settings):
     (online, predicted), (more_online, more_predicted) = now, more
@@ -223,6 +229,7 @@ def test_decide_more_online_usage_never_gives_a_larger_box(now, more, state, set
     assert busier <= limit
 
 
+@no_deadline
 @given(cores, cores, states, laws)
 def test_decide_lowering_is_never_delayed(predicted, online, state, settings):
     taken = snapshot(online=online)
@@ -231,6 +238,7 @@ def test_decide_lowering_is_never_delayed(predicted, online, state, settings):
         assert limit_of(taken, predicted, state, settings) == target
 
 
+@no_deadline
 @given(st.tuples(st.integers(0, 900), st.integers(-(10**6), 10**6)), st.tuples(cores, cores), states, laws)
 def test_decide_does_not_depend_on_when_it_happens(times, usage, state, settings):
     (since, shift), (online, predicted) = times, usage
@@ -241,6 +249,7 @@ def test_decide_does_not_depend_on_when_it_happens(times, usage, state, settings
     )
 
 
+@no_deadline
 @given(st.lists(st.tuples(st.floats(0.0, 120.0), cores), max_size=50), laws)
 def test_decide_over_any_day_never_leaves_more_than_the_watermark(steps, settings):
     """In every tick: box + prediction <= capacity x watermark, but for the floor."""

@@ -3,45 +3,18 @@
 import json
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from predictor_helpers import CAPACITY, KINDS, T, feed, noisy, predictor, restored
 from reference_predictor import Reference
 
-from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
-from criproxy.control.predictor import LEARNED_MAX_AGE_S, make_predictor
-from criproxy.control.series import PredictorSettings, PredictorState
+no_deadline = hypothesis_settings(deadline=None)
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "predictor_vectors.json").read_text())
-T = 1_700_006_400.0  # midnight, UTC
-CAPACITY = 32.0
-KINDS = ("histogram", "calibrated")
-
-
-def predictor(kind="calibrated", buckets=CPU_BUCKETS, **changes):
-    return make_predictor(replace(PredictorSettings(kind=kind), **changes), buckets)
-
-
-def feed(target, usages, start=T, step=1.0, capacity=CAPACITY):
-    """Predictions for samples `step` apart; the wall clock is the monotonic one."""
-    return [target.observe(start + i * step, start + i * step, u, capacity) for i, u in enumerate(usages)]
-
-
-def noisy(count, mean=4.0, seed=7):
-    source = random.Random(seed)
-    return [max(0.0, source.gauss(mean, 0.3 * mean)) for _ in range(count)]
-
-
-def through_json(state):
-    return msgspec.json.decode(msgspec.json.encode(state), type=PredictorState)
-
-
-def restored(target, state, now, shift=0.0):
-    return target.restore(through_json(state), now, shift)
 
 
 # --- the law ---
@@ -104,6 +77,21 @@ def test_predictor_first_three_samples_predict_capacity_and_say_so(kind):
 
 def test_histogram_fourth_sample_is_no_longer_cold():
     assert feed(predictor("histogram"), [1.0] * 4)[-1] < 1.1
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"), [(4.0, 4.0 + 0.1 * CAPACITY), (20.0, 1.25 * 20.0)], ids=["tenth-of-capacity", "quarter"]
+)
+def test_calibrated_cold_start_keeps_the_larger_of_both_margins(usage, expected):
+    prediction = feed(predictor(cold_start_probes=10_000, horizon_s=12.0), [usage] * 5000)[-1]
+    assert prediction == pytest.approx(expected, rel=0.025)
+
+
+def test_calibrated_step_up_is_never_predicted_below_the_usage():
+    target = predictor(cold_start_probes=1, horizon_s=12.0)
+    feed(target, noisy(5000))
+    assert target.describe().expert == "A"
+    assert target.observe(T + 5000, T + 5000, 30.0, CAPACITY) >= 30.0
 
 
 def test_calibrated_until_enough_probes_keeps_a_margin_and_says_so():
@@ -251,6 +239,13 @@ def test_edge_capacity_change_drops_the_scaled_errors_only(capacity, dropped):
     assert after.level.total > before.level.total
 
 
+def test_edge_after_a_capacity_change_all_experts_learn_again():
+    target = predictor(horizon_s=60.0)
+    feed(target, noisy(2000))
+    feed(target, noisy(200), start=T + 2000, capacity=16.0)
+    assert all(errors.total > 0.0 for errors in target.checkpoint().learned.errors)
+
+
 def test_edge_capacity_creeping_up_is_measured_from_where_the_errors_were_made():
     target = predictor(horizon_s=60.0)
     feed(target, noisy(2000))
@@ -276,118 +271,6 @@ def test_edge_restart_continues_bit_for_bit_but_for_pending_probes(kind):
     assert copy.observe(T + 3000, T + 3000, 4.0, CAPACITY) == target.observe(T + 3000, T + 3000, 4.0, CAPACITY)
 
 
-# --- restore ---
-
-
-def saved(kind="calibrated", **changes):
-    target = predictor(kind, horizon_s=60.0, **changes)
-    feed(target, noisy(3000))
-    return target.checkpoint()
-
-
-@pytest.mark.parametrize("age", [0.0, 3600.0, 3601.0, LEARNED_MAX_AGE_S, LEARNED_MAX_AGE_S + 1.0, -1.0])
-def test_restore_by_age_keeps_level_for_four_half_lives_and_errors_for_a_week(age):
-    state, target = saved(), predictor(horizon_s=60.0)
-    lost = restored(target, state, T + 2999 + age)
-    keeps_level, keeps_errors = 0.0 <= age <= 3600.0, 0.0 <= age <= LEARNED_MAX_AGE_S
-    assert (target.describe().level is not None) == keeps_level
-    assert (target.describe().matured_probes > 0) == keeps_errors
-    assert len(lost) == (not keeps_level) + (not keeps_errors)
-
-
-def test_restore_without_the_level_starts_cold_again():
-    target = predictor(horizon_s=60.0)
-    restored(target, saved(), T + 2999 + 5000)
-    predictions = feed(target, [4.0] * 5, start=T + 8000)
-    assert predictions[:3] == [CAPACITY] * 3
-
-
-def test_restore_after_a_reboot_moves_all_times():
-    """The new boot's clock is far behind: what is kept continues as if it had not been."""
-    state, here, there = saved(), predictor(horizon_s=60.0), predictor(horizon_s=60.0)
-    shift = -(2.0**30)
-    restored(here, state, T + 3030)
-    assert restored(there, state, T + 3030 + shift, shift) == ()
-    for i, u in enumerate(noisy(300, seed=8)):
-        now = T + 3030 + i
-        assert there.observe(now + shift, now, u, CAPACITY) == pytest.approx(
-            here.observe(now, now, u, CAPACITY), rel=1e-9
-        )
-
-
-@pytest.mark.parametrize(
-    ("changes", "kept_level", "kept_errors"),
-    [
-        ({"alpha_ratio": 0.05}, True, True),
-        ({"percentile_ratio": 0.95}, True, True),
-        ({"cold_start_probes": 288}, True, True),
-        ({"horizon_s": 120.0}, True, False),
-        ({"half_life_s": 600.0}, False, True),
-    ],
-    ids=str,
-)
-def test_restore_under_other_settings_keeps_what_still_fits(changes, kept_level, kept_errors):
-    target = predictor(**{"horizon_s": 60.0, **changes})
-    restored(target, saved(), T + 3000)
-    assert (target.describe().level is not None) == kept_level
-    assert (target.describe().matured_probes > 0) == kept_errors
-
-
-def test_restore_between_the_kinds_keeps_the_level():
-    calibrated, histogram = predictor(horizon_s=60.0), predictor("histogram", horizon_s=60.0)
-    restored(histogram, saved(), T + 3000)
-    restored(calibrated, saved("histogram"), T + 3000)
-    assert histogram.describe().level == calibrated.describe().level is not None
-
-
-def test_restore_of_other_buckets_starts_cold():
-    target = predictor(buckets=MEMORY_BUCKETS, horizon_s=60.0)
-    [lost] = restored(target, saved("histogram"), T + 3000)
-    assert lost == "level: made with 176 buckets and a half-life of 900 s, now 205 and 900 s"
-
-
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        lambda learned: replace(learned, losses=[0.0, 0.0]),
-        lambda learned: replace(learned, losses=[0.0, 0.0, -1.0]),
-        lambda learned: replace(learned, errors=learned.errors[:2]),
-        lambda learned: replace(learned, volatility=-1.0),
-        lambda learned: replace(learned, matured=-1),
-        lambda learned: replace(learned, scale_capacity=0.0),
-        lambda learned: replace(learned, errors=[replace(e, total=7.0) for e in learned.errors]),
-        lambda learned: replace(learned, day=replace(learned.day, sums=[0.0])),
-        lambda learned: replace(learned, day=replace(learned.day, slot=48)),
-        lambda learned: replace(learned, day=replace(learned.day, weights=[-1.0] * 48)),
-    ],
-    ids=[
-        "two-losses",
-        "negative-loss",
-        "two-errors",
-        "volatility",
-        "matured",
-        "capacity",
-        "totals",
-        "day-size",
-        "day-slot",
-        "day-weight",
-    ],
-)
-def test_restore_of_a_contradicting_margin_keeps_the_level_only(break_it):
-    state, target = saved(), predictor(horizon_s=60.0)
-    lost = target.restore(replace(state, learned=break_it(state.learned)), T + 3000, 0.0)
-    assert [words.split(":")[0] for words in lost] == ["learned margin"]
-    assert target.describe().level is not None
-    assert target.describe().matured_probes == 0
-
-
-@pytest.mark.parametrize("change", [{"usage": -1.0}, {"prediction": -1.0}, {"capacity": 0.0}, {"samples": -1}], ids=str)
-def test_restore_of_a_contradicting_level_starts_without(change):
-    target = predictor("histogram", horizon_s=60.0)
-    assert len(target.restore(replace(saved("histogram"), **change), T + 3000, 0.0)) == 1
-    assert target.describe().samples == 0
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -410,6 +293,7 @@ anything = st.one_of(st.floats(0.0, 40.0), st.floats(allow_nan=True, allow_infin
 samples = st.lists(st.tuples(st.floats(-5.0, 500.0), anything, st.sampled_from([32.0, 31.0, 8.0])), max_size=60)
 
 
+@no_deadline
 @given(st.sampled_from(KINDS), samples)
 def test_prediction_of_anything_lies_between_usage_and_capacity(kind, steps):
     target, t = predictor(kind, horizon_s=120.0), T
@@ -422,8 +306,8 @@ def test_prediction_of_anything_lies_between_usage_and_capacity(kind, steps):
             assert prediction >= min(max(usage, 0.0), capacity)
 
 
+@no_deadline
 @given(st.sampled_from(KINDS), samples, samples)
-@settings(deadline=None)
 def test_checkpoint_at_any_moment_continues_bit_for_bit_once_probes_are_gone(kind, before, after):
     """A restart loses the pending probes, so the comparison starts both from a moment without any."""
     target, copy, t = predictor(kind, horizon_s=30.0), predictor(kind, horizon_s=30.0), T
@@ -441,8 +325,8 @@ def test_checkpoint_at_any_moment_continues_bit_for_bit_once_probes_are_gone(kin
     assert twin.checkpoint() == copy.checkpoint()
 
 
+@no_deadline
 @given(st.sampled_from(KINDS), samples, st.integers(1, 400))
-@settings(deadline=None)
 def test_prediction_does_not_depend_on_when_it_all_happens(kind, steps, days):
     here, there, t = predictor(kind), predictor(kind), T
     for dt, usage, capacity in steps:

@@ -56,6 +56,7 @@ def test_checkpoint_missing_file_loads_nothing_silently(file, log):
         (50.0, 1030.0, 0.0),
         (-10.0, 1030.0, 0.0),
         (30.0, 12.0, 12.0 - 1000.0 - 30.0),
+        (-10.0, 12.0, 12.0 - 1000.0),
         (3000.0, 1000.0, -3000.0),
         (3630.0, 1030.0, -3600.0),
     ],
@@ -64,6 +65,7 @@ def test_checkpoint_missing_file_loads_nothing_silently(file, log):
         "wall-set-ahead",
         "wall-set-back",
         "rebooted",
+        "rebooted-and-wall-set-back",
         "rebooted-with-longer-uptime",
         "wall-set-far-ahead",
     ],
@@ -137,6 +139,17 @@ def test_checkpoint_write_that_fails_leaves_the_old_file(file, states, monkeypat
     assert file.path.read_bytes() == before
 
 
+def test_checkpoint_old_file_is_never_written_into(file, states):
+    """Who has it open, as who reads the disk after a power failure, sees it whole."""
+    file.write(states)
+    before = file.path.read_bytes()
+    with file.path.open("rb") as old:
+        file.write({"cpu": replace(states["cpu"], samples=1)})
+        assert old.read() == before
+    assert file.load()[0]["cpu"].samples == 1
+    assert [entry.name for entry in file.path.parent.iterdir()] == ["predictor.json"]
+
+
 def test_checkpointer_writes_each_minute(file, states, clock, log):
     clock.stop_after = 4
     with pytest.raises(Stop):
@@ -156,3 +169,6 @@ def test_checkpointer_failure_is_counted_and_logged_once_until_it_works(file, st
     asyncio.run(checkpointer.save())
     assert file.load()[0] == states
     assert checkpointer.last_written_s == clock.wall
+    file.path.with_name("predictor.json.tmp").mkdir()
+    asyncio.run(checkpointer.save())
+    assert log.names() == ["checkpoint_failed", "checkpoint_failed"]

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.control.capacity import Capacity
 from criproxy.control.sampler import Reading, Sampler
 from criproxy.model import Usage
+
+no_deadline = hypothesis_settings(deadline=None)
 
 FOUR = Capacity(4.0, 1000)
 FIRST = Reading(100.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
@@ -89,6 +92,7 @@ readings = st.lists(
 )
 
 
+@no_deadline
 @given(readings)
 def test_sampler_any_readings_give_rates_at_or_above_zero(readings):
     sampler = Sampler()

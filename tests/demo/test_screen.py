@@ -7,7 +7,9 @@ from integration.demo.sample import Sample, Setting
 from integration.demo.screen import PlainScreen, picture
 from integration.demo.spark import columns, spark
 
-SETTING = Setting("a day", seconds=10, compression=8640, capacity_cores=2.0, half_life_s=1.0, cgroup_version=2)
+SETTING = Setting(
+    "a day", seconds=10, compression=8640, capacity_cores=2.0, floor_cores=0.1, half_life_s=1.0, cgroup_version=2
+)
 
 
 def sample(t_s: float) -> Sample:
@@ -46,7 +48,7 @@ def test_spark_draws_values_as_blocks(values: tuple[float | None, ...], height: 
 def test_picture_fits_the_terminal_and_shows_every_value(width: int, height: int) -> None:
     console = Console(width=width, height=height, file=io.StringIO())
     stories = [(float(t), f"story {t}") for t in range(4)]
-    drawn = picture([sample(0), sample(2.5)], SETTING, ["a", "b", "c"], stories, width=width, height=height)
+    drawn = picture([sample(0), sample(2.5)], SETTING, ["a", "b", "c", "d"], stories, width=width, height=height)
     lines = console.render_lines(drawn, pad=False)
     text = "\n".join("".join(segment.text for segment in line) for line in lines)
     assert len(lines) <= height

@@ -6,7 +6,9 @@ from integration.demo.sample import Sample, Setting, clock
 from integration.demo.story import happening, line
 from integration.demo.summary import Overlap, Squeeze, in_words, overlaps, squeezes, summarise
 
-SETTING = Setting("a day", seconds=10, compression=8640, capacity_cores=2.0, half_life_s=1.0, cgroup_version=1)
+SETTING = Setting(
+    "a day", seconds=10, compression=8640, capacity_cores=2.0, floor_cores=0.1, half_life_s=1.0, cgroup_version=1
+)
 
 
 def sample(
@@ -31,7 +33,7 @@ def with_limits(*limits: float | None) -> list[Sample]:
 
 
 def test_summarise_counts_core_seconds_and_shares() -> None:
-    summary = summarise([sample(0), sample(1), sample(3, box=0.4), sample(4, online=0.4, wanted=0.5)], 2.0)
+    summary = summarise([sample(0), sample(1), sample(3, box=0.4), sample(4, online=0.4, wanted=0.5)], SETTING)
     assert summary.offline_core_s == pytest.approx(1.0 + 2 * 0.4 + 1.0)
     assert summary.idle_core_s == pytest.approx(1.4 + 2 * 1.4 + 1.5)
     assert summary.idle_share == pytest.approx(2.8 / 5.7)
@@ -44,7 +46,7 @@ def test_summarise_counts_core_seconds_and_shares() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_summarise_of_too_few_samples_raises(count: int) -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        summarise([sample(0)] * count, 2.0)
+        summarise([sample(0)] * count, SETTING)
 
 
 @pytest.mark.parametrize(
@@ -74,29 +76,28 @@ def test_squeezes_are_the_falls_of_the_limit(limits: Sequence[float | None], exp
         pytest.param([(0, 1.5, 0.1), (1, 1.5, 0.8), (2, 0.5, 0.8)], [Overlap(0, 1)], id="limit follows"),
         pytest.param([(0, 1.5, 0.1), (1, 1.5, 0.8), (2, 1.5, 0.8)], [Overlap(0, 2)], id="until the end"),
         pytest.param([(0, None, 1.9), (1, None, 1.9)], [], id="no limit"),
+        pytest.param([(0, 0.1, 1.9), (1, 0.1, 1.9)], [], id="at the floor"),
     ],
 )
 def test_overlaps_are_the_times_when_the_limit_stands_in_the_way(
     rows: list[tuple[float, float | None, float]], expected: list[Overlap]
 ) -> None:
-    assert list(overlaps([sample(t, limit, online) for t, limit, online in rows], 2.0)) == expected
+    assert list(overlaps([sample(t, limit, online) for t, limit, online in rows], 2.0, 0.1)) == expected
 
 
 def test_in_words_says_all_numbers() -> None:
     rows = [sample(0, 1.5, 0.1, box=1.5), sample(1, 1.5, 1.2, box=0.6, wanted=1.5), sample(2, 0.4, 1.2, box=0.4)]
-    text = "\n".join(in_words(summarise(rows, 2.0), SETTING))
+    text = "\n".join(in_words(summarise(rows, SETTING), SETTING))
     assert "1.0 core-seconds in 10 s: 71% of the 1.4" in text
     assert "wanted 2.7 core-seconds and used 2.4 (89%); at worst it was 0.30 cores short for a moment, at 0:01" in text
     assert "squeezed once at 0:01: from 1.50 to 0.40 cores within 1.0 s" in text
     assert "Once online rose faster than predicted" in text and "after 1.0 s" in text
-    assert "throttled in 90%" in text
+    assert "throttled) for 90%" in text
 
 
 def test_in_words_of_a_calm_play_says_that_nothing_happened() -> None:
-    text = "\n".join(in_words(summarise([sample(0, throttled=0.0), sample(1, throttled=0.0)], 2.0), SETTING))
-    assert (
-        "never squeezed" in text and "never short" in text and "never reached" in text and "always wanted" not in text
-    )
+    text = "\n".join(in_words(summarise([sample(0, throttled=0.0), sample(1, throttled=0.0)], SETTING), SETTING))
+    assert "never squeezed" in text and "never short" in text and "never reached" in text
 
 
 @pytest.mark.parametrize(
@@ -111,10 +112,20 @@ def test_in_words_of_a_calm_play_says_that_nothing_happened() -> None:
         pytest.param([sample(0, 1.5, 1.0)], "goes first by priority", id="in the way"),
         pytest.param([sample(0, 1.0)], "held at 1.00", id="throttled"),
         pytest.param([sample(0, 1.0, box=0.3, throttled=0.0)], "soak up 0.30", id="free"),
+        pytest.param(
+            [sample(0, 0.1, 1.4, box=0.1, rest=0.5)],
+            "the machine is full (other programs use 0.50 cores)",
+            id="at the floor",
+        ),
     ],
 )
 def test_happening_tells_what_the_limit_does(rows: list[Sample], says: str) -> None:
-    assert says in happening(rows, 2.0)
+    assert says in happening(rows, SETTING)
+
+
+@pytest.mark.parametrize(("rest", "says"), [(2.9, "used 2.9 core-seconds."), (3.1, "which is a lot")])
+def test_in_words_of_a_busy_machine_says_so(rest: float, says: str) -> None:
+    assert says in "\n".join(in_words(summarise([sample(0), sample(1, rest=rest)], SETTING), SETTING))
 
 
 def test_line_holds_every_value_of_the_picture() -> None:

@@ -1,11 +1,12 @@
 """The rig of the carrier's tests: client, engine and fake runtime, all on one event loop."""
 
 import asyncio
+import gc
 import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,21 +93,21 @@ async def ignore(_info: RuntimeInfo) -> None:
 
 @asynccontextmanager
 async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> AsyncIterator[Rig]:
-    runtime = FakeRuntime(directory / "runtime.sock")
-    if runtime_runs:
-        await runtime.start()
-    interceptor, metrics = FakeInterceptor(), FakeMetrics()
-    listen = ListenSocket(directory / "proxy.sock", pid=1)
-    link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
-    server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
-    await server.start()
-    path = runtime.path if engine == "direct" else listen.path
-    async with aio.insecure_channel(grpc_target(path), options=OPTIONS) as channel:
+    async with AsyncExitStack() as stack:
+        runtime = FakeRuntime(directory / "runtime.sock")
+        if runtime_runs:
+            await runtime.start()
+            stack.push_async_callback(runtime.stop)
+        interceptor, metrics = FakeInterceptor(), FakeMetrics()
+        listen = ListenSocket(directory / "proxy.sock", pid=1)
+        link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
+        stack.push_async_callback(link.close)
+        server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        path = runtime.path if engine == "direct" else listen.path
+        channel = await stack.enter_async_context(aio.insecure_channel(grpc_target(path), options=OPTIONS))
         yield Rig(runtime, channel, path, interceptor, metrics)
-    await server.stop(0)
-    await link.close()
-    if runtime_runs:
-        await runtime.stop()
 
 
 @pytest.fixture(scope="session")
@@ -129,9 +130,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Whatever a client or the runtime does, it is no reason for gRPC or asyncio to complain."""
     yield
+    gc.collect()  # a task's lost exception is told when the task goes
     complaints = [
         record.getMessage()
-        for when in ("setup", "call")
+        for when in ("setup", "call", "teardown")
         for record in caplog.get_records(when)
         if record.levelno >= logging.WARNING and record.name.startswith(("grpc", "asyncio"))
     ]

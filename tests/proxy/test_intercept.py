@@ -58,6 +58,7 @@ def _listed(sandbox_id: str, placement: str) -> cri.PodSandbox:
 class Box:
     admitted: list[tuple[str, int]] = field(default_factory=list)
     resized: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     full: str = ""
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
@@ -67,6 +68,9 @@ class Box:
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         self.resized.append((place.in_box, memory_bytes))
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
 
 
 @dataclass

@@ -113,9 +113,11 @@ async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntim
 async def test_link_is_ready_only_once_version_is_answered(runtime: FakeRuntime, behaviour: Any, reason: str) -> None:
     runtime.script |= {V1: behaviour, V1ALPHA2: behaviour}
     inventory = Inventory()
+    started = time.monotonic()
     with capture_logs() as logs:
         async with running(runtime), watched(runtime.path, inventory) as link:
-            await eventually(lambda: len(runtime.calls) >= 5)
+            await eventually(lambda: sum(call.method == V1 for call in runtime.calls) == 5)
+            assert time.monotonic() - started > 1.4, "the pauses grow: 0.1 + 0.2 + 0.4 + 0.8 s"
             assert not link.ready
             assert inventory.lists == []
             runtime.script[V1] = FAKE

@@ -262,6 +262,14 @@ async def test_server_stopped_leaves_no_file(runner: object, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
+async def test_server_that_cannot_bind_says_so(runner: object, tmp_path: Path) -> None:
+    (tmp_path / "proxy.sock.1").mkdir()
+    with pytest.raises(SocketError, match=r"proxy.sock.1.*check the directory of"):
+        async with build_rig("grpc", tmp_path):
+            pass
+    assert not (tmp_path / "proxy.sock").is_symlink()
+
+
 async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) -> None:
     directory = tmp_path / "we ird%41#?é"
     directory.mkdir()

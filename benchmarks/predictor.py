@@ -1,4 +1,4 @@
-"""What a predictor costs: ns per sample, and bytes per series; `python -m bench.predictor [--json F]`."""
+"""What a predictor costs: ns of CPU time per sample, and bytes per series; `./bench predictor [--json F]`."""
 
 import argparse
 import gc
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.table import table
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import Predictor, make_predictor
 from criproxy.control.series import Kind, PredictorSettings
@@ -68,10 +69,11 @@ def made(case: Case) -> Predictor:
 
 
 def time_ns(case: Case, usages: Sequence[float]) -> float:
+    """CPU time, not wall time: who else is on the machine is no cost of ours."""
     predictor = made(case)
-    start = time.perf_counter_ns()
+    start = time.thread_time_ns()
     feed(predictor, case, usages)
-    return (time.perf_counter_ns() - start) / len(usages)
+    return (time.thread_time_ns() - start) / len(usages)
 
 
 def size_bytes(case: Case, usages: Sequence[float]) -> int:
@@ -89,7 +91,7 @@ def size_bytes(case: Case, usages: Sequence[float]) -> int:
 
 
 def measure(samples: int) -> list[Result]:
-    """The cases take turns in each round, so that a noisy neighbour meets them all."""
+    """The cases take turns in each round, so that a noisy neighbour's cache misses meet them all."""
     usages = load(samples)
     rounds = []
     for done in range(ROUNDS):
@@ -110,17 +112,12 @@ def measure(samples: int) -> list[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.predictor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=__doc__)
     parser.add_argument("--samples", type=int, default=20_000, help="samples per round and case (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file too")
     arguments = parser.parse_args()
     results = measure(arguments.samples)
-    print(f"{'predictor':<12}{'horizon s':>10}{'step s':>8}{'ns/sample':>11}{'slowest':>9}{'bytes/series':>14}")
-    for r in results:
-        print(
-            f"{r.kind:<12}{r.horizon_s:>10g}{r.step_s:>8g}{r.ns_per_sample:>11.0f}{r.slowest_ns:>9.0f}"
-            f"{r.bytes_per_series:>14}"
-        )
+    print(table(results))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
 

@@ -1,0 +1,36 @@
+"""Predictors to test, and loads to feed them."""
+
+import random
+from dataclasses import replace
+
+import msgspec
+
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings, PredictorState
+
+T = 1_700_006_400.0  # midnight, UTC
+CAPACITY = 32.0
+KINDS = ("histogram", "calibrated")
+
+
+def predictor(kind="calibrated", buckets=CPU_BUCKETS, **changes):
+    return make_predictor(replace(PredictorSettings(kind=kind), **changes), buckets)
+
+
+def feed(target, usages, start=T, step=1.0, capacity=CAPACITY):
+    """Predictions for samples `step` apart; the wall clock is the monotonic one."""
+    return [target.observe(start + i * step, start + i * step, u, capacity) for i, u in enumerate(usages)]
+
+
+def noisy(count, mean=4.0, seed=7):
+    source = random.Random(seed)
+    return [max(0.0, source.gauss(mean, 0.3 * mean)) for _ in range(count)]
+
+
+def through_json(state):
+    return msgspec.json.decode(msgspec.json.encode(state), type=PredictorState)
+
+
+def restored(target, state, now, shift=0.0):
+    return target.restore(through_json(state), now, shift)
