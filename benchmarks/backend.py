@@ -40,7 +40,7 @@ ANSWERS = {
 }
 
 
-class Handler(grpc.GenericRpcHandler):
+class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         answer = ANSWERS.get(details.method)
         if answer is None:

@@ -1,8 +1,6 @@
 """What a predictor costs: ns of CPU time per sample, and bytes per series; `./bench predictor [--json F]`."""
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import sys
@@ -10,7 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from benchmarks.table import table
 from criproxy.control.histogram import CPU_BUCKETS
@@ -111,16 +109,8 @@ def measure(samples: int) -> list[Result]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=__doc__)
-    parser.add_argument("--samples", type=int, default=20_000, help="samples per round and case (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file too")
-    arguments = parser.parse_args()
-    results = measure(arguments.samples)
+def report(samples: int = 20_000) -> list[dict[str, Any]]:
+    """Measure and print; returns the figures."""
+    results = measure(samples)
     print(table(results))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return [asdict(result) for result in results]

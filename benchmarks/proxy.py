@@ -1,10 +1,8 @@
 """What the proxy adds to a call, in time and CPU, and what it holds in memory; direct and proxied interleaved.
 
-Needs root, for the box of the hooked call. `python -m benchmarks.proxy [--json F]`
+Needs root, for the box of the hooked call. criproxy runs in .venv-node, with what it needs on a node and no more.
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -21,7 +20,9 @@ from criproxy.proxy import cri_pb2 as cri
 from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.directory import cgroup_root, claimed, socket_path
-from integration.lab.process import Process
+from integration.lab.process import LabError, Process
+
+NODE_PYTHON = CHECKOUT / ".venv-node" / "bin" / "python"
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -125,7 +126,7 @@ def start_to_first_call_s(proxy: Criproxy) -> float:
     """Median of some starts, each watched for the socket and then asked for the version."""
 
     def once() -> float:
-        command = [sys.executable, "-m", "criproxy", "run", "--config", proxy.config_file]
+        command: list[str | Path] = [NODE_PYTHON, "-m", "criproxy", "run", "--config", proxy.config_file]
         started = time.perf_counter()
         process = Process("criproxy", command, proxy.log, {"PYTHONPATH": str(CHECKOUT)})
         process.wait_until(lambda: _answers(proxy.socket), 30, "its first answer", poll_s=0.001)
@@ -160,7 +161,7 @@ def running(directory: Path) -> Iterator[tuple[Path, Criproxy]]:
     backend = Process("backend", command, directory / "backend.log", {})
     try:
         backend.wait_until(socket.exists, 30, "its socket")
-        yield socket, Criproxy(directory, socket, {"colocation": {"enabled": True}})
+        yield socket, Criproxy(directory, socket, {"colocation": {"enabled": True}}, python=NODE_PYTHON)
     finally:
         backend.stop()
 
@@ -193,10 +194,10 @@ def run(directory: Path) -> tuple[list[Latency], Footprint]:
     return latencies, footprint
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
-    options = parser.parse_args()
+def report() -> dict[str, Any]:
+    """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
+    if os.geteuid() != 0:
+        raise LabError("the proxy's benchmark needs root, for the box of its hooked call")
     with claimed() as directory:
         try:
             latencies, footprint = run(directory)
@@ -204,11 +205,4 @@ def main() -> int:
             clean(directory)
     print(table(latencies))
     print(table([footprint]))
-    if options.json:
-        figures = {"latency": [asdict(latency) for latency in latencies], "footprint": asdict(footprint)}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"latency": [asdict(latency) for latency in latencies], "footprint": asdict(footprint)}

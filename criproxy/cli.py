@@ -1,6 +1,8 @@
 """The command line: verbs only. What a verb needs is imported by the verb, so that each starts fast."""
 
 import argparse
+import functools
+import math
 import os
 import sys
 import time
@@ -17,7 +19,12 @@ _TIMEOUT_S: Final = 3.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a verb; returns the exit status: 0, 1 for a failure that was told, 2 for a wrong command line."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.verb is _simulate:
+        options.arguments = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     verb: Callable[[argparse.Namespace], int] = options.verb
     try:
         return verb(options)
@@ -49,7 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", parents=[config], help="show what a running criproxy does")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.add_argument("--watch", action="store_true", help="again every second")
+    status.add_argument(
+        "--why",
+        metavar="TIME",
+        type=_moment,
+        nargs="?",
+        const=math.nan,
+        help="tell instead why the limits are what they are, or were at TIME of the last hour: 14:03, 14:03:07 (local "
+        "time) or ISO 8601",
+    )
     status.set_defaults(verb=_status)
+    # Its many options are its own matter, so that no other verb pays for them.
+    simulate = verbs.add_parser("simulate", add_help=False, help="replay recorded usage: what a node would have gained")
+    simulate.set_defaults(verb=_simulate)
     version = verbs.add_parser("version", help="print the version")
     version.set_defaults(verb=_version)
     return parser
@@ -112,29 +131,42 @@ def _status(options: argparse.Namespace) -> int:
     from criproxy.config import load
 
     host, port = load(options.config).config.observe.host_port
+    show = _show_status if options.why is None else functools.partial(_show_why, at_s=options.why)
     if not options.watch:
-        return _show_status(host, port, as_json=options.json)
+        return show(host, port, as_json=options.json)
     while True:
         if sys.stdout.isatty():
             _print(_REDRAW, end="")
-        _show_status(host, port, as_json=options.json)
+        show(host, port, as_json=options.json)
         sys.stdout.flush()
         time.sleep(1)
 
 
 def _show_status(host: str, port: int, *, as_json: bool) -> int:
-    import http.client
-
     from criproxy.observe.status import from_json, render
+
+    return _show(host, port, "/status", None if as_json else lambda text: render(from_json(text)))
+
+
+def _show_why(host: str, port: int, *, as_json: bool, at_s: float) -> int:
+    from criproxy.observe.why import from_json, render
+
+    path = "/why" if math.isnan(at_s) else f"/why?at={at_s}"
+    return _show(host, port, path, None if as_json else lambda text: render(from_json(text)))
+
+
+def _show(host: str, port: int, path: str, render: Callable[[str], str] | None) -> int:
+    """Print what criproxy answers; as it is, without `render`."""
+    import http.client
 
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", path)
         answer = connection.getresponse()
         text = answer.read().decode()
         if answer.status != http.HTTPStatus.OK:
             return _fail(f"{host}:{port} answers {answer.status} {answer.reason}: is it criproxy? Its log may say more")
-        _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
+        _print(text if render is None else render(text), end="\n" if render is None else "")
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(f"no criproxy answers at {host}:{port} ({reason}): is it running, with this config file?")
@@ -143,6 +175,21 @@ def _show_status(host: str, port: int, *, as_json: bool) -> int:
     finally:
         connection.close()
     return 0
+
+
+def _moment(text: str) -> float:
+    from criproxy.observe.why import parse_moment
+
+    try:
+        return parse_moment(text, time.time())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from criproxy.simulate.command import main as simulate
+
+    return simulate(options.arguments)
 
 
 def _version(_options: argparse.Namespace) -> int:

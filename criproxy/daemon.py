@@ -16,11 +16,14 @@ from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
 from criproxy.config import Loaded, load, restart_keys
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
 from criproxy.control.clock import SystemClock
+from criproxy.control.guard import Guard
+from criproxy.control.guard import Settings as GuardLoopSettings
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import safe_limits
 from criproxy.hooks import offline_chain
@@ -34,8 +37,10 @@ from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, SocketError
 from criproxy.report import Reporter
+from criproxy.timetable import Timetable
 from criproxy.upkeep import Settings as UpkeepSettings
 from criproxy.upkeep import Upkeep
+from criproxy.watch import FileWatch
 
 _LIST_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 120.0
@@ -44,13 +49,13 @@ _GRACE_S: Final = 5.0
 
 _CONFIG_POLL_S: Final = 0.5
 
-Stamp = tuple[int, int, int] | None
-"""What tells one state of a file from another; None: there is no file."""
+_SCHEDULE_EVERY_S: Final = 1.0
+"""The schedule is asked again and again, not once at its next change: the wall clock may jump."""
 
 
 def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
-    stamp = _stamp(config_file)  # before it is read: what changes from then on is seen
+    watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
     loaded = load(config_file)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
@@ -61,27 +66,26 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(config_file, stamp, loaded, driver, dry_run=dry_run))
+        asyncio.run(_serve(watch, loaded, driver, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
 
 
-async def _serve(config_file: Path, stamp: Stamp, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
-    await Daemon(config_file, stamp, loaded, driver, dry_run=dry_run).serve()
+async def _serve(watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+    await Daemon(watch, loaded, driver, dry_run=dry_run).serve()
 
 
 class Daemon:
-    """All parts of a running criproxy. `loaded` was read from `config_file` at `stamp`.
+    """All parts of a running criproxy. `loaded` was read from the file of `watch`.
 
     With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is touched, but containers still
     follow their sandboxes into the box.
     """
 
-    def __init__(self, config_file: Path, stamp: Stamp, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
-        self._config_file = config_file
-        self._stamp = stamp
+    def __init__(self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+        self._watch = watch
         self._config = loaded.config
         self._first_config = loaded.config
         self._pass_through = bool(loaded.errors)
@@ -93,6 +97,9 @@ class Daemon:
         self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
         self._metrics = Metrics(__version__)
         config, clock = loaded.config, SystemClock()
+        self._clock = clock
+        self._timetable = Timetable(config)
+        self._stage = self._timetable.stage(clock.wall_s())
 
         self._box = Box(driver, safe_limits(derive.policy(config)), time.monotonic)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._connected, self._log)
@@ -112,9 +119,18 @@ class Daemon:
             self._inventory,
             self._link,
             self._notifier,
-            config_file=config_file,
+            config_file=watch.file,
             dry_run=dry_run,
             clock=time.monotonic,
+        )
+        self._guard = Guard(
+            self._box,
+            PressureListener(self._box.pressure_file, time.monotonic),
+            lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
+            clock,
+            self._guard_settings(),
+            observer=self._metrics,
+            log=self._log,
         )
         self._loop = Loop(
             self._box,
@@ -123,6 +139,7 @@ class Daemon:
             self._loop_settings(),
             observer=self._reporter,
             log=self._log,
+            guard=self._guard.ceiling,
         )
         checkpoint = CheckpointFile(Path(config.control.checkpoint), clock, self._log)
         self._loop.restore(*checkpoint.load())
@@ -140,6 +157,7 @@ class Daemon:
         carrier = Carrier(self._link.channel, self._interceptor, self._metrics, time.monotonic)
         self._server = ProxyServer(carrier, self._socket)
         self._tell_config(loaded)
+        self._tell_stage()
 
     async def serve(self) -> None:
         """Run until a signal ends it. Raises SocketError when the socket can't be had, and what a part failed of."""
@@ -148,15 +166,18 @@ class Daemon:
         self._socket.follow(self._link.path)
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         self._notifier.ready("waiting for the runtime")
-        web = http.serve(*self._config.observe.host_port, self._reporter.endpoints())
+        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
+        web = http.serve(*self._config.observe.host_port, endpoints)
         tasks = [
             self._task(part)
             for part in (
                 self._link.run(),
                 self._loop.run(),
+                self._guard.run(),
                 self._upkeep.run(),
                 self._checkpointer.run(),
                 self._watch_config(),
+                self._follow_schedule(),
                 self._feed_watchdog(),
             )
         ]
@@ -193,20 +214,16 @@ class Daemon:
     # --- the config -------------------------------------------------------------------------------------------------
 
     async def _watch_config(self) -> None:
-        """Reload at once on SIGHUP, and when the file has changed and then stayed the same for a moment.
-
-        A file that is just being written is empty or cut off, and may be valid all the same: with colocation off.
-        """
-        taken = seen = self._stamp
+        """Reload at once on SIGHUP, and when the file has changed."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload.wait(), _CONFIG_POLL_S)
-            now = _stamp(self._config_file)
-            if self._reload.is_set() or now == seen != taken:
-                taken = now
+            if self._reload.is_set():
                 self._reload.clear()
-                self._take_up(load(self._config_file))
-            seen = now
+                self._watch.read()
+            elif not self._watch.changed():
+                continue
+            self._take_up(load(self._watch.file))
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""
@@ -215,13 +232,35 @@ class Daemon:
             self._config = loaded.config
             self._pass_through = False
             self._box.floor = safe_limits(derive.policy(loaded.config))
-            self._interceptor.settings = self._intercept_settings()
-            self._loop.replace_settings(self._loop_settings())
-            self._upkeep.configure(self._upkeep_settings())
+            self._timetable = Timetable(loaded.config)
+            self._stage = self._timetable.stage(self._clock.wall_s())
+            self._reconfigure()
             logs.configure(loaded.config.observe.log_level)
         self._metrics.config_loaded(not loaded.errors)
         self._tell_config(loaded)
+        self._tell_stage()
         self._notifier.ready(self._reporter.headline())
+
+    async def _follow_schedule(self) -> None:
+        while True:
+            await self._clock.sleep(_SCHEDULE_EVERY_S)
+            stage = self._timetable.stage(self._clock.wall_s())
+            if stage != self._stage:
+                self._stage = stage
+                self._reconfigure()
+                self._tell_stage()
+
+    def _reconfigure(self) -> None:
+        self._interceptor.settings = self._intercept_settings()
+        self._loop.replace_settings(self._loop_settings())
+        self._guard.replace_settings(self._guard_settings())
+        self._upkeep.configure(self._upkeep_settings())
+
+    def _tell_stage(self) -> None:
+        stage = self._stage
+        self._reporter.scheduled(stage.words, stage.closed if self._enabled else "")
+        if stage.words:
+            self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
         pending = restart_keys(self._first_config, self._config)
@@ -234,7 +273,7 @@ class Daemon:
             )
         else:
             self._log.info(
-                "config_taken", file=str(self._config_file), enabled=self._enabled, needs_restart=list(pending)
+                "config_taken", file=str(self._watch.file), enabled=self._enabled, needs_restart=list(pending)
             )
 
     @property
@@ -242,23 +281,29 @@ class Daemon:
         return self._config.colocation.enabled and not self._pass_through
 
     def _intercept_settings(self) -> intercept.Settings:
-        return intercept.Settings(self._enabled, self._config.colocation.offline_rules(), self._dry_run)
+        rules = self._config.colocation.offline_rules()
+        return intercept.Settings(self._enabled, rules, self._dry_run, self._stage.closed)
 
     def _loop_settings(self) -> LoopSettings:
         config = self._config
         return LoopSettings(
-            derive.policy(config),
+            self._stage.policy,
             derive.predictor(config),
             config.control.interval_s,
             dry_run=self._dry_run or not self._enabled,
         )
 
+    def _guard_settings(self) -> GuardLoopSettings:
+        config = self._config
+        law = None if self._dry_run or not self._enabled else derive.guard(config)
+        return GuardLoopSettings(law, config.guard.interval_ms / 1000)
+
     def _upkeep_settings(self) -> UpkeepSettings:
+        adopt = not self._pass_through and not self._dry_run
+        if self._enabled and not self._dry_run and self._stage.drain:
+            return UpkeepSettings("evict", adopt, "the schedule is off")
         leave_alone = self._enabled or self._pass_through or self._dry_run
-        return UpkeepSettings(
-            when_off=None if leave_alone else self._config.colocation.on_disable,
-            adopt=not self._pass_through and not self._dry_run,
-        )
+        return UpkeepSettings(None if leave_alone else self._config.colocation.on_disable, adopt)
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -296,11 +341,3 @@ def _exists(driver: CgroupDriver, placement: str) -> bool:
         return driver.exists(placement)
     except CgroupError:  # of another shape than this driver's
         return False
-
-
-def _stamp(file: Path) -> Stamp:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

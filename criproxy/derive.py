@@ -1,20 +1,36 @@
 """What the config means to each part. Pure."""
 
 from criproxy.config import Config
+from criproxy.config.windows import WindowTable
+from criproxy.control.guardlaw import GuardSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
+from criproxy.control.schedule import Mode, Schedule
 from criproxy.control.series import PredictorSettings
 
 _HORIZON_S = 60.0
 _HORIZON_TICKS = 3
+_HOLD_TICKS = 2
 
 
 def policy(config: Config) -> PolicySettings:
-    """Raises ValueError when a floor is above its ceiling, which a loaded config never is."""
-    cpu, memory = config.cpu, config.memory
-    return PolicySettings(
-        cpu=_resource(config, cpu.static_cores, cpu.min_cores, cpu.max_cores, cpu.watermark_ratio),
-        memory=_resource(config, memory.static_bytes, memory.min_bytes, memory.max_bytes, memory.watermark_ratio),
-    )
+    """What holds without a schedule; with one, what is safe until it has been asked.
+
+    Raises ValueError when a floor is above its ceiling, which a loaded config never is.
+    """
+    return _policy(config, "static" if config.control.policy == "static" else "dynamic", None)
+
+
+def schedule(config: Config) -> Schedule | None:
+    """None: the policy is not a schedule. Raises KeyError, ValueError or OSError as `config.schedule.zone` does."""
+    if config.control.policy != "schedule":
+        return None
+    table = config.schedule
+    return Schedule(tuple(window.window for window in table.windows), table.outside, table.zone)
+
+
+def window_policy(config: Config, window: int | None, mode: Mode, words: str) -> PolicySettings:
+    """What holds in a window of the schedule (None: outside of all), which `words` describe."""
+    return _policy(config, mode, None if window is None else config.schedule.windows[window], words)
 
 
 def predictor(config: Config) -> PredictorSettings:
@@ -27,16 +43,47 @@ def predictor(config: Config) -> PredictorSettings:
     )
 
 
-def _resource(
-    config: Config, static: float | None, floor: float, ceiling: float | None, watermark_ratio: float
-) -> ResourceSettings:
+def guard(config: Config) -> GuardSettings | None:
+    """None: switched off."""
+    if not config.guard.enabled:
+        return None
+    return GuardSettings(
+        floor_cores=config.cpu.min_cores,
+        watermark_ratio=config.cpu.watermark_ratio,
+        reserve_cores=config.cpu.reserve_cores,
+        # The first tick after a squeeze has seen only a part of the step.
+        hold_s=max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s),
+    )
+
+
+def _policy(config: Config, mode: Mode, window: WindowTable | None, words: str = "") -> PolicySettings:
+    cpu, memory = config.cpu, config.memory
+    cores, size = cpu.static_cores, memory.static_bytes
+    if window is not None:
+        cores, size = window.cores or cores, window.bytes or size
+    cpu_law = _law(config, cpu.min_cores, cpu.max_cores, cpu.reserve_cores, cpu.watermark_ratio)
+    memory_law = _law(config, memory.min_bytes, memory.max_bytes, memory.reserve_bytes, memory.watermark_ratio)
+    return PolicySettings(_resource(mode, cores, cpu_law), _resource(mode, size, memory_law), words)
+
+
+def _law(
+    config: Config, floor: float, ceiling: float | None, reserve: float, watermark_ratio: float
+) -> DynamicSettings:
     control = config.control
-    if control.policy == "static" and static is not None:
-        return StaticSettings(static)
     return DynamicSettings(
         floor=floor,
         watermark_ratio=watermark_ratio,
         ceiling=ceiling,
+        reserve=reserve,
         raise_threshold_ratio=control.raise_threshold_ratio,
         raise_after_s=control.raise_after_s,
+        max_raise_ratio=control.max_raise_ratio,
     )
+
+
+def _resource(mode: Mode, static: float | None, law: DynamicSettings) -> ResourceSettings:
+    if mode == "off":
+        return StaticSettings(law.floor, law.floor, law.reserve, "the floor, as the schedule is off")
+    if mode == "static" and static is not None:
+        return StaticSettings(static, min(law.floor, static), law.reserve)
+    return law

@@ -183,14 +183,44 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardCeiling:
+    """What the guard leaves to the box for now, whatever is predicted; `reason` in words an operator reads."""
+
+    cores: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a resource's limit was held within, in its unit (cores or bytes).
+
+    `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none.
+    """
+
+    floor: float
+    ceiling: float | None
+    reserve: float
+    watermark_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """The limits that hold from `t_s` on, and why, per resource, in words an operator reads."""
+    """The limits that hold from `t_s` on, and why, per resource, in words an operator reads.
+
+    With the snapshot, the rest is what it was decided from: `before` is what the last decision gave (None: this is the
+    first), `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule).
+    """
 
     t_s: float
     limits: Limits
     prediction: Prediction
     cpu_reason: str
     memory_reason: str
+    cpu_bounds: Bounds
+    memory_bounds: Bounds
+    before: Limits | None = None
+    guard: GuardCeiling | None = None
+    window: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ from typing import Final, Literal
 from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.config import Config, ConfigError
+from criproxy.control.guardlaw import GuardStatus
+from criproxy.control.history import History
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
+from criproxy.observe import why
 from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
@@ -17,6 +20,7 @@ from criproxy.observe.status import (
     BoxStatus,
     ConfigStatus,
     RuntimeStatus,
+    ScheduleStatus,
     Status,
     cpu_status,
     memory_status,
@@ -63,6 +67,7 @@ class Reporter:
         self._last: tuple[Snapshot, Decision] | None = None
         self._colocation: Literal["on", "off", "pass-through"] = "off"
         self._config = ConfigStatus(str(config_file), (), ())
+        self._schedule = ScheduleStatus("", "")
 
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
@@ -99,14 +104,22 @@ class Reporter:
         self._stalled_s = _STALLED_S + config.control.interval_s
         self._config = ConfigStatus(str(self._config_file), tuple(str(error) for error in errors), needs_restart)
 
+    def scheduled(self, words: str, closed: str) -> None:
+        """What the schedule says from now on; see `ScheduleStatus`."""
+        self._schedule = ScheduleStatus(words, closed)
+
     def headline(self) -> str:
         """One line, for `systemctl status`."""
         runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
         return f"colocation {self._colocation}, {runtime}, {len(self._inventory.placed)} offline pods"
 
-    def endpoints(self) -> Endpoints:
+    def endpoints(self, history: History, guard: Callable[[], GuardStatus]) -> Endpoints:
         return Endpoints(
-            metrics=self._render_metrics, unhealthy=self.unhealthy, unready=self._unready, status=self._status
+            metrics=lambda: self._render_metrics(guard()),
+            unhealthy=self.unhealthy,
+            unready=self._unready,
+            status=lambda: self._status(guard()),
+            why=lambda asked_s: why.answer(history, asked_s),
         )
 
     def unhealthy(self) -> str | None:
@@ -116,7 +129,8 @@ class Reporter:
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
-    def _render_metrics(self) -> bytes:
+    def _render_metrics(self, guard: GuardStatus) -> bytes:
+        self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.placed))
         return self._metrics.render()
@@ -124,7 +138,7 @@ class Reporter:
     def _unready(self) -> str | None:
         return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
 
-    def _status(self) -> Status:
+    def _status(self, guard: GuardStatus) -> Status:
         info = self._link.info
         return Status(
             version=__version__,
@@ -132,6 +146,7 @@ class Reporter:
             uptime_s=self._clock() - self._started_s,
             dry_run=self._dry_run,
             colocation=self._colocation,
+            schedule=self._schedule,
             runtime=RuntimeStatus(
                 socket=str(self._link.path),
                 ready=self._link.ready,
@@ -141,6 +156,7 @@ class Reporter:
             config=self._config,
             box=self._box_status(),
             pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.placed),
+            guard=guard,
         )
 
     def _in_force(self, decision: Decision) -> Decision:

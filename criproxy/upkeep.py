@@ -45,11 +45,15 @@ class Inventory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing)."""
+    """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
+
+    `why`: why it is off, for the log.
+    """
 
     when_off: Literal["release", "evict"] | None
     adopt: bool
     """Whether the box of running pods is taken over, with its limits. Not so while the config is not known."""
+    why: str = "colocation was switched off"
 
 
 class Upkeep:
@@ -161,6 +165,6 @@ class Upkeep:
 
     async def _stop(self, sandbox: Sandbox) -> None:
         pod = sandbox.pod
-        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason="colocation was switched off")
+        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=self._settings.why)
         await self._stop_sandbox(sandbox.id)
         self._evicted.add(sandbox.id)

@@ -1,9 +1,11 @@
 """A lab for the session: one containerd for all tests, pods of each test's own, and proof that nothing is left."""
 
+import contextlib
 import hashlib
 import os
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.is_relative_to(HERE):
                 item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture(scope="session")
+def say(pytestconfig: pytest.Config) -> Iterator[Callable[[str], object]]:
+    """Writes a line past pytest's capture, from any thread."""
+    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        terminal = os.dup(1)
+    began_s = time.monotonic()
+    yield lambda text: os.write(terminal, f"\n  [{time.monotonic() - began_s:3.0f} s] {text}\n".encode())
+    os.close(terminal)
 
 
 @pytest.fixture

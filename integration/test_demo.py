@@ -154,24 +154,31 @@ def test_demo_killed_leaves_pods_that_the_next_one_cleans_up(spot: Spot, running
     assert not spot.base.exists()
 
 
-def test_demo_beside_another_says_so_and_leaves_it_alone(spot: Spot, running: Running) -> None:
-    done = spot.run("--seconds", "10")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"demo: Another demo is running in {spot.base} (pid ")
+def test_demo_beside_another_says_in_one_sentence_what_is_taken_and_leaves_it_alone(
+    spot: Spot, running: Running
+) -> None:
+    same_place = spot.run("--seconds", "10")
+    assert same_place.returncode == 1
+    assert same_place.stderr == (
+        f"demo: Another demo is running in {spot.base} (pid {running.process.pid}): "
+        "wait for its end, or end it with Ctrl-C.\n"
+    )
+    other = Spot(spot.base.parent / "other", spot.port)
+    same_port = other.run("--seconds", "10")
+    assert same_port.returncode == 1 and not other.base.exists()
+    assert same_port.stderr == (
+        f"demo: Port 127.0.0.1:{spot.port} is taken by another program: give a free one with --port.\n"
+    )
     assert running.process.poll() is None and spot.lab.exists()
     running.process.send_signal(signal.SIGINT)
     assert running.wait() == 128 + signal.SIGINT
 
 
-def test_demo_whose_port_is_taken_says_so_in_one_sentence(spot: Spot, running: Running) -> None:
-    other = Spot(spot.base.parent / "other", spot.port)
-    done = other.run("--seconds", "10")
-    assert done.returncode == 1 and not other.base.exists()
-    assert done.stderr.splitlines()[-1] == (
-        f"demo: Port 127.0.0.1:{spot.port} is taken by another program: give a free one with --port."
-    )
-    running.process.send_signal(signal.SIGINT)
-    assert running.wait() == 128 + signal.SIGINT
+def test_demo_without_cgroups_says_so_in_one_sentence(spot: Spot) -> None:
+    hide = ["unshare", "--mount", "sh", "-ec", 'umount -lR /sys/fs/cgroup; exec "$@"', "sh"]
+    done = subprocess.run([*hide, *spot.command()], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: No cgroup hierarchy is mounted here") and done.stderr.count("\n") == 1
 
 
 def test_demo_without_root_says_so_in_one_sentence(spot: Spot) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree, hierarchies, of_process, version
 from integration.lab.clean import clean, leftovers
-from integration.lab.client import CriClient
+from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Criproxy
-from integration.lab.directory import cgroup_root, claimed
+from integration.lab.directory import claimed
 from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, static_pod
 from integration.lab.process import LabError, all_pids, argv_of, is_running, wait_until
 from integration.lab.watch import Watch, lives
@@ -150,9 +151,14 @@ class Node:
             }
         return found
 
-    def kubelets_cgroups(self, pod: PodStatus, qos: str) -> list[Path]:
-        """The directories that kubelet itself makes for a pod."""
-        return Tree(f"{self.root}/kubepods{QOS[qos][0]}/pod{pod.uid}").directories([version()])
+    def kubelets_cgroup(self, pod: PodStatus) -> str:
+        """What kubelet itself makes for a standing pod."""
+        return f"{self.root}/kubepods{QOS[qos_of(pod.name)][0]}/pod{pod.uid}"
+
+    def kubelets_directories(self, pod: PodStatus) -> list[Path]:
+        """Where it is, of the hierarchies that kubelet knows: the one of devices, and v2's beside v1, are runc's."""
+        own = [h for h in hierarchies() if h.version == version() and "devices" not in h.controllers]
+        return [found for h in own if (found := h.directory(self.kubelets_cgroup(pod))).is_dir()]
 
     def pods_in_box(self) -> set[str]:
         """The uids that have a directory in the box, in any hierarchy."""
@@ -179,15 +185,18 @@ class Direct:
 
     fates: list[str]
     places: Places
-    kubelets_cgroups: Mapping[str, int]
+    kubelets_directories: Mapping[str, int]
 
 
 @pytest.fixture(scope="module")
-def say(pytestconfig: pytest.Config) -> Say:
-    """Writes a line to the terminal, past pytest's capture."""
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+def say(pytestconfig: pytest.Config) -> Iterator[Say]:
+    """Writes a line past pytest's capture, from any thread."""
+    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        terminal = os.dup(1)
     began_s = time.monotonic()
-    return lambda text: reporter and reporter.write_line(f"  [{time.monotonic() - began_s:3.0f} s] {text}")
+    yield lambda text: os.write(terminal, f"\n  [{time.monotonic() - began_s:3.0f} s] {text}\n".encode())
+    os.close(terminal)
 
 
 @pytest.fixture(scope="module")
@@ -209,12 +218,12 @@ def direct(say: Say, machine: list[str]) -> Direct:
                 fates = node.boot()
                 pods = node.standing()
                 places = {place: where for pod in pods.values() for place, where in node.places(pod).items()}
-                cgroups = {name: len(node.kubelets_cgroups(pod, qos_of(name))) for name, pod in pods.items()}
+                directories = {name: len(node.kubelets_directories(pod)) for name, pod in pods.items()}
         finally:
             clean(lab)
     assert leftovers(lab) == []
     say(f"{len(pods)} pods ran directly on containerd")
-    return Direct(fates, places, cgroups)
+    return Direct(fates, places, directories)
 
 
 @pytest.fixture(scope="module")
@@ -243,13 +252,13 @@ def watch(booted: tuple[Node, list[str]], say: Say) -> Iterator[Watch]:
     node, _ = booted
     pods = node.standing()
     offline = {pod.uid for name, pod in pods.items() if name.startswith("offline")}
-    own_cgroups = {name: node.kubelets_cgroups(pod, qos_of(name)) for name, pod in pods.items()}
+    own_directories = {name: node.kubelets_directories(pod) for name, pod in pods.items()}
 
     def kubelet() -> Iterator[str]:
         for name, pod in node.standing().items():
             if pod.restarts:
                 yield f"{name} was restarted {pod.restarts} times"
-        for name, directories in own_cgroups.items():
+        for name, directories in own_directories.items():
             for directory in directories:
                 if not directory.is_dir():
                     yield f"kubelet's own {directory} of {name} has gone"
@@ -322,11 +331,222 @@ def test_pod_runs_where_it_does_directly_unless_it_is_offline(node: Node, direct
 
 
 @pytest.mark.parametrize("name", STANDING)
-def test_kubelets_own_cgroup_of_a_pod_stays_and_an_offline_ones_is_empty(
-    node: Node, direct: Direct, name: str
+def test_kubelets_own_cgroup_of_a_pod_stays_and_an_offline_one_is_empty(node: Node, direct: Direct, name: str) -> None:
+    pod = node.standing()[name]
+    assert len(node.kubelets_directories(pod)) == direct.kubelets_directories[name] > 0
+    assert (Tree(node.kubelets_cgroup(pod)).pids() == set()) == name.startswith("offline")
+
+
+def test_kubelet_at_work_has_every_call_answered_ok(node: Node, say: Say) -> None:
+    before, began_s = node.calls(), time.monotonic()
+
+    def asked() -> dict[tuple[str, str], int]:
+        since = {key: count - before.get(key, 0) for key, count in node.calls().items() if count != before.get(key, 0)}
+        return since if since.get(("ListPodSandbox", "OK"), 0) >= 20 else {}
+
+    since, seconds = wait_until(asked, WELL_S, "20 lists of kubelet's", poll_s=POLL_S), time.monotonic() - began_s
+    say(f"kubelet makes {sum(since.values()) / seconds:.1f} calls a second with {len(STANDING)} pods")
+    assert {code for _, code in since} == {"OK"}
+
+
+def test_summary_has_container_statistics_of_offline_pods(node: Node) -> None:
+    wanted = {("cpu", "usageCoreNanoSeconds"), ("memory", "workingSetBytes"), ("rootfs", "usedBytes")}
+
+    def counted() -> dict[str, dict[str, Any]]:
+        pods = {pod["podRef"]["uid"]: pod.get("containers", []) for pod in node.kubelet.summary()["pods"]}
+        found = {name: containers[0] for name, pod in node.standing().items() if (containers := pods.get(pod.uid))}
+        complete = all(one.get(part, {}).get(key) for one in found.values() for part, key in wanted)
+        return found if complete and len(found) == len(STANDING) else {}
+
+    found = wait_until(counted, WELL_S, "statistics of all pods", node.kubelet.log, POLL_S)
+    for name, pod in node.standing().items():
+        answer = node.client.call("ContainerStats", cri.ContainerStatsRequest(container_id=pod.containers["main"]))
+        assert found[name]["name"] == "main"
+        assert 0 < found[name]["cpu"]["usageCoreNanoSeconds"] <= answer.stats.cpu.usage_core_nano_seconds.value
+        assert 0 < found[name]["memory"]["workingSetBytes"] < 64 << 20
+    keys = {name: {part: sorted(one[part]) for part in ("cpu", "memory", "rootfs")} for name, one in found.items()}
+    assert all(own == keys["online-besteffort"] for own in keys.values())
+
+
+# --- offline pods that fail -----------------------------------------------------------------------------------------
+
+
+def wait_restarted(node: Node, pod: PodStatus) -> PodStatus:
+    """Wait until kubelet has restarted a pod's container, once."""
+
+    def restarted() -> PodStatus | None:
+        now = node.kubelet.pods()[pod.name]
+        return now if now.is_running and now.restarts == 1 else None
+
+    again = wait_until(restarted, RESTART_S, f"the restart of {pod.name}", node.kubelet.log, POLL_S)
+    assert again is not None
+    return again
+
+
+def test_offline_container_that_crashes_is_started_anew_in_the_box(node: Node, say: Say) -> None:
+    with node.running(static_pod("crash", labels=OFFLINE)) as pod:
+        (sandbox,) = lives(node.client)[pod.uid].sandboxes
+        own_watch = Watch(node.client, {pod.uid: pod.name}, {}, say)
+        own_watch.start()
+        os.kill(node.client.pid_of(pod.containers["main"]), signal.SIGKILL)
+        again = wait_restarted(node, pod)
+        assert again.containers != pod.containers
+        assert lives(node.client)[pod.uid].sandboxes == (sandbox,)
+        assert all_in_box(node.places(again))
+        wait_until(lambda: len(own_watch.changes) >= 2, WELL_S, "a watch to see a process's end and another container")
+        own_watch.end()
+
+
+def test_offline_sandbox_that_crashes_is_started_anew_in_the_box(node: Node) -> None:
+    with node.running(static_pod("crash-sandbox", labels=OFFLINE)) as pod:
+        (sandbox,) = lives(node.client)[pod.uid].sandboxes
+        os.kill(node.client.pause_pid_of(sandbox.id), signal.SIGKILL)
+
+        def restarted() -> bool:
+            life = lives(node.client)[pod.uid]
+            running = [one.attempt for one in life.sandboxes if one.running]
+            return running == [1] and any(one.running for one in life.containers)
+
+        wait_until(restarted, RESTART_S, "the sandbox's restart", node.kubelet.log, POLL_S)
+        assert all_in_box(node.places(pod))
+
+
+def test_liveness_probe_runs_through_the_proxy_and_restarts_an_offline_container_that_fails_it(node: Node) -> None:
+    manifest = static_pod("probed", labels=OFFLINE)
+    manifest["spec"]["containers"][0]["livenessProbe"] = {
+        "exec": {"command": ["sh", "-c", "! test -e /dead"]},
+        "periodSeconds": 1,
+        "timeoutSeconds": 60,
+        "failureThreshold": 1,
+    }
+    key = ("ExecSync", "OK")
+    before = node.calls().get(key, 0)
+    with node.running(manifest) as pod:
+        wait_until(lambda: node.calls().get(key, 0) >= before + 5, WELL_S, "five probes", node.kubelet.log, POLL_S)
+        assert node.kubelet.pods()[pod.name].restarts == 0
+        node.client.exec_sync(Container(pod.containers["main"], Pod("", cri.PodSandboxConfig())), ["touch", "/dead"])
+        assert all_in_box(node.places(wait_restarted(node, pod)))
+
+
+# --- restarts -------------------------------------------------------------------------------------------------------
+
+
+def kill_everything(node: Node) -> None:
+    for part in (node.kubelet, node.proxy, node.containerd):
+        part.kill()
+
+
+def take_criproxy_away(node: Node) -> None:
+    node.proxy.stop()
+    time.sleep(20)
+
+
+def start_kubelet_before(node: Node, part: Criproxy | Containerd) -> None:
+    part.stop()
+    node.kubelet.stop()
+    node.fate_of_kubelet()
+
+
+HAPPENINGS: Mapping[str, Callable[[Node], None]] = {
+    "kubelet-stopped": lambda node: node.kubelet.stop(),
+    "kubelet-killed": lambda node: node.kubelet.kill(),
+    "containerd-stopped": lambda node: node.containerd.stop(),
+    "containerd-killed": lambda node: node.containerd.kill(),
+    "criproxy-stopped": lambda node: node.proxy.stop(),
+    "criproxy-killed": lambda node: node.proxy.kill(),
+    "criproxy-away-for-20-s": take_criproxy_away,
+    "kubelet-started-before-criproxy": lambda node: start_kubelet_before(node, node.proxy),
+    "kubelet-started-before-containerd": lambda node: start_kubelet_before(node, node.containerd),
+    "all-killed": kill_everything,
+}
+
+
+@pytest.mark.parametrize("happening", HAPPENINGS)
+def test_restart_befalls_no_pod_and_the_next_offline_pod_is_in_the_box(
+    node: Node, watch: Watch, happening: str
 ) -> None:
-    own = node.kubelets_cgroups(node.standing()[name], qos_of(name))
-    offline = name.startswith("offline")
-    inside = 0 if offline else direct.kubelets_cgroups[name]  # a directory each for sandbox and container
-    assert len([path for path in own if path.name.startswith("pod")]) > 0
-    assert len(own) == (len([path for path in own if path.name.startswith("pod")]) if offline else inside)
+    HAPPENINGS[happening](node)
+    node.wait_well()
+    # A pod that starts and ends shows that all parts work together again, and kubelet has looked at the others too.
+    with node.running(static_pod(f"after-{happening}", labels=OFFLINE)) as pod:
+        assert all_in_box(node.places(pod))
+    assert watch.changes == []
+
+
+# --- pods that go ---------------------------------------------------------------------------------------------------
+
+
+def test_deleted_pods_leave_nothing_behind(node: Node, say: Say) -> None:
+    pods = [node.run(static_pod(f"deleted-{kind}", labels={CLASS: kind})) for kind in ("online", "offline")]
+    pids = [pid for pod in pods for pid in node.pids(pod).values()]
+    uids = {pod.uid for pod in pods}
+    sandboxes = [one.id for uid in uids for one in lives(node.client)[uid].sandboxes]
+    left: Mapping[str, Callable[[], object]] = {
+        "processes": lambda: [pid for pid in pids if is_running(pid)],
+        "shims": lambda: [pid for pid in all_pids() if set(argv_of(pid)) & set(sandboxes)],
+        "kubelet's cgroups": lambda: [
+            path for path in Tree(f"{node.root}/kubepods").directories([version()]) if path.name[3:] in uids
+        ],
+        "containers": lambda: [life for uid in uids if (life := lives(node.client).get(uid)) and life.containers],
+        "sandboxes": lambda: uids & lives(node.client).keys(),
+        "cgroups in the box": lambda: uids & node.pods_in_box(),
+        "entries in the status": lambda: uids & node.pods_in_status(),
+    }
+    there = {what for what, find in left.items() if find()}
+    assert there == left.keys()
+
+    began_s = time.monotonic()
+    for pod in pods:
+        node.kubelet.remove_pod(pod.name)
+
+    def gone() -> bool:
+        for what in sorted(there):
+            if not left[what]():
+                there.remove(what)
+                say(f"deleted pods have left no {what} after {time.monotonic() - began_s:.0f} s")
+        return not there
+
+    wait_until(gone, GONE_S, "deleted pods to leave nothing behind", node.kubelet.log, POLL_S)
+    assert [what for what, find in left.items() if find()] == []
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+def machines_kubelet() -> list[str]:
+    """What a kubelet of the machine's own has, or would have: its files, its cgroup, its sysctls."""
+    return [
+        *sorted(str(path) for path in Path("/var/lib/kubelet").rglob("*")),
+        *(str(path) for h in hierarchies() for path in h.mount.glob("*kube*")),
+        *(f"{name} = {Path('/proc/sys', name).read_text()}" for name in SYSCTLS),
+    ]
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The addresses (in the kernel's hexadecimal) and ports that a process listens on. Source: proc_pid_net(5)."""
+    own = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(descriptor))
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listens = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    return {(address, int(port, 16)) for address, port in listens}
+
+
+def test_kubelet_of_the_machine_is_not_touched(node: Node, machine: list[str]) -> None:
+    assert machines_kubelet() == machine
+    sockets = listening(node.kubelet.pid)
+    assert {address for address, _ in sockets} == {"0100007F"}
+    assert not {port for _, port in sockets} & {10250, 10255, 10248}
+
+
+# --- the watch's end ------------------------------------------------------------------------------------------------
+
+
+def test_no_standing_pod_was_restarted_in_five_minutes(node: Node, watch: Watch) -> None:
+    wait_until(lambda: watch.changes or watch.seconds >= WATCH_S, WATCH_S + 60, "the watch's end", poll_s=POLL_S)
+    assert watch.changes == []
+    assert min(watch.looks.values()) >= 30
+    offline = {pod.uid for name, pod in node.standing().items() if name.startswith("offline")}
+    wait_until(lambda: node.pods_in_status() == offline, GONE_S, "the status to have the standing pods only")
+    wait_until(lambda: node.pods_in_box() == offline, GONE_S, "the box to have the standing pods only")

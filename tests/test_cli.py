@@ -13,6 +13,7 @@ from criproxy import __version__
 from criproxy.cli import main
 from criproxy.observe.http import Endpoints, HttpServer
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status
+from criproxy.observe.why import Why
 
 STATUS = Status(
     version=__version__,
@@ -42,7 +43,14 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(config: Path) -> Iterator[Path]:
-    server = HttpServer("127.0.0.1", 0, Endpoints(lambda: b"", lambda: None, lambda: None, lambda: STATUS))
+    endpoints = Endpoints(
+        metrics=lambda: b"",
+        unhealthy=lambda: None,
+        unready=lambda: None,
+        status=lambda: STATUS,
+        why=lambda asked_s: Why(asked_s, 1.7e9, None),
+    )
+    server = HttpServer("127.0.0.1", 0, endpoints)
     config.write_text(f'[observe]\naddress = "127.0.0.1:{server.port}"\n')
     yield config
     server.close()
@@ -129,6 +137,23 @@ def test_status_is_text(served: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_status_is_json(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json", "--config", str(served)]) == 0
     assert json.loads(capsys.readouterr().out)["runtime"]["problem"] == "gone"
+
+
+def test_status_why_is_text_of_now(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--config", str(served), "--why"]) == 0
+    assert capsys.readouterr().out.startswith("no decision is on record\nthe record begins at 2023-11-1")
+
+
+def test_status_why_of_a_moment_is_json(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", "--why", "2026-03-09T14:03:07+01:00", "--config", str(served)]) == 0
+    assert json.loads(capsys.readouterr().out)["asked_s"] == 1773061387.0
+
+
+def test_status_why_of_no_moment_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--why", "noon"])
+    assert ended.value.code == 2
+    assert "'noon' is no time: write 14:03" in capsys.readouterr().err
 
 
 def test_status_without_a_daemon_fails_in_one_line(

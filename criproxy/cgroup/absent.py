@@ -33,6 +33,15 @@ class AbsentDriver:
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         self._fail()
 
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        self._fail()
+
+    def cpu_counter(self, path: str) -> str:
+        self._fail()
+
+    def pressure_file(self, path: str) -> str | None:
+        return None
+
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         self._fail()
 

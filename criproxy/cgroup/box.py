@@ -5,11 +5,13 @@ thread, so that there is one order of events; what happened is kept there too, w
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from criproxy.cgroup.counter import cpu_seconds
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.cgroup.naming import BoxPath, Driver, PodParent
+from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_box
+from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
 
@@ -70,6 +72,8 @@ class Box:
         self._admitted: dict[str, float] = {}
         self._drift = 0
         self._fault = ""
+        self._counters = ("", "", "")
+        """The box's path, and the files with the CPU time of the node and of the box there."""
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -108,6 +112,13 @@ class Box:
         """Put limits in force; without a box they are kept for its first pod. Raises CgroupError."""
         return await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
 
+    async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
+        """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
+
+        The next `apply` supersedes it.
+        """
+        return await self._writer.run("squeeze the box", lambda: self._squeeze(cores))
+
     async def release(self) -> tuple[LimitChange, ...]:
         """Lift the limits; the priority stays lowest. A later `admit` starts from the floor. Raises CgroupError."""
         return await self._writer.run("lift limits", lambda: self._guarded(self._release))
@@ -123,6 +134,28 @@ class Box:
         """
         known = frozenset(known)
         return await self._writer.run("sweep", lambda: self._sweep(known))
+
+    def cpu_times(self) -> tuple[float, float] | None:
+        """CPU seconds of the node and of the box; None: there is no box. Raises OSError.
+
+        For the event loop: two small files that the kernel answers at once.
+        """
+        path = self._path
+        if path is None:
+            return None
+        if self._counters[0] != path:
+            self._counters = (path, self._driver.cpu_counter(""), self._driver.cpu_counter(path))
+        try:
+            return cpu_seconds(self._counters[1]), cpu_seconds(self._counters[2])
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def pressure_file(self) -> str | None:
+        """Where the kernel tells how long online waits for CPU; None: nowhere, or there is no box."""
+        path = self._path
+        return None if path is None else self._driver.pressure_file(parse_box(path).online)
 
     @property
     def path(self) -> str | None:
@@ -193,6 +226,16 @@ class Box:
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         self._wanted = limits
         return () if self._path is None else self._bound(self._path, limits)
+
+    def _squeeze(self, cores: float) -> tuple[LimitChange, ...]:
+        wanted = self._wanted
+        if self._path is None or wanted is None or (wanted.cpu_cores is not UNLIMITED and wanted.cpu_cores <= cores):
+            return ()
+        self._wanted = replace(wanted, cpu_cores=cores)
+        changes = self._driver.squeeze(self._path, cores)
+        self._drift += sum(change.drift for change in changes)
+        self._limits = self._driver.read(self._path)
+        return changes
 
     def _release(self) -> tuple[LimitChange, ...]:
         self._wanted = None

@@ -57,7 +57,7 @@ class CgroupDriver(Protocol):
         ...
 
     def node_usage(self) -> Usage:
-        """Usage of the whole node: the root cgroup's CPU, and the node's working set from /proc/meminfo."""
+        """Usage of the whole node: the CPU time of all that runs, and the working set from /proc/meminfo."""
         ...
 
     def usage(self, path: str) -> Usage | None:
@@ -80,6 +80,18 @@ class CgroupDriver(Protocol):
         A file that this driver wrote before and that holds something else by now has drifted. A memory limit below
         the usage is approached as far as the kernel allows without an OOM kill; the next call goes on.
         """
+        ...
+
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
+        ...
+
+    def cpu_counter(self, path: str) -> str:
+        """The file with a cgroup's CPU time, for `counter.cpu_seconds`; "" is the whole node."""
+        ...
+
+    def pressure_file(self, path: str) -> str | None:
+        """The file with a cgroup's CPU pressure; None where there can be none (v1)."""
         ...
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:

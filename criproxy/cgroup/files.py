@@ -70,6 +70,19 @@ def node_working_set_bytes(meminfo: str) -> int:
     return max(0, kilobytes["MemTotal"] - kilobytes["MemFree"] - kilobytes["Inactive(file)"]) * 1024
 
 
+def busy_cpu_seconds(stat: str, uptime: str, ticks_per_s: int) -> float:
+    """CPU time that was not idle, of all CPUs since boot: CPUs x uptime - idle time.
+
+    The kernel measures idle time; what it adds up as busy, here and in the root cgroup's cpu.stat, it samples at its
+    timer's ticks, which miss short bursts (measured: 0.4 of 1.1 cores seen). A hot-plugged CPU makes one jump.
+    Source: proc(5), /proc/stat and /proc/uptime; kernel/sched/cputime.c.
+    """
+    total, *rest = stat.splitlines()
+    idle, iowait = total.split()[4:6]
+    cpus = sum(line.startswith("cpu") for line in rest)
+    return cpus * float(uptime.split()[0]) - (int(idle) + int(iowait)) / ticks_per_s
+
+
 def quota_us(cores: float) -> int:
     """The CFS quota per `CFS_PERIOD_US`, at least what the kernel takes."""
     return max(MIN_QUOTA_US, round(cores * CFS_PERIOD_US))

@@ -39,6 +39,12 @@ class BoxPath:
             return f"{self.path.removesuffix('.slice')}-{name}.slice"
         return f"{self.path}/{name}"
 
+    @property
+    def online(self) -> str:
+        """Kubelet's own cgroup beside the box, in the same shape."""
+        head, suffix = self.path.removesuffix(".slice"), ".slice" if self.driver is Driver.SYSTEMD else ""
+        return f"{head.removesuffix(BOX)}kubepods{suffix}"
+
 
 @dataclass(frozen=True, slots=True)
 class PodParent:

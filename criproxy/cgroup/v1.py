@@ -71,6 +71,8 @@ class V1Driver:
         box = checked_box(box)
         for hierarchy in self._hierarchies:
             self._make(hierarchy, box)
+        if cpusets := self._mounts.get("cpuset"):
+            self._follow_cpuset(cpusets + box.rpartition("/")[0], cpusets + box)
         memory = self._memory(box)
         # Before Linux 5.11 a limit counts the children only with this, and EBUSY tells that there are some already.
         if memory.has("use_hierarchy") and not memory.use_hierarchy:
@@ -90,10 +92,18 @@ class V1Driver:
         size_bytes = None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
         return (
             *self._settle_priority(box),
-            *self._settle(self._cpu(box), "cfs_period_us", files.CFS_PERIOD_US),
-            *self._settle_quota(box, quota_us),
+            *self._settle_cpu(box, quota_us),
             *self._settle_memory(self._memory(box), size_bytes),
         )
+
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
+
+    def cpu_counter(self, path: str) -> str:
+        return self._cpuacct(checked_path(path) if path else "").file("usage")
+
+    def pressure_file(self, path: str) -> str | None:
+        return None
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         box = checked_pod(pod).box.path
@@ -150,6 +160,28 @@ class V1Driver:
         if not child.mems:
             child.mems = parent.mems
 
+    def _follow_cpuset(self, parent: str, box: str) -> None:
+        """The box has its parent's CPUs and memory nodes, also when some come or go, and so has all that had its own.
+
+        A hot-unplugged CPU is taken out of every cgroup by the kernel, and one that is plugged in again comes back at
+        the root only. Source: kernel/cgroup/cpuset.c, hotplug_update_tasks_legacy. Another value in the box (a
+        container's own cpuset) stays. The kernel wants each child within its parent at any moment: so first all are
+        widened, from the top down, then narrowed, from the bottom up.
+        """
+        for attribute in ("cpus", "mems"):
+            want = getattr(CpuSet(self._tree, parent), attribute)
+            held = getattr(CpuSet(self._tree, box), attribute)
+            if held == want or not want:
+                continue
+            followers = [CpuSet(self._tree, directory) for directory in self._tree.below(box)]
+            followers = [cpuset for cpuset in followers if getattr(cpuset, attribute) == held]
+            if not want <= held:
+                for cpuset in followers:
+                    setattr(cpuset, attribute, want | held)
+            if not held <= want:
+                for cpuset in reversed(followers):
+                    setattr(cpuset, attribute, want)
+
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 
     def _settle(self, controller: Cpu | Memory, attribute: str, want: _Value) -> Iterator[LimitChange]:
@@ -168,6 +200,14 @@ class V1Driver:
         if cpu.has("idle"):
             return self._settle(cpu, "idle", True)
         return self._settle(cpu, "shares", LOWEST_SHARES)
+
+    def _settle_cpu(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
+        """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""
+        cpu = self._cpu(box)
+        if cpu.cfs_period_us > files.CFS_PERIOD_US and quota_us is not None:
+            yield from self._settle_quota(box, quota_us)
+        yield from self._settle(cpu, "cfs_period_us", files.CFS_PERIOD_US)
+        yield from self._settle_quota(box, quota_us)
 
     def _settle_quota(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
         cpu = self._cpu(box)

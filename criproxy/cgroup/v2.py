@@ -27,7 +27,8 @@ class V2Driver:
     def __init__(self, mount: str, tree: Tree, proc: str = "/proc") -> None:
         self._mount = mount
         self._tree = tree
-        self._meminfo = f"{proc}/meminfo"
+        self._proc = proc
+        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._ledger = Ledger()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
@@ -43,8 +44,9 @@ class V2Driver:
         return file if self._tree.exists(file) else None
 
     def node_usage(self) -> Usage:
-        cpu_s = self._stat(f"{self._mount}/cpu.stat")["usage_usec"] / 1e6
-        return Usage(cpu_s, files.node_working_set_bytes(self._tree.read(self._meminfo)))
+        stat, uptime = self._tree.read(f"{self._proc}/stat"), self._tree.read(f"{self._proc}/uptime")
+        memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
+        return Usage(files.busy_cpu_seconds(stat, uptime, self._ticks_per_s), memory_bytes)
 
     def usage(self, path: str) -> Usage | None:
         directory = self._mount + checked_path(path)
@@ -93,6 +95,16 @@ class V2Driver:
                 directory, None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
             ),
         )
+
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        file = f"{self._mount}{checked_box(box)}/cpu.max"
+        return tuple(self._settle(file, f"{files.quota_us(cores)} {files.CFS_PERIOD_US}"))
+
+    def cpu_counter(self, path: str) -> str:
+        return f"{self._mount}{checked_path(path) if path else ''}/cpu.stat"
+
+    def pressure_file(self, path: str) -> str | None:
+        return f"{self._mount}{checked_path(path)}/cpu.pressure"
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         directory = self._mount + checked_pod(pod).in_box

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from criproxy.config.schema import Setting, settings
-from criproxy.config.settings import Config, RuleTable
+from criproxy.config.settings import Config
 from criproxy.config.text import toml
 
 _WIDTH: Final = 100
@@ -41,13 +41,15 @@ def _lines() -> Iterator[str]:
 
 def _about(setting: Setting) -> str:
     text = f"{setting.meta.description} {setting.expects[0].upper()}{setting.expects[1:]}."
+    if setting.item_example and not setting.default:
+        text += f"\nFor example: [{setting.item_example}]"
     return f"{text} Takes effect after a restart." if setting.needs_restart else text
 
 
 def _assignment(setting: Setting) -> Iterator[str]:
     if setting.default is None:
         yield f"# {setting.name} ="
-    elif setting.item_type is RuleTable:
+    elif setting.item_example and setting.default:
         yield f"{setting.name} = ["
         yield from (f"    {toml(rule)}," for rule in setting.default)
         yield "]"

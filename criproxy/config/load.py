@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from criproxy.config.schema import Setting, conflicts, settings, value_of
-from criproxy.config.settings import Config, RuleTable
+from criproxy.config.settings import Config
 from criproxy.config.text import SHOWN, bare, toml
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -187,13 +187,13 @@ def _convert_bad(setting: Setting, given: object, error: Exception) -> tuple[Any
 
 
 def _item_errors(setting: Setting, key: str, item: object, error: Exception) -> list[ConfigError]:
-    if setting.item_type is not RuleTable or not isinstance(item, dict):
+    if not setting.item_example or not isinstance(item, dict):
         return [_expected(setting, key, item)]
-    known = RuleTable.__struct_fields__
+    known = setting.item_type.__struct_fields__
     if unknown := [_unknown(f"{key}.{name}", name, item[name], known) for name in item if name not in known]:
         return unknown
     problem = _first_line(str(error)).replace(" - at `$.", " at `").replace("`", "")
-    return [_error(key, item, problem, 'write, for example, { label = "key", equals = "value" }')]
+    return [_error(key, item, problem, f"write, for example, {setting.item_example}")]
 
 
 def _expected(setting: Setting, key: str, given: object) -> ConfigError:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from criproxy.config.settings import Config, Observe
+from criproxy.config.windows import WindowTable
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -36,6 +37,11 @@ class Setting:
         """The type of a list's items; None when the setting is no list."""
         inner = get_args(self.type)[0]
         return get_args(inner)[0] if getattr(inner, "__origin__", None) is tuple else None
+
+    @property
+    def item_example(self) -> str:
+        """A valid item of a list of tables; "" when the setting is none."""
+        return str((self.meta.extra or {}).get("example", ""))
 
     @property
     def needs_restart(self) -> bool:
@@ -104,7 +110,35 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         for key, value in (("cpu.static_cores", cpu.static_cores), ("memory.static_bytes", memory.static_bytes)):
             if value is None:
                 yield Conflict(("control.policy", key), f"needs {key}", f'set {key}, or use policy = "dynamic"')
+    if config.control.policy == "schedule":
+        yield from _schedule_conflicts(config)
     yield from _address_conflicts(config.observe)
+
+
+def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
+    schedule, cores, size = config.schedule, config.cpu.static_cores, config.memory.static_bytes
+    if not schedule.windows:
+        keys = ("control.policy", "schedule.windows")
+        yield Conflict(keys, "needs schedule.windows", 'add windows, or use policy = "dynamic"')
+    try:
+        _ = schedule.zone
+    except (KeyError, ValueError, OSError):
+        yield Conflict(
+            ("schedule.time_zone",),
+            "there is no such time zone on this machine",
+            "correct it, or install the system's tzdata package",
+        )
+    outside = [WindowTable(start="00:00", end="24:00", policy=schedule.outside)]
+    for key, tables in (("schedule.windows", schedule.windows), ("schedule.outside", outside)):
+        for table in tables:
+            if table.policy == "static" and None in (table.cores or cores, table.bytes or size):
+                yield Conflict(
+                    (key, "control.policy"),
+                    f"{table.window.name} is static and has no limits"
+                    if key == "schedule.windows"
+                    else "has no limits",
+                    "set cpu.static_cores and memory.static_bytes",
+                )
 
 
 def _address_conflicts(observe: Observe) -> Iterator[Conflict]:

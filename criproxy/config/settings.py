@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from criproxy.config.windows import Schedule
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 
 _SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
@@ -98,7 +99,10 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Meta(
             description="A pod is offline when any rule matches. A rule has one subject (label, annotation, or "
             "namespace = true) and one test (equals, prefix, or present = true). Static pods of kube-system never are.",
-            extra={"expects": "a list of tables, each with one subject and one test"},
+            extra={
+                "expects": "a list of tables, each with one subject and one test",
+                "example": '{ label = "key", equals = "value" }',
+            },
         ),
     ] = (RuleTable(label=DEFAULT_RULE.key, equals=DEFAULT_RULE.value),)
 
@@ -120,6 +124,10 @@ class Cpu(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0.01, le=4096.0, description="Offline pods never get more. Not set: no such bound.")]
         | None
     ) = None
+    reserve_cores: Annotated[
+        float,
+        Meta(ge=0.0, le=4096.0, description="Of the node, so much is never given to offline pods (but min_cores)."),
+    ] = 0.0
     static_cores: (
         Annotated[float, Meta(ge=0.01, le=4096.0, description='The limit under control.policy = "static".')] | None
     ) = None
@@ -138,6 +146,9 @@ class Memory(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=4 << 20, le=1 << 44, description="Offline pods never get more. Not set: no such bound.")]
         | None
     ) = None
+    reserve_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 44, description="Of the node, so much is never given to offline pods (but min_bytes).")
+    ] = 0
     static_bytes: (
         Annotated[int, Meta(ge=4 << 20, le=1 << 44, description='The limit under control.policy = "static".')] | None
     ) = None
@@ -148,8 +159,11 @@ class Control(Struct, frozen=True, kw_only=True):
 
     interval_s: Annotated[float, Meta(ge=0.1, le=60.0, description="Seconds from one decision to the next.")] = 1.0
     policy: Annotated[
-        Literal["dynamic", "static"],
-        Meta(description="Limits from the prediction (dynamic), or cpu.static_cores and memory.static_bytes (static)."),
+        Literal["dynamic", "static", "schedule"],
+        Meta(
+            description="Limits from the prediction (dynamic), cpu.static_cores and memory.static_bytes (static), or "
+            "either or none, by the time of the week (schedule, see below)."
+        ),
     ] = "dynamic"
     predictor: Annotated[
         Literal["histogram", "calibrated"],
@@ -157,7 +171,7 @@ class Control(Struct, frozen=True, kw_only=True):
             description="A percentile of the recent past (histogram), or one with a margin learned from its own errors "
             "(calibrated)."
         ),
-    ] = "histogram"
+    ] = "calibrated"
     half_life_s: Annotated[
         float, Meta(ge=0.1, le=604800.0, description="Seconds after which a sample counts half as much.")
     ] = 900.0
@@ -170,6 +184,15 @@ class Control(Struct, frozen=True, kw_only=True):
     raise_after_s: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="A smaller raise waits this many seconds. Lowering never waits.")
     ] = 60.0
+    max_raise_ratio: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=1.0,
+            description="A limit is raised by at most this share of capacity per decision, so that each next decision "
+            "sees what the last one did to online.",
+        ),
+    ] = 0.1
     checkpoint: Annotated[
         str,
         Meta(
@@ -178,6 +201,19 @@ class Control(Struct, frozen=True, kw_only=True):
             extra={"expects": "an absolute path of a file", "restart": True},
         ),
     ] = "/var/lib/criproxy/predictor.json"
+
+
+class Guard(Struct, frozen=True, kw_only=True):
+    """Squeezes the box between two decisions, as soon as online takes more CPU than was predicted or waits for it."""
+
+    enabled: Annotated[bool, Meta(description="Off: the box's limits change with the decisions only.")] = True
+    interval_ms: Annotated[
+        int, Meta(ge=10, le=1000, description="Milliseconds from one look at online's CPU usage to the next.")
+    ] = 50
+    hold_s: Annotated[
+        float,
+        Meta(ge=0.0, le=600.0, description="Seconds for which a squeeze holds, before the CPU is given back by steps."),
+    ] = 2.0
 
 
 class Observe(Struct, frozen=True, kw_only=True):
@@ -208,6 +244,8 @@ class Config(Struct, frozen=True, kw_only=True):
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     control: Control = Control()
+    schedule: Schedule = Schedule()
+    guard: Guard = Guard()
     observe: Observe = Observe()
 
 

@@ -5,7 +5,7 @@ import json
 import reprlib
 from typing import Final
 
-from criproxy.config.settings import RuleTable
+import msgspec
 
 SHOWN: Final = 60
 """Characters of a string or number, and a few items of a list or table, that are shown."""
@@ -27,7 +27,7 @@ def toml(value: object) -> str:
             text = json.dumps(value if len(value) <= SHOWN else value[:SHOWN] + "...")
         case list() | tuple():
             text = "[" + ", ".join(_cut([toml(item) for item in value[: _ITEMS + 1]])) + "]"
-        case RuleTable():
+        case msgspec.Struct():
             text = toml({name: given for name in value.__struct_fields__ if (given := getattr(value, name))})
         case dict():
             pairs = [f"{bare(str(name))} = {toml(item)}" for name, item in list(value.items())[: _ITEMS + 1]]

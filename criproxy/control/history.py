@@ -1,6 +1,7 @@
 """The decisions of the last hour, to answer why a limit was what it was."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,21 +9,40 @@ from criproxy.model import Decision, Snapshot
 
 SPAN_S: Final = 3600.0
 EVERY_S: Final = 10.0
+THREE_SPAN_S: Final = 1.8
+"""Of three changes in less time, the middle one is forgotten."""
+
 MAX_RECORDS: Final = 4000
-"""An hour of a change each second and then some; about 3 MB at most."""
+"""An hour of two changes each 1.8 s; about 5 MB at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One decision, the snapshot that it was made from, and when, by wall time (UTC)."""
+    """One decision, the snapshot that it was made from, and when, by wall time (UTC).
+
+    `applied` False: the kernel's limits were left alone (a dry run, or colocation is off).
+    """
 
     wall_s: float
     snapshot: Snapshot
     decision: Decision
+    applied: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What held at a moment, and the decisions that its limits date from; None: from before the record."""
+
+    record: Record
+    cpu_since: Record | None
+    memory_since: Record | None
 
 
 class History:
-    """Keeps each change of the limits, and one decision per 10 s; forgets after an hour."""
+    """Keeps the changes of the limits, about one per second, and one decision per 10 s; forgets after an hour.
+
+    May be asked from other threads than the one that adds.
+    """
 
     def __init__(self) -> None:
         self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
@@ -33,6 +53,8 @@ class History:
             last = records[-1].decision
             if record.decision.limits == last.limits and t_s - last.t_s < EVERY_S:
                 return
+            if len(records) > 1 and t_s - records[-2].decision.t_s < THREE_SPAN_S:
+                records.pop()
         records.append(record)
         while t_s - records[0].decision.t_s > SPAN_S:
             records.popleft()
@@ -41,6 +63,23 @@ class History:
         """Oldest first."""
         return tuple(self._records)
 
-    def at(self, wall_s: float) -> Record | None:
+    def at(self, wall_s: float) -> Past | None:
         """The decision that held at a moment; None when it is not on record."""
-        return next((record for record in reversed(self._records) if record.wall_s <= wall_s), None)
+        records = self.records()
+        at = next((i for i in range(len(records) - 1, -1, -1) if records[i].wall_s <= wall_s), None)
+        if at is None:
+            return None
+        past = records[: at + 1]
+        return Past(
+            record=records[at],
+            cpu_since=_since([(record.decision.limits.cpu_cores, record) for record in past]),
+            memory_since=_since([(record.decision.limits.memory_bytes, record) for record in past]),
+        )
+
+
+def _since(past: Sequence[tuple[object, Record]]) -> Record | None:
+    """The record that brought the last limit."""
+    for (limit, record), (before, _) in zip(reversed(past), reversed(past[:-1]), strict=False):
+        if limit != before:
+            return record
+    return past[0][1] if past[0][1].decision.before is None else None

@@ -10,13 +10,14 @@ import structlog
 
 from criproxy.control.capacity import Capacity
 from criproxy.control.clock import Clock
+from criproxy.control.guardlaw import Outlook
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
 from criproxy.control.sampler import Reading, Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
-from criproxy.model import Decision, LimitChange, Limits, Prediction, Snapshot, Usage
+from criproxy.model import Decision, GuardCeiling, LimitChange, Limits, Prediction, Snapshot, Usage
 
 
 class Usages(Protocol):
@@ -84,18 +85,23 @@ class Loop:
         *,
         observer: Observer,
         log: structlog.typing.FilteringBoundLogger,
+        guard: Callable[[], GuardCeiling | None] = lambda: None,
     ) -> None:
+        """`guard` tells the guard's ceiling of this moment."""
         self._box = box
         self._read_capacity = read_capacity
         self._clock = clock
         self._settings = settings
         self._observer = observer
         self._log = log
+        self._guard = guard
         self._sampler = Sampler()
         self._predictors = _predictors(settings.predictor)
         self._state = PolicyState()
         self._predicted: Snapshot | None = None
         """The last snapshot that a prediction was made from."""
+        self._decided: tuple[float, float | None] | None = None
+        """Capacity and prediction, in cores, of the last decision."""
         self._trouble: str | None = None
         self.history = History()
         self.counters = Counters()
@@ -139,9 +145,11 @@ class Loop:
 
     async def _apply(self, snapshot: Snapshot, prediction: Prediction) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
-        decision, self._state = decide(snapshot, prediction, self._state, self._settings.policy)
-        changes = () if self._settings.dry_run else await self._box.apply(decision.limits)
-        self.history.add(Record(self._clock.wall_s(), snapshot, decision))
+        settings = self._settings
+        decision, self._state = decide(snapshot, prediction, self._state, settings.policy, self._guard())
+        self._decided = snapshot.capacity_cores, prediction.cpu_cores
+        changes = () if settings.dry_run else await self._box.apply(decision.limits)
+        self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
     async def _fall_back(self) -> None:
@@ -201,6 +209,14 @@ class Loop:
             if name in states:
                 for lost in predictor.restore(states[name], self._clock.boottime_s(), shift_s):
                     self._log.warning("predictor_starts_cold", resource=name, lost=lost)
+
+    def outlook(self) -> Outlook | None:
+        """What the last decision was made from, for the guard; None before the first."""
+        last = self._decided
+        if last is None:
+            return None
+        limit = self._state.cpu.limit
+        return Outlook(last[0], math.inf if limit is None else limit, last[1])
 
     def predictors(self) -> dict[str, PredictorStatus]:
         """What each predictor knows, per resource."""

@@ -1,30 +1,52 @@
-"""The policy: what the box may use, decided from one snapshot and one prediction, and why.
+"""The policy: what the box may use, decided from one snapshot, one prediction and the guard, and why.
 
-limit = capacity x watermark - what online is expected to use, within floor and ceiling. Lowered at once; raised only by
-more than a threshold, or when the last change is old enough. What is not known leaves the floor.
+limit = capacity x watermark - what online is expected to use - reserve, within floor and ceiling, in whole steps.
+Lowered at once; raised only by more than a threshold, or when the last change is old enough, and in bounded strides.
+What is not known leaves the floor. The guard's ceiling then takes off what it says, at once and for as long as it says.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final
 
-from criproxy.model import UNLIMITED, Decision, Limits, Prediction, Snapshot, type_unlimited
+from criproxy.model import (
+    UNLIMITED,
+    Bounds,
+    Decision,
+    GuardCeiling,
+    Limits,
+    Prediction,
+    Snapshot,
+    type_unlimited,
+)
 
-Action = Literal["set to", "lowered", "raised", "held at"]
+CPU_STEP_CORES: Final = 0.01
+"""The smallest quota that the kernel takes, and what an operator is shown."""
+
+MEMORY_STEP_BYTES: Final = 1 << 20
+"""Memory comes and goes by pages: without steps, the limit would be written each second for a few KiB."""
+
+_LEAST: Final = 1e-8
+"""As a share of a step: what a sum of floats may lack to a whole one."""
+
+_MOST_STEPS: Final = 2**50
+"""Beyond, a float has no such steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicSettings:
-    """The law for one resource; `floor` and `ceiling` in its unit (cores or bytes), the other ratios of capacity.
+    """The law for one resource; `floor`, `ceiling` and `reserve` in its unit (cores or bytes), the rest of capacity.
 
-    A raise by more than `raise_threshold_ratio` of capacity is made at once, a smaller one `raise_after_s` seconds
-    after the last change, and none by more than `max_raise_ratio` per tick (None: no such bound).
+    The reserve is never given, but for the floor. A raise by more than `raise_threshold_ratio` of capacity is made at
+    once, a smaller one `raise_after_s` seconds after the last change, and none by more than `max_raise_ratio` per tick
+    (None: no such bound).
     """
 
     floor: float
     watermark_ratio: float = 0.9
     ceiling: float | None = None
+    reserve: float = 0.0
     raise_threshold_ratio: float = 0.05
     raise_after_s: float = 60.0
     max_raise_ratio: float | None = None
@@ -35,13 +57,29 @@ class DynamicSettings:
             raise ValueError(f"floor {self.floor} must be above 0 and not above the ceiling {self.ceiling}")
         if not 0.0 < self.watermark_ratio <= 1.0:
             raise ValueError(f"watermark_ratio {self.watermark_ratio} must be above 0 and at most 1")
+        if not 0.0 <= self.reserve < math.inf:
+            raise ValueError(f"reserve {self.reserve} must be 0 or above")
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.floor, self.ceiling, self.reserve, self.watermark_ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings:
-    """A limit that never moves, in the resource's unit."""
+    """A limit that only the node's capacity less `reserve`, and the guard, can lower; all in the resource's unit.
+
+    `floor` is what neither takes away; `why` is its reason, in words.
+    """
 
     limit: float | type_unlimited
+    floor: float = 0.0
+    reserve: float = 0.0
+    why: str = "static, as configured"
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.floor, None, self.reserve, None)
 
 
 ResourceSettings = DynamicSettings | StaticSettings
@@ -49,60 +87,97 @@ ResourceSettings = DynamicSettings | StaticSettings
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """The policy of each resource, CPU in cores and memory in bytes."""
+    """The policy of each resource, CPU in cores and memory in bytes. `window`: the schedule's, in words, or ""."""
 
     cpu: ResourceSettings
     memory: ResourceSettings
+    window: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceState:
-    """The limit that holds and since when; None: nothing was decided yet."""
+    """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less."""
 
     limit: float | None = None
     changed_s: float = -math.inf
+    squeezed: float | None = None
+
+    @property
+    def given(self) -> float | None:
+        """What the last decision gave."""
+        return self.limit if self.squeezed is None else self.squeezed
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What `decide` has to remember from one tick to the next."""
+    """What `decide` has to remember from one tick to the next. `before`: the limits that it gave last."""
 
     cpu: ResourceState = ResourceState()
     memory: ResourceState = ResourceState()
+    before: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """One resource at one moment. `amount` writes a quantity as an operator reads it."""
+    """One resource at one moment. `amount` writes a quantity as an operator reads it; a limit moves in whole steps."""
 
     t_s: float
     capacity: float
     online: float
     predicted: float | None
     note: str
+    guard: GuardCeiling | None
+    step: float
     amount: Callable[[float], str]
 
 
 def decide(
-    snapshot: Snapshot, prediction: Prediction, state: PolicyState, settings: PolicySettings
+    snapshot: Snapshot,
+    prediction: Prediction,
+    state: PolicyState,
+    settings: PolicySettings,
+    guard: GuardCeiling | None = None,
 ) -> tuple[Decision, PolicyState]:
-    """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known."""
+    """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
+
+    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. Time must not go back from call to call.
+    """
     cpu_facts = _Facts(
-        snapshot.t_s, snapshot.capacity_cores, snapshot.online_cores, prediction.cpu_cores, prediction.cpu_note, _cores
+        t_s=snapshot.t_s,
+        capacity=snapshot.capacity_cores,
+        online=snapshot.online_cores,
+        predicted=prediction.cpu_cores,
+        note=prediction.cpu_note,
+        guard=guard,
+        step=CPU_STEP_CORES,
+        amount=cores_in_words,
     )
     memory_facts = _Facts(
-        snapshot.t_s,
-        snapshot.capacity_bytes,
-        snapshot.online_bytes,
-        prediction.memory_bytes,
-        prediction.memory_note,
-        _size,
+        t_s=snapshot.t_s,
+        capacity=snapshot.capacity_bytes,
+        online=snapshot.online_bytes,
+        predicted=prediction.memory_bytes,
+        note=prediction.memory_note,
+        guard=None,
+        step=MEMORY_STEP_BYTES,
+        amount=bytes_in_words,
     )
     cpu, cpu_reason, cpu_state = _resource(cpu_facts, state.cpu, settings.cpu)
     memory, memory_reason, memory_state = _resource(memory_facts, state.memory, settings.memory)
     limits = Limits(cpu_cores=cpu, memory_bytes=memory if memory is UNLIMITED else int(memory))
-    decision = Decision(snapshot.t_s, limits, prediction, cpu_reason, memory_reason)
-    return decision, PolicyState(cpu_state, memory_state)
+    decision = Decision(
+        t_s=snapshot.t_s,
+        limits=limits,
+        prediction=prediction,
+        cpu_reason=cpu_reason,
+        memory_reason=memory_reason,
+        cpu_bounds=settings.cpu.bounds,
+        memory_bounds=settings.memory.bounds,
+        before=state.before,
+        guard=guard,
+        window=settings.window,
+    )
+    return decision, PolicyState(cpu_state, memory_state, limits)
 
 
 def safe_limits(settings: PolicySettings) -> Limits:
@@ -118,20 +193,61 @@ def _safe(settings: ResourceSettings) -> float | type_unlimited:
 def _resource(
     facts: _Facts, state: ResourceState, settings: ResourceSettings
 ) -> tuple[float | type_unlimited, str, ResourceState]:
+    delay = ""
     if isinstance(settings, StaticSettings):
-        words = "unlimited" if settings.limit is UNLIMITED else facts.amount(settings.limit)
-        return settings.limit, f"static, as configured: {words}", ResourceState()
-    target, why = _target(facts, settings)
-    limit, action, delay = _approach(facts, target, state, settings)
-    changed_s = state.changed_s if limit == state.limit else facts.t_s
-    move = facts.amount(limit)
-    if action in ("lowered", "raised") and state.limit is not None:
-        move = f"{facts.amount(state.limit)} -> {move}"
-    return limit, f"{action} {move}: {why}{delay}", ResourceState(limit, changed_s)
+        target, why = _fixed(facts, settings)
+        law = target
+    else:
+        target, why = _target(facts, settings)
+        law, delay = _approach(facts, target, state, settings)
+    changed_s = state.changed_s if law == state.limit else facts.t_s
+    limit, guarded = _guarded(facts, law, settings.floor)
+    after = ResourceState(law, changed_s, limit if limit < law else None)
+    words = f"{guarded}{why}{delay}"
+    if limit == math.inf:
+        return UNLIMITED, words, ResourceState()
+    if isinstance(settings, StaticSettings) and state.given in (None, limit) and not guarded:
+        return limit, words, after
+    return limit, f"{_move(state.given, limit, facts.amount)}: {words}", after
+
+
+def _move(before: float | None, limit: float, amount: Callable[[float], str]) -> str:
+    if before is None:
+        return f"set to {amount(limit)}"
+    if limit == before:
+        return f"held at {amount(limit)}"
+    return f"{'lowered' if limit < before else 'raised'} {amount(before)} -> {amount(limit)}"
+
+
+def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
+    """The law's limit, or what the guard leaves of it: never below the floor, and never above the law."""
+    guard = facts.guard
+    if guard is None or math.isnan(guard.cores):
+        return law, ""
+    ceiling = min(max(guard.cores, floor), law)
+    if ceiling >= law:
+        return law, ""
+    return ceiling, f"the guard's ceiling ({guard.reason}), below what the policy gives, {_words(law, facts)}: "
+
+
+def _words(limit: float, facts: _Facts) -> str:
+    return "no limit" if limit == math.inf else facts.amount(limit)
+
+
+def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
+    """The configured limit, or what the node has less the reserve."""
+    limit = math.inf if settings.limit is UNLIMITED else settings.limit
+    why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.amount(limit)}"
+    if not 0.0 < facts.capacity < math.inf:
+        return limit, why
+    most = max(settings.floor, facts.capacity - settings.reserve)
+    if limit <= most or (limit == math.inf and not settings.reserve):
+        return limit, why
+    return most, f"all of {facts.amount(facts.capacity)}{_less(facts, settings.reserve)}, below {why}"
 
 
 def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
-    """capacity x watermark - expected online usage, within floor and ceiling; the floor where one is not known."""
+    """capacity x watermark - expected online usage - reserve, within floor and ceiling; the floor where not known."""
     amount = facts.amount
     if not 0.0 < facts.capacity < math.inf:
         return settings.floor, f"the floor, as the capacity is not known ({facts.capacity})"
@@ -141,8 +257,10 @@ def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
     if facts.online > expected:
         expected, words = facts.online, "online's present use, above the predicted"
     why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words} {amount(expected)}"
-    why += _in_brackets(facts.note)
-    target = facts.capacity * settings.watermark_ratio - expected
+    why += f"{_less(facts, settings.reserve)}{_in_brackets(facts.note)}"
+    target = facts.capacity * settings.watermark_ratio - expected - settings.reserve
+    if abs(target) < facts.step * _MOST_STEPS:
+        target = math.floor(target / facts.step + _LEAST) * facts.step
     if target <= settings.floor:
         return settings.floor, f"the floor, above {why}"
     if settings.ceiling is not None and target > settings.ceiling:
@@ -150,40 +268,39 @@ def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
     return target, why
 
 
-def _approach(
-    facts: _Facts, target: float, state: ResourceState, settings: DynamicSettings
-) -> tuple[float, Action, str]:
+def _less(facts: _Facts, reserve: float) -> str:
+    return f" - reserve {facts.amount(reserve)}" if reserve else ""
+
+
+def _approach(facts: _Facts, target: float, state: ResourceState, settings: DynamicSettings) -> tuple[float, str]:
     """How far towards the target this tick goes; the delay, in words, when it stops short of it."""
-    if state.limit is None:
-        return target, "set to", ""
-    if target <= state.limit:
-        return target, "lowered" if target < state.limit else "held at", ""
+    if state.limit is None or target <= state.limit:
+        return target, ""
     by, since_s = target - state.limit, facts.t_s - state.changed_s
     threshold = settings.raise_threshold_ratio * facts.capacity
     if not (by > threshold or since_s >= settings.raise_after_s or state.limit < settings.floor):
         amount = facts.amount
-        return (
-            state.limit,
-            "held at",
+        return state.limit, (
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
-            f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}",
+            f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}"
         )
     if settings.max_raise_ratio is not None:
-        reach = max(settings.floor, state.limit + settings.max_raise_ratio * facts.capacity)
+        stride = max(facts.step, settings.max_raise_ratio * facts.capacity)
+        reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, "raised", f", at most {facts.amount(reach - state.limit)} at a time"
-    return target, "raised", ""
+            return reach, f", at most {facts.amount(reach - state.limit)} at a time"
+    return target, ""
 
 
 def _in_brackets(note: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _cores(cores: float) -> str:
+def cores_in_words(cores: float) -> str:
     return f"{cores:.2f} cores"
 
 
-def _size(size_bytes: float) -> str:
+def bytes_in_words(size_bytes: float) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if abs(size_bytes) >= size:
             return f"{size_bytes / size:.2f} {unit}"

@@ -1,5 +1,6 @@
-"""Serves /metrics, /healthz, /readyz and /status on loopback, in a daemon thread."""
+"""Serves /metrics, /healthz, /readyz, /status and /why on loopback, in a daemon thread."""
 
+import math
 import socket
 import socketserver
 import threading
@@ -7,11 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import structlog
 
+from criproxy.observe import why
 from criproxy.observe.status import Status, to_json
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,13 +27,15 @@ _MAX_CLIENTS: Final = 8
 class Endpoints:
     """What the paths answer with. Called from threads of the server, so each must be safe to call from any.
 
-    `unhealthy` and `unready` say what is wrong, in words; None: nothing is.
+    `unhealthy` and `unready` say what is wrong, in words; None: nothing is. `why` is asked for a moment (UTC), or None:
+    now.
     """
 
     metrics: Callable[[], bytes]
     unhealthy: Callable[[], str | None]
     unready: Callable[[], str | None]
     status: Callable[[], Status]
+    why: Callable[[float | None], why.Why]
 
 
 class HttpServer:
@@ -74,7 +79,7 @@ def application(endpoints: Endpoints) -> Callable[[WSGIEnvironment, StartRespons
     def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
         if method in ("GET", "HEAD"):
-            status, kind, body = _answer(endpoints, environ.get("PATH_INFO", ""))
+            status, kind, body = _answer(endpoints, environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", ""))
         else:
             status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT_TYPE, b"only GET and HEAD\n"
         headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Allow", "GET, HEAD")]
@@ -84,21 +89,33 @@ def application(endpoints: Endpoints) -> Callable[[WSGIEnvironment, StartRespons
     return respond
 
 
-def _answer(endpoints: Endpoints, path: str) -> tuple[HTTPStatus, str, bytes]:
+def _answer(endpoints: Endpoints, path: str, query: str) -> tuple[HTTPStatus, str, bytes]:
     try:
         match path:
             case "/metrics":
                 return HTTPStatus.OK, _METRICS_TYPE, endpoints.metrics()
             case "/status":
                 return HTTPStatus.OK, "application/json", to_json(endpoints.status()).encode()
-            case "/healthz":
-                return _probe(endpoints.unhealthy())
-            case "/readyz":
-                return _probe(endpoints.unready())
+            case "/why":
+                return _why(endpoints, query)
+            case "/healthz" | "/readyz":
+                return _probe(endpoints.unhealthy() if path == "/healthz" else endpoints.unready())
     except Exception:
         structlog.get_logger().exception("observe_failed", path=path)
         return HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT_TYPE, b"failed; the log says why\n"
-    return HTTPStatus.NOT_FOUND, _TEXT_TYPE, b"/metrics /healthz /readyz /status\n"
+    return HTTPStatus.NOT_FOUND, _TEXT_TYPE, b"/metrics /healthz /readyz /status /why\n"
+
+
+def _why(endpoints: Endpoints, query: str) -> tuple[HTTPStatus, str, bytes]:
+    """`?at=SECONDS`, since 1970, for another moment than now."""
+    try:
+        at_s = [float(value) for value in parse_qs(query).get("at", ())]
+    except ValueError:
+        at_s = [math.nan]
+    if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
+        return HTTPStatus.BAD_REQUEST, _TEXT_TYPE, b"at is a moment in seconds since 1970\n"
+    answer = endpoints.why(at_s[0] if at_s else None)
+    return HTTPStatus.OK, "application/json", why.to_json(answer).encode()
 
 
 def _probe(problem: str | None) -> tuple[HTTPStatus, str, bytes]:

@@ -69,6 +69,13 @@ class Metrics:
         self._tick_seconds = Histogram(
             "criproxy_tick_duration_seconds", "Time that one tick took", registry=registry, buckets=_TICK_BUCKETS_S
         )
+        self._squeezes = Counter(
+            "criproxy_guard_squeezes", "Times that the guard has lowered the box's CPU limit", registry=registry
+        )
+        self._guard_ceiling = _unknown(
+            "criproxy_guard_ceiling_cores", "What the guard leaves to the box; +Inf: it is at rest", registry
+        )
+        self._false_alarms = Counter("criproxy_guard_false_alarms", "Squeezes that proved needless", registry=registry)
         self._tick_failures = Counter("criproxy_tick_failures", "Ticks that failed", registry=registry)
         self._ticks_missed = Counter("criproxy_ticks_missed", "Ticks left out for lateness", registry=registry)
 
@@ -119,6 +126,18 @@ class Metrics:
         self._limit_bytes.set(_number(decision.limits.memory_bytes))
         self._throttled.set(snapshot.throttled_ratio)
         self._drift.inc(sum(change.drift for change in changes))
+
+    def guard_squeezed(self) -> None:
+        """The guard has lowered the box's CPU limit."""
+        self._squeezes.inc()
+
+    def guard_false_alarm(self) -> None:
+        """A squeeze has proved needless."""
+        self._false_alarms.inc()
+
+    def guard_ceiling(self, cores: float | None) -> None:
+        """None: the guard is at rest."""
+        self._guard_ceiling.set(math.inf if cores is None else cores)
 
     def tick_failed(self, seconds: float) -> None:
         self._tick_seconds.observe(seconds)

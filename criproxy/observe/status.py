@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.model import UNLIMITED, Decision, Sandbox, Snapshot
 
 _SHOWN_PODS: Final = 50
@@ -75,6 +76,17 @@ class ConfigStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """Which window holds and what comes next; "": there is no schedule.
+
+    `closed`: why no new offline pod is let in; "": it is.
+    """
+
+    holds: str
+    closed: str
+
+
+@dataclass(frozen=True, slots=True)
 class OfflinePod:
     """A pod in the box."""
 
@@ -97,6 +109,8 @@ class Status:
     config: ConfigStatus
     box: BoxStatus
     pods: tuple[OfflinePod, ...]
+    schedule: ScheduleStatus = ScheduleStatus("", "")
+    guard: GuardStatus = GUARD_OFF
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:
@@ -153,11 +167,16 @@ def _lines(status: Status) -> Iterator[str]:
     dry = ", dry run: nothing is written" if status.dry_run else ""
     yield f"criproxy {status.version}, pid {status.pid}, up {_duration(status.uptime_s)}{dry}"
     yield _row("colocation", status.colocation)
+    if status.schedule.holds:
+        yield _row("schedule", status.schedule.holds)
+    if status.schedule.closed:
+        yield f"  no new offline pods: {status.schedule.closed}"
     runtime = status.runtime
     state = f"ready, {runtime.version}" if runtime.ready else f"not ready: {runtime.problem}"
     yield _row("runtime", f"{runtime.socket} ({state})")
     yield from _config_lines(status.config)
     yield from _box_lines(status.box)
+    yield from _guard_lines(status.guard)
     yield _row("offline pods", str(len(status.pods)))
     for pod in status.pods[:_SHOWN_PODS]:
         yield f"  {pod.namespace}/{pod.name}  {pod.uid}  {pod.placement}"
@@ -195,6 +214,16 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
     yield f"  CPU: {cpu.reason}"
     yield f"  memory: {memory.reason}"
+
+
+def _guard_lines(guard: GuardStatus) -> Iterator[str]:
+    if not guard.enabled:
+        yield _row("guard", "off")
+        return
+    state = "at rest" if guard.ceiling_cores is None else f"{guard.ceiling_cores:.2f} cores at most ({guard.reason})"
+    counts = f"squeezes {guard.squeezes}, needless {guard.false_alarms}, failures {guard.failures}"
+    yield _row("guard", f"{state} ({counts})")
+    yield f"  pressure: {guard.pressure}"
 
 
 def _row(name: str, text: str) -> str:

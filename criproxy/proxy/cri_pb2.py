@@ -4,86 +4,91 @@
 # source: cri.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "cri.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'cri.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\tcri.proto\x12\nruntime.v1"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x0c"n\n\x0fVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x0c\x12\x14\n\x0cruntime_name\x18\x02 \x01(\x0c\x12\x17\n\x0fruntime_version\x18\x03 \x01(\x0c\x12\x1b\n\x13runtime_api_version\x18\x04 \x01(\x0c")\n\x0bStringEntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c"\xde\x01\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x15\n\room_score_adj\x18\x05 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\x0c\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\x0c\x12(\n\x07unified\x18\t \x03(\x0b\x32\x17.runtime.v1.StringEntry"\x9d\x01\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\x0c\x12\x35\n\x08overhead\x18\x04 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x05 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources"B\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0b\n\x03uid\x18\x02 \x01(\x0c\x12\x11\n\tnamespace\x18\x03 \x01(\x0c"\xcd\x01\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\'\n\x06labels\x18\x06 \x03(\x0b\x32\x17.runtime.v1.StringEntry\x12,\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32\x17.runtime.v1.StringEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig"D\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c"1\n\x17RemovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c"\x1e\n\x10PodSandboxFilter\x12\n\n\x02id\x18\x01 \x01(\x0c"E\n\x15ListPodSandboxRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxFilter"x\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12,\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x17.runtime.v1.StringEntry"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox"N\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources"!\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\x0c"s\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c".\n\x16RemoveContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c"\x1d\n\x0f\x43ontainerFilter\x12\n\n\x02id\x18\x01 \x01(\x0c"D\n\x15ListContainersRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerFilter"/\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\x0c"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container"k\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c\x12\x32\n\x05linux\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources"\xa9\x01\n UpdatePodSandboxResourcesRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12\x35\n\x08overhead\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x03 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources"y\n\x11RestorePodRequest\x12,\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\x12\x36\n\x11\x63ontainer_configs\x18\x05 \x03(\x0b\x32\x1b.runtime.v1.ContainerConfig")\n\x11RestoredContainer\x12\x14\n\x0c\x63ontainer_id\x18\x02 \x01(\x0c"h\n\x12RestorePodResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12:\n\x13restored_containers\x18\x02 \x03(\x0b\x32\x1d.runtime.v1.RestoredContainerb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tcri.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x0c\"n\n\x0fVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x0c\x12\x14\n\x0cruntime_name\x18\x02 \x01(\x0c\x12\x17\n\x0fruntime_version\x18\x03 \x01(\x0c\x12\x1b\n\x13runtime_api_version\x18\x04 \x01(\x0c\")\n\x0bStringEntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xde\x01\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x15\n\room_score_adj\x18\x05 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\x0c\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\x0c\x12(\n\x07unified\x18\t \x03(\x0b\x32\x17.runtime.v1.StringEntry\"\x9d\x01\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\x0c\x12\x35\n\x08overhead\x18\x04 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x05 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"B\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0b\n\x03uid\x18\x02 \x01(\x0c\x12\x11\n\tnamespace\x18\x03 \x01(\x0c\"\xcd\x01\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\'\n\x06labels\x18\x06 \x03(\x0b\x32\x17.runtime.v1.StringEntry\x12,\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32\x17.runtime.v1.StringEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\"D\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\"1\n\x17RemovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\"\x1e\n\x10PodSandboxFilter\x12\n\n\x02id\x18\x01 \x01(\x0c\"E\n\x15ListPodSandboxRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxFilter\"x\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12,\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x17.runtime.v1.StringEntry\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"N\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"!\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\x0c\"s\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c\".\n\x16RemoveContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c\"\x1d\n\x0f\x43ontainerFilter\x12\n\n\x02id\x18\x01 \x01(\x0c\"D\n\x15ListContainersRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerFilter\"/\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\x0c\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"k\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\x0c\x12\x32\n\x05linux\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"\xa9\x01\n UpdatePodSandboxResourcesRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12\x35\n\x08overhead\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x03 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"y\n\x11RestorePodRequest\x12,\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\x12\x36\n\x11\x63ontainer_configs\x18\x05 \x03(\x0b\x32\x1b.runtime.v1.ContainerConfig\")\n\x11RestoredContainer\x12\x14\n\x0c\x63ontainer_id\x18\x02 \x01(\x0c\"h\n\x12RestorePodResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\x0c\x12:\n\x13restored_containers\x18\x02 \x03(\x0b\x32\x1d.runtime.v1.RestoredContainerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "cri_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cri_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_VERSIONREQUEST"]._serialized_start = 25
-    _globals["_VERSIONREQUEST"]._serialized_end = 58
-    _globals["_VERSIONRESPONSE"]._serialized_start = 60
-    _globals["_VERSIONRESPONSE"]._serialized_end = 170
-    _globals["_STRINGENTRY"]._serialized_start = 172
-    _globals["_STRINGENTRY"]._serialized_end = 213
-    _globals["_LINUXCONTAINERRESOURCES"]._serialized_start = 216
-    _globals["_LINUXCONTAINERRESOURCES"]._serialized_end = 438
-    _globals["_LINUXPODSANDBOXCONFIG"]._serialized_start = 441
-    _globals["_LINUXPODSANDBOXCONFIG"]._serialized_end = 598
-    _globals["_PODSANDBOXMETADATA"]._serialized_start = 600
-    _globals["_PODSANDBOXMETADATA"]._serialized_end = 666
-    _globals["_PODSANDBOXCONFIG"]._serialized_start = 669
-    _globals["_PODSANDBOXCONFIG"]._serialized_end = 874
-    _globals["_RUNPODSANDBOXREQUEST"]._serialized_start = 876
-    _globals["_RUNPODSANDBOXREQUEST"]._serialized_end = 944
-    _globals["_RUNPODSANDBOXRESPONSE"]._serialized_start = 946
-    _globals["_RUNPODSANDBOXRESPONSE"]._serialized_end = 993
-    _globals["_STOPPODSANDBOXREQUEST"]._serialized_start = 995
-    _globals["_STOPPODSANDBOXREQUEST"]._serialized_end = 1042
-    _globals["_REMOVEPODSANDBOXREQUEST"]._serialized_start = 1044
-    _globals["_REMOVEPODSANDBOXREQUEST"]._serialized_end = 1093
-    _globals["_PODSANDBOXFILTER"]._serialized_start = 1095
-    _globals["_PODSANDBOXFILTER"]._serialized_end = 1125
-    _globals["_LISTPODSANDBOXREQUEST"]._serialized_start = 1127
-    _globals["_LISTPODSANDBOXREQUEST"]._serialized_end = 1196
-    _globals["_PODSANDBOX"]._serialized_start = 1198
-    _globals["_PODSANDBOX"]._serialized_end = 1318
-    _globals["_LISTPODSANDBOXRESPONSE"]._serialized_start = 1320
-    _globals["_LISTPODSANDBOXRESPONSE"]._serialized_end = 1383
-    _globals["_LINUXCONTAINERCONFIG"]._serialized_start = 1385
-    _globals["_LINUXCONTAINERCONFIG"]._serialized_end = 1463
-    _globals["_CONTAINERMETADATA"]._serialized_start = 1465
-    _globals["_CONTAINERMETADATA"]._serialized_end = 1498
-    _globals["_CONTAINERCONFIG"]._serialized_start = 1500
-    _globals["_CONTAINERCONFIG"]._serialized_end = 1615
-    _globals["_CREATECONTAINERREQUEST"]._serialized_start = 1618
-    _globals["_CREATECONTAINERREQUEST"]._serialized_end = 1765
-    _globals["_CREATECONTAINERRESPONSE"]._serialized_start = 1767
-    _globals["_CREATECONTAINERRESPONSE"]._serialized_end = 1814
-    _globals["_REMOVECONTAINERREQUEST"]._serialized_start = 1816
-    _globals["_REMOVECONTAINERREQUEST"]._serialized_end = 1862
-    _globals["_CONTAINERFILTER"]._serialized_start = 1864
-    _globals["_CONTAINERFILTER"]._serialized_end = 1893
-    _globals["_LISTCONTAINERSREQUEST"]._serialized_start = 1895
-    _globals["_LISTCONTAINERSREQUEST"]._serialized_end = 1963
-    _globals["_CONTAINER"]._serialized_start = 1965
-    _globals["_CONTAINER"]._serialized_end = 2012
-    _globals["_LISTCONTAINERSRESPONSE"]._serialized_start = 2014
-    _globals["_LISTCONTAINERSRESPONSE"]._serialized_end = 2081
-    _globals["_UPDATECONTAINERRESOURCESREQUEST"]._serialized_start = 2083
-    _globals["_UPDATECONTAINERRESOURCESREQUEST"]._serialized_end = 2190
-    _globals["_UPDATEPODSANDBOXRESOURCESREQUEST"]._serialized_start = 2193
-    _globals["_UPDATEPODSANDBOXRESOURCESREQUEST"]._serialized_end = 2362
-    _globals["_RESTOREPODREQUEST"]._serialized_start = 2364
-    _globals["_RESTOREPODREQUEST"]._serialized_end = 2485
-    _globals["_RESTOREDCONTAINER"]._serialized_start = 2487
-    _globals["_RESTOREDCONTAINER"]._serialized_end = 2528
-    _globals["_RESTOREPODRESPONSE"]._serialized_start = 2530
-    _globals["_RESTOREPODRESPONSE"]._serialized_end = 2634
+  DESCRIPTOR._loaded_options = None
+  _globals['_VERSIONREQUEST']._serialized_start=25
+  _globals['_VERSIONREQUEST']._serialized_end=58
+  _globals['_VERSIONRESPONSE']._serialized_start=60
+  _globals['_VERSIONRESPONSE']._serialized_end=170
+  _globals['_STRINGENTRY']._serialized_start=172
+  _globals['_STRINGENTRY']._serialized_end=213
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=216
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=438
+  _globals['_LINUXPODSANDBOXCONFIG']._serialized_start=441
+  _globals['_LINUXPODSANDBOXCONFIG']._serialized_end=598
+  _globals['_PODSANDBOXMETADATA']._serialized_start=600
+  _globals['_PODSANDBOXMETADATA']._serialized_end=666
+  _globals['_PODSANDBOXCONFIG']._serialized_start=669
+  _globals['_PODSANDBOXCONFIG']._serialized_end=874
+  _globals['_RUNPODSANDBOXREQUEST']._serialized_start=876
+  _globals['_RUNPODSANDBOXREQUEST']._serialized_end=944
+  _globals['_RUNPODSANDBOXRESPONSE']._serialized_start=946
+  _globals['_RUNPODSANDBOXRESPONSE']._serialized_end=993
+  _globals['_STOPPODSANDBOXREQUEST']._serialized_start=995
+  _globals['_STOPPODSANDBOXREQUEST']._serialized_end=1042
+  _globals['_REMOVEPODSANDBOXREQUEST']._serialized_start=1044
+  _globals['_REMOVEPODSANDBOXREQUEST']._serialized_end=1093
+  _globals['_PODSANDBOXFILTER']._serialized_start=1095
+  _globals['_PODSANDBOXFILTER']._serialized_end=1125
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_start=1127
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_end=1196
+  _globals['_PODSANDBOX']._serialized_start=1198
+  _globals['_PODSANDBOX']._serialized_end=1318
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_start=1320
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_end=1383
+  _globals['_LINUXCONTAINERCONFIG']._serialized_start=1385
+  _globals['_LINUXCONTAINERCONFIG']._serialized_end=1463
+  _globals['_CONTAINERMETADATA']._serialized_start=1465
+  _globals['_CONTAINERMETADATA']._serialized_end=1498
+  _globals['_CONTAINERCONFIG']._serialized_start=1500
+  _globals['_CONTAINERCONFIG']._serialized_end=1615
+  _globals['_CREATECONTAINERREQUEST']._serialized_start=1618
+  _globals['_CREATECONTAINERREQUEST']._serialized_end=1765
+  _globals['_CREATECONTAINERRESPONSE']._serialized_start=1767
+  _globals['_CREATECONTAINERRESPONSE']._serialized_end=1814
+  _globals['_REMOVECONTAINERREQUEST']._serialized_start=1816
+  _globals['_REMOVECONTAINERREQUEST']._serialized_end=1862
+  _globals['_CONTAINERFILTER']._serialized_start=1864
+  _globals['_CONTAINERFILTER']._serialized_end=1893
+  _globals['_LISTCONTAINERSREQUEST']._serialized_start=1895
+  _globals['_LISTCONTAINERSREQUEST']._serialized_end=1963
+  _globals['_CONTAINER']._serialized_start=1965
+  _globals['_CONTAINER']._serialized_end=2012
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=2014
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=2081
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_start=2083
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_end=2190
+  _globals['_UPDATEPODSANDBOXRESOURCESREQUEST']._serialized_start=2193
+  _globals['_UPDATEPODSANDBOXRESOURCESREQUEST']._serialized_end=2362
+  _globals['_RESTOREPODREQUEST']._serialized_start=2364
+  _globals['_RESTOREPODREQUEST']._serialized_end=2485
+  _globals['_RESTOREDCONTAINER']._serialized_start=2487
+  _globals['_RESTOREDCONTAINER']._serialized_end=2528
+  _globals['_RESTOREPODRESPONSE']._serialized_start=2530
+  _globals['_RESTOREPODRESPONSE']._serialized_end=2634
 # @@protoc_insertion_point(module_scope)

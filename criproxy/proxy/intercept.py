@@ -63,11 +63,16 @@ class Counters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a reload may change. With `dry_run`, what would be rewritten is logged, and the bytes that came go on."""
+    """What a reload may change. With `dry_run`, what would be placed is logged, and the bytes that came go on;
+    pods that are in the box already, from a run before, are kept there.
+
+    `closed`: why no new offline pod is let in now; "": it is.
+    """
 
     enabled: bool
     rules: OfflineRules
     dry_run: bool = False
+    closed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +149,14 @@ class HookInterceptor:
             place = _place(request.pod)
         except ValueError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
+        closed = self.settings.closed
         if self.settings.dry_run:
+            if closed:
+                self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=closed)
             self._rewrite(request, pod, place.in_box, why, None, event="would_rewrite")
             return Forward(message, self._learn_sandbox(request, pod, None))
+        if closed:
+            return self._refuse(request, pod, FAILED_PRECONDITION, "closed", f"{closed}; kubelet tries again by itself")
         try:
             await self._admission.admit(place, request.pod_memory_bytes)
         except AdmissionError as error:
@@ -185,7 +195,7 @@ class HookInterceptor:
             return Forward(message)
         if sandbox is None or sandbox.placement is None:
             return Forward(message)
-        if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+        if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES and not self.settings.dry_run:
             await self._update_pod(sandbox.pod, sandbox.placement, request.pod_memory_bytes)
         return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", None)
 
@@ -215,7 +225,8 @@ class HookInterceptor:
         except Exception as error:
             self._log.exception("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation)
             return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
-        self._counters.on_rewrite(request.operation)
+        if event == "rewrite":
+            self._counters.on_rewrite(request.operation)
         self._log.info(
             event, pod=str(pod), pod_uid=pod.uid, method=request.operation, offline_because=why, changes=entries
         )

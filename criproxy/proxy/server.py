@@ -170,20 +170,24 @@ class ProxyServer:
     """The gRPC server on `listen`, in front of `carrier`. `start` raises SocketError."""
 
     def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
+        self._carrier = carrier
         self._listen = listen
-        self._server: Any = aio.server(handlers=(carrier,), options=SERVER_OPTIONS)
+        self._server: Any = None
 
     async def start(self) -> None:
         self._listen.claim()
+        # Not before: a server that is made and never stopped can hold up the interpreter's end.
+        self._server = aio.server(handlers=(self._carrier,), options=SERVER_OPTIONS)
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
         except RuntimeError as error:
+            await self._server.stop(None)
             raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
         await self._server.start()
         self._listen.publish()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new call, give those in flight `grace_s` to end, cancel the rest."""
+        """Take no new call, give those in flight `grace_s` to end, cancel the rest. Only after a `start`."""
         self._listen.release()
         await self._server.stop(grace_s)

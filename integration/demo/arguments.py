@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--trace",
         type=Path,
         metavar="CSV",
-        help="your own usage: columns id,t,u (t in seconds), gzip too; its first 24 h",
+        help="your own usage: columns id,t,u (t in seconds), gzip too; its first 24 h, scaled to this machine",
     )
     parser.add_argument("--trace-id", metavar="ID", help="which series of the trace (default: its first)")
     parser.add_argument("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")

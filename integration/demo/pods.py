@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
+from integration.demo import DemoError
 from integration.demo.load import START_FILE
 from integration.demo.meter import cpu_controller, set_shares
 from integration.lab import cri_client_pb2 as cri
@@ -114,9 +115,12 @@ def cgroup_of(pid: int) -> str:
 
 
 def begin(client: CriClient, online: Container, lead_s: float) -> float:
-    """Tell the online container when its play begins, and return that (CLOCK_MONOTONIC). Raises grpc.RpcError."""
+    """Tell the online container when its play begins, and return that (CLOCK_MONOTONIC).
+
+    Raises grpc.RpcError, or DemoError when the container does not take it.
+    """
     start_us = int((time.time() + lead_s) * 1e6)
     answer = client.exec_sync(online, ("sh", "-c", f"echo {start_us} >{START_FILE}"))
     if answer.exit_code != 0:
-        raise RuntimeError(f"the online container does not take its start: {answer.stderr.decode().strip()}")
+        raise DemoError(f"The online container does not take its start: {answer.stderr.decode().strip()}")
     return time.monotonic() + start_us / 1e6 - time.time()

@@ -66,8 +66,13 @@ class Stage:
 
 
 def half_life_s(play: Play) -> float:
-    """The predictor's default half-life, compressed as the day is, as far as criproxy takes it."""
-    return max(_HALF_LIFE_S / play.compression, _LEAST_HALF_LIFE_S)
+    """The predictor's default half-life, compressed as the trace is, as far as criproxy takes it; never stretched."""
+    return max(_HALF_LIFE_S / max(play.compression, 1.0), _LEAST_HALF_LIFE_S)
+
+
+def raise_after_s(play: Play) -> float:
+    """How long a small raise of the limit waits: the default, compressed likewise."""
+    return _RAISE_AFTER_S / max(play.compression, 1.0)
 
 
 @contextmanager
@@ -104,9 +109,11 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
 
 
 def _config(address: str, play: Play) -> dict[str, dict[str, object]]:
+    """criproxy's defaults, but for what time compression needs: the calibrated predictor learns its margin for days."""
+    control = {"predictor": "histogram", "half_life_s": half_life_s(play), "raise_after_s": raise_after_s(play)}
     return {
         "colocation": {"enabled": True},
-        "control": {"half_life_s": half_life_s(play), "raise_after_s": _RAISE_AFTER_S / play.compression},
+        "control": control,
         "observe": {"address": address},
     }
 

@@ -89,13 +89,14 @@ def summarise(samples: Sequence[Sample], setting: Setting) -> Summary:
 
 
 def squeezes(samples: Sequence[Sample], least_cores: float) -> tuple[Squeeze, ...]:
-    """The runs of samples in which the limit only fell, by `least_cores` or more in all."""
+    """The runs of samples in which the limit only fell, by `least_cores` or more in all; a slow drift is none."""
+    step_cores = least_cores / 4
     found: list[Squeeze] = []
     run: Squeeze | None = None
     for before, after in pairwise(samples):
         if before.limit_cores is None or after.limit_cores is None or after.limit_cores > before.limit_cores:
             run = None
-        elif after.limit_cores < before.limit_cores:
+        elif after.limit_cores <= before.limit_cores - step_cores:
             if run is None or after.t_s - run.end_s > 2 * (after.t_s - before.t_s) + 1:
                 run = Squeeze(before.t_s, after.t_s, before.limit_cores, after.limit_cores)
                 found.append(run)
@@ -126,7 +127,7 @@ def in_words(summary: Summary, setting: Setting) -> tuple[str, ...]:
     """The summary, one sentence or two per line."""
     return (
         f"Offline work got {summary.offline_core_s:.1f} core-seconds in {setting.seconds:g} s: "
-        f"{summary.idle_share:.0%} of the {summary.idle_core_s:.1f} that online left idle on "
+        f"{summary.idle_share:.0%} of the {summary.idle_core_s:.1f} that all else left idle on "
         f"{setting.capacity_cores:g} cores.",
         f"Online wanted {summary.wanted_core_s:.1f} core-seconds and used {summary.online_core_s:.1f} "
         f"({summary.online_share:.0%}); {_shortfall(summary)}",

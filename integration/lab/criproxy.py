@@ -6,7 +6,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ class Criproxy:
     `socket` is where kubelet connects, `log` its log, `address` its HTTP address (host:port).
     """
 
-    def __init__(self, directory: Path, runtime: Path, config: Config | None = None) -> None:
+    def __init__(
+        self, directory: Path, runtime: Path, config: Config | None = None, python: Path = Path(sys.executable)
+    ) -> None:
         """Raises LabError when the directory's name is too long for sockets."""
         self.directory = directory.absolute()
         self.log = self.directory / "criproxy.log"
@@ -35,6 +37,7 @@ class Criproxy:
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.config_file = self.directory / "criproxy.toml"
         self._runtime = runtime.absolute()
+        self._python = python
         self._process: Process | None = None
         self.configure(config or {})
 
@@ -50,13 +53,16 @@ class Criproxy:
         unseen.write_text(config if isinstance(config, str) else _toml_file(self._complete(config)))
         unseen.rename(self.config_file)
 
-    def start(self, until_ready: bool = True) -> None:
+    def start(
+        self, until_ready: bool = True, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         """Start it and return once it is ready; without `until_ready`, once it listens (the runtime may be away).
 
-        Raises LabError when it ends, or after a minute.
+        `options` are added to its command line, `env` to its environment. Raises LabError when it ends, or after a
+        minute.
         """
-        command: list[str | Path] = [sys.executable, "-m", "criproxy", "run", "--config", self.config_file]
-        self._process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
+        command: list[str | Path] = [self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
+        self._process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT), **(env or {})})
         if until_ready:
             self._process.wait_until(self.is_ready, START_S, "readiness")
         else:
@@ -77,6 +83,11 @@ class Criproxy:
         """Stop and start."""
         self.stop()
         self.start()
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; -N after signal N. Raises LabError when it was not started."""
+        return self._running().exit_status
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.is_alive()

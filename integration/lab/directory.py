@@ -48,15 +48,17 @@ def socket_path(directory: Path, name: str) -> Path:
 def claimed(base: Path = BASE) -> Iterator[Path]:
     """A new directory that `abandoned` does not name while this process lives. It is its user's to clean."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="", dir=base))
-    with (directory / "lock").open("w") as lock:
+    unseen = Path(tempfile.mkdtemp(prefix=".", dir=base))  # until it is locked: else it would look abandoned
+    directory = base / unseen.name[1:]
+    with (unseen / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the process, and children don't inherit it
+        unseen.rename(directory)
         yield directory
 
 
 def abandoned(base: Path = BASE) -> list[Path]:
     """The directories whose owner has died without cleaning up."""
-    return [directory for directory in sorted(base.glob("*/")) if not _has_owner(directory)]
+    return [directory for directory in sorted(base.glob("[!.]*/")) if not _has_owner(directory)]
 
 
 def _has_owner(directory: Path) -> bool:

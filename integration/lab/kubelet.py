@@ -175,12 +175,12 @@ class Kubelet:
         return pod
 
     def wait_gone(self, pod: PodStatus) -> None:
-        """Wait until kubelet knows a removed pod no more and its cgroup is gone. Raises LabError after a minute."""
+        """Wait until kubelet knows a removed pod no more and has removed its cgroup. Raises LabError after a minute."""
         own = f"pod{pod.uid}"
 
         def gone() -> bool:
             # Beside v1, runc makes cgroups in v2 too, which kubelet does not know and leaves.
-            directories = Tree(self.cgroup_root).directories([version()])
+            directories = Tree(f"{self.cgroup_root.rstrip('/')}/kubepods").directories([version()])
             return pod.name not in self.pods() and not any(directory.name == own for directory in directories)
 
         self._running().wait_until(gone, POD_S, f"pod {pod.name} to go", POLL_S)
@@ -306,7 +306,7 @@ def _kubelets() -> list[tuple[int, list[str]]]:
 
 def _refuse_beside_foreign() -> None:
     for pid, argv in _kubelets():
-        if not any(arg.startswith("--hostname-override=criproxy-lab-") for arg in argv):
+        if not any(arg.startswith("--hostname-override=criproxy-lab-") or arg == "--help" for arg in argv):
             raise LabError(f"a kubelet runs here (pid {pid}), and the lab's would remove its pods' logs: stop it first")
 
 

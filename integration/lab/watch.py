@@ -17,7 +17,7 @@ INTERVAL_S = 1.0
 REPORT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Incarnation:
     """A sandbox or container as the runtime lists it; `attempt` counts those before it."""
 
@@ -45,7 +45,9 @@ def lives(client: CriClient) -> dict[str, Life]:
         found = Incarnation(pod.id, pod.metadata.attempt, pod.state == cri.PodSandboxState.SANDBOX_READY)
         pods.setdefault(pod.metadata.uid, []).append(found)
     return {
-        uid: Life(_sorted(sandboxes), _sorted([c for sandbox in sandboxes for c in containers.get(sandbox.id, [])]))
+        uid: Life(
+            tuple(sorted(sandboxes)), tuple(sorted(c for sandbox in sandboxes for c in containers.get(sandbox.id, [])))
+        )
         for uid, sandboxes in pods.items()
     }
 

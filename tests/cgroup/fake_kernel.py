@@ -54,7 +54,7 @@ class OomKill(BaseException):
 
 
 class FakeKernel(Tree):
-    """`version` 1 or 2; `lacks` names files that this kernel does not have."""
+    """`version` 1 or 2; `lacks` names files that this kernel does not have. `cpuset_v2_mode`: the mount option."""
 
     def __init__(self, root: Path, version: int, lacks: tuple[str, ...] = ()) -> None:
         self.root, self.version, self.lacks = str(root), version, lacks
@@ -62,6 +62,7 @@ class FakeKernel(Tree):
         self.cache: dict[str, int] = {}
         self.writes: list[tuple[str, str]] = []
         self.contested: set[str] = set()
+        self.cpuset_v2_mode = False
         (root / "self").mkdir()
         (root / "self/mountinfo").write_text(self._mountinfo())
         (root / "meminfo").write_text(MEMINFO)
@@ -72,7 +73,9 @@ class FakeKernel(Tree):
             Path(root, "cpuset/cpuset.mems").write_text("0")
         else:
             self._populate(f"{root}/cg", None, controllers="cpu io memory misc")
-            Path(root, "cg/cpu.stat").write_text("usage_usec 9000000")
+            ticks = 31 * os.sysconf("SC_CLK_TCK") // 2
+            (root / "stat").write_text(f"cpu 1 2 3 {ticks} {ticks} 0 0 0 0 0\ncpu0 0\ncpu1 0\ncpu2 0\ncpu3 0\nintr 7\n")
+            (root / "uptime").write_text("10.00 29.00\n")
 
     def file(self, path: str) -> str:
         return Path(self.root, path).read_text().strip()
@@ -80,6 +83,13 @@ class FakeKernel(Tree):
     def by_hand(self, path: str, value: str) -> None:
         """Somebody else writes a file."""
         Path(self.root, path).write_text(value)
+
+    def plug(self, cpus: str) -> None:
+        """CPUs come and go (v1): the root has those there are, all below it lose those that have gone."""
+        self.by_hand("cpuset/cpuset.cpus", cpus)
+        for directory in self.below(f"{self.root}/cpuset")[1:]:
+            left = sorted(_numbers(super().read(f"{directory}/cpuset.cpus")) & _numbers(cpus))
+            Path(directory, "cpuset.cpus").write_text(",".join(map(str, left)))
 
     # --- what the kernel does --------------------------------------------------------------------------------------
 
@@ -151,8 +161,14 @@ class FakeKernel(Tree):
         return value
 
     def _cpuset(self, directory: str, name: str, value: str) -> str:
-        if not (Path(directory).parent / name).read_text().strip():
+        if self.cpuset_v2_mode:
+            return value
+        parent = _numbers((Path(directory).parent / name).read_text())
+        if not parent or not _numbers(value) <= parent:
             raise _error(errno.EACCES, f"{directory}/{name}")
+        for child in self.children(directory):
+            if not _numbers(Path(directory, child, name).read_text()) <= _numbers(value):
+                raise _error(errno.EBUSY, f"{directory}/{name}")
         return value
 
     def _limit(self, directory: str, name: str, value: str) -> str:
@@ -222,6 +238,11 @@ class FakeKernel(Tree):
         options = {"systemd": "xattr,name=systemd"}
         lines = [f"1 0 0:1 / {self.root}/{h} rw - cgroup cgroup rw,{options.get(h, h)}" for h in V1 if h != "unified"]
         return "\n".join([*lines, f"9 0 0:9 / {self.root}/unified rw - cgroup2 cgroup2 rw", ""])
+
+
+def _numbers(text: str) -> set[int]:
+    ends = [part.partition("-") for part in text.split(",") if part.strip()]
+    return {number for first, _, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
 def _error(number: int, what: str) -> CgroupError:

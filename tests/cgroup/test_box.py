@@ -229,6 +229,16 @@ def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, 
     assert driver.pods("/offline") == ("poda",)
 
 
+def test_adopt_lifted_never_bounds_the_box(box: Box, driver: FakeDriver) -> None:
+    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": 0}
+
+    run(lambda: box.adopt(parse_box("/offline"), lifted=True))
+
+    assert driver.boxes["/offline"] == LIFTED
+    assert box.state().pods == ("poda",)
+    assert [entry for entry in driver.log if entry[0] == "write"] == [("write", "/offline")]
+
+
 def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 0))
     box.forget("poda")

@@ -65,6 +65,12 @@ def test_node_working_set_leaves_out_inactive_page_cache() -> None:
     assert files.node_working_set_bytes(text) == 500 * 1024
 
 
+def test_busy_cpu_seconds_are_what_no_cpu_idled() -> None:
+    stat = "cpu  900 0 900 1500 100 7 7 7 0 0\ncpu0 1\ncpu1 2\nintr 8 9\nctxt 3\n"
+
+    assert files.busy_cpu_seconds(stat, "10.25 15.00\n", 100) == 2 * 10.25 - 16.0
+
+
 @pytest.mark.parametrize(("cores", "quota_us"), [(0.0, 1000), (0.001, 1000), (0.5, 50_000), (1.23456, 123_456)])
 def test_quota_is_in_the_kernels_range(cores: float, quota_us: int) -> None:
     assert files.quota_us(cores) == quota_us

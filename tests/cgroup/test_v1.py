@@ -105,3 +105,79 @@ def test_hierarchical_memory_is_switched_on_where_the_kernel_leaves_it_off(
 
     assert kernel.file(f"memory{BOX}/memory.use_hierarchy") == "1"
     assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(NO_LIMIT_V1)
+
+
+# --- CPUs that come and go ---------------------------------------------------------------------------------------
+
+
+def cpus(kernel: FakeKernel, *paths: str) -> list[str]:
+    return [kernel.file(f"cpuset{path}/cpuset.cpus") for path in paths]
+
+
+@pytest.fixture
+def container(kernel: FakeKernel, driver: CgroupDriver) -> str:
+    """A container, with all of the box's CPUs, as runc gives them."""
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, 0)
+    path = f"{POD}/container"
+    kernel.mkdir(f"{kernel.root}/cpuset{path}")
+    kernel.by_hand(f"cpuset{path}/cpuset.cpus", "0-3")
+    kernel.by_hand(f"cpuset{path}/cpuset.mems", "0")
+    return path
+
+
+def test_cpus_that_come_are_the_boxs_too(kernel: FakeKernel, driver: CgroupDriver, container: str) -> None:
+    kernel.plug("0-5")
+    kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-5")
+
+    driver.ensure(BOX)
+
+    assert cpus(kernel, BOX, POD, container) == ["0-5"] * 3
+
+
+def test_cpus_that_went_and_come_back_are_the_boxs_again(
+    kernel: FakeKernel, driver: CgroupDriver, container: str
+) -> None:
+    kernel.plug("0-1")
+    driver.ensure(BOX)
+    without = cpus(kernel, BOX, POD, container)
+    kernel.plug("0-3")
+    kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-3")
+
+    driver.ensure(BOX)
+
+    assert without == ["0,1"] * 3
+    assert cpus(kernel, BOX, POD, container) == ["0-3"] * 3
+
+
+def test_cpus_that_are_others_now_are_reached_over_the_union(
+    kernel: FakeKernel, driver: CgroupDriver, container: str
+) -> None:
+    kernel.cpuset_v2_mode = True  # else the kernel does not let the parent go first
+    kernel.by_hand("cpuset/kubelet/cpuset.cpus", "2-5")
+    kernel.writes.clear()
+
+    driver.ensure(BOX)
+
+    paths = [BOX, POD, container]
+    up, down = [(path, "0-5") for path in paths], [(path, "2-5") for path in reversed(paths)]
+    written = [(file.removeprefix(f"{kernel.root}/cpuset").rpartition("/")[0], text) for file, text in kernel.writes]
+    assert written == up + down
+
+
+def test_cpus_that_a_container_was_given_stay(kernel: FakeKernel, driver: CgroupDriver, container: str) -> None:
+    kernel.by_hand(f"cpuset{container}/cpuset.cpus", "2")
+    kernel.plug("0-5")
+    kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-5")
+
+    driver.ensure(BOX)
+
+    assert cpus(kernel, BOX, POD, container) == ["0-5", "0-5", "2"]
+
+
+def test_cpus_that_stay_are_not_written_again(kernel: FakeKernel, driver: CgroupDriver, container: str) -> None:
+    kernel.writes.clear()
+
+    driver.ensure(BOX)
+
+    assert kernel.writes == []

@@ -11,6 +11,7 @@ from criproxy.config import Config, Loaded, load, restart_keys
 from criproxy.config.example import render
 from criproxy.config.load import MAX_FILE_BYTES, parse
 from criproxy.config.schema import conflicts, settings, value_of
+from criproxy.control.schedule import Window
 from criproxy.hooks.offline import Rule, Subject, Test
 from criproxy.model import Pod, PodRef
 
@@ -187,6 +188,89 @@ def test_presets_are_asked_beside_the_rules() -> None:
     assert rules.why(Pod(ref, {"koordinator.sh/qosClass": "BE"})) is not None
     assert rules.why(Pod(ref, {"colocation.criproxy.io/class": "offline"})) is not None
     assert rules.why(Pod(ref, {}, {"mixer.kubernetes.io/app-class": "greedy"})) is None
+
+
+SCHEDULE = '[control]\npolicy = "schedule"\n[schedule]\n'
+
+
+def scheduled(table: str, more: str = "") -> Loaded:
+    return read(f"{SCHEDULE}windows = [{table}]\n{more}")
+
+
+@pytest.mark.parametrize(
+    ("table", "window"),
+    [
+        pytest.param('{start = "22:00", end = "06:00", policy = "off"}',
+                     Window("mon-sun 22:00-06:00", frozenset(range(7)), 1320, 360, "off"), id="every-day"),
+        pytest.param('{days = "mon-fri", start = "00:00", end = "24:00", policy = "dynamic"}',
+                     Window("mon-fri 00:00-24:00", frozenset(range(5)), 0, 1440, "dynamic"), id="workdays"),
+        pytest.param('{days = "sat-mon,wed", start = "00:30", end = "01:00", policy = "off"}',
+                     Window("sat-mon,wed 00:30-01:00", frozenset({5, 6, 0, 2}), 30, 60, "off"), id="over-the-week"),
+        pytest.param('{days = "tue", start = "09:00", end = "10:00", policy = "static", cores = 2, bytes = 4_194_304}',
+                     Window("tue 09:00-10:00", frozenset({1}), 540, 600, "static"), id="static"),
+    ],
+)  # fmt: skip
+def test_window_that_is_valid_is_taken(table: str, window: Window) -> None:
+    loaded = scheduled(table)
+    assert loaded.errors == ()
+    assert [each.window for each in loaded.config.schedule.windows] == [window]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param('{start = "22:00", end = "06:00"}', id="no-policy"),
+        pytest.param('{start = "22:00", policy = "off"}', id="no-end"),
+        pytest.param('{start = "22:00", end = "22:00", policy = "off"}', id="no-time"),
+        pytest.param('{start = "24:00", end = "06:00", policy = "off"}', id="begins-at-24"),
+        pytest.param('{start = "22:00", end = "00:00", policy = "off"}', id="ends-at-0"),
+        pytest.param('{start = "9:00", end = "10:00", policy = "off"}', id="one-digit"),
+        pytest.param('{start = "09:60", end = "10:00", policy = "off"}', id="minute-60"),
+        pytest.param('{start = 09:00:00, end = "10:00", policy = "off"}', id="a-toml-time"),
+        pytest.param('{days = "weekend", start = "09:00", end = "10:00", policy = "off"}', id="no-day"),
+        pytest.param('{days = "mon-", start = "09:00", end = "10:00", policy = "off"}', id="half-a-range"),
+        pytest.param('{start = "09:00", end = "10:00", policy = "dynamic", cores = 2}', id="limits-that-nobody-uses"),
+        pytest.param('{start = "09:00", end = "10:00", policy = "static", cores = 0, bytes = 4_194_304}', id="zero"),
+        pytest.param('"nights"', id="no-table"),
+    ],
+)
+def test_window_that_is_invalid_is_one_error_and_the_others_stay(table: str) -> None:
+    loaded = scheduled('{start = "00:00", end = "01:00", policy = "dynamic"}, ' + table)
+    assert keys(loaded) == ["schedule.windows[1]"]
+    assert [each.window.name for each in loaded.config.schedule.windows] == ["mon-sun 00:00-01:00"]
+
+
+def test_window_that_is_invalid_is_told_with_an_example() -> None:
+    (error, _) = scheduled('{start = "09:00", end = "09:00", policy = "off"}').errors
+    assert "it ends when it begins" in error.problem
+    assert error.remedy.startswith('write, for example, { days = "mon-fri", start = "22:00"')
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "told"),
+    [
+        pytest.param("", "control.policy", "needs schedule.windows", id="no-windows"),
+        pytest.param('windows = [{start = "00:00", end = "01:00", policy = "dynamic"}]\ntime_zone = "Europe/Nowhere"',
+                     "schedule.time_zone", "no such time zone", id="no-such-zone"),
+        pytest.param('windows = [{start = "00:00", end = "01:00", policy = "dynamic"}]\ntime_zone = "../etc/passwd"',
+                     "schedule.time_zone", "no such time zone", id="a-path"),
+        pytest.param('windows = [{start = "00:00", end = "01:00", policy = "dynamic"}]\ntime_zone = "Europe"',
+                     "schedule.time_zone", "no such time zone", id="a-folder"),
+        pytest.param('windows = [{start = "00:00", end = "01:00", policy = "static", cores = 1}]',
+                     "schedule.windows", "mon-sun 00:00-01:00 is static", id="static-without-memory"),
+        pytest.param('outside = "static"\nwindows = [{start = "00:00", end = "01:00", policy = "off"}]',
+                     "schedule.outside", "has no limits", id="static-outside"),
+    ],
+)  # fmt: skip
+def test_schedule_that_does_not_go_together_is_an_error(text: str, key: str, told: str) -> None:
+    loaded = read(SCHEDULE + text)
+    assert keys(loaded) == [key]
+    assert told in loaded.errors[0].problem
+    assert list(conflicts(loaded.config)) == []
+
+
+def test_schedule_that_is_not_used_is_not_asked_for_limits() -> None:
+    assert read('[schedule]\noutside = "static"').errors == ()
 
 
 @pytest.mark.parametrize(

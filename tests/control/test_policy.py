@@ -17,7 +17,7 @@ from criproxy.control.policy import (
     decide,
     safe_limits,
 )
-from criproxy.model import UNLIMITED, Limits, Prediction, Snapshot
+from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, Prediction, Snapshot
 
 no_deadline = hypothesis_settings(deadline=None)
 
@@ -27,11 +27,11 @@ MEMORY = DynamicSettings(floor=GIB, watermark_ratio=0.9)
 SETTINGS = PolicySettings(CPU, MEMORY)
 
 
-def snapshot(t_s=1000.0, capacity=4.0, online=1.0):
+def snapshot(t_s=1000.0, capacity=4.0, online=1.0, capacity_bytes=16 * GIB):
     return Snapshot(
         t_s=t_s,
         capacity_cores=capacity,
-        capacity_bytes=16 * GIB,
+        capacity_bytes=capacity_bytes,
         node_cores=2.0,
         node_bytes=5 * GIB,
         box_cores=1.0,
@@ -46,9 +46,9 @@ def holding(limit, since_s=0.0):
     return PolicyState(cpu=ResourceState(limit, since_s))
 
 
-def cpu(taken, predicted, state=PolicyState(), settings=CPU, note=""):  # noqa: B008
+def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None):  # noqa: B008, PLR0917
     prediction = Prediction(predicted, float(4 * GIB), note, "")
-    decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY))
+    decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY), guard)
     return decision.limits.cpu_cores, decision.cpu_reason, after.cpu
 
 
@@ -148,6 +148,152 @@ def test_decide_a_limit_below_a_new_floor_is_raised_at_once():
     assert (limit, after.changed_s) == (0.1, 1000.0)
 
 
+# --- the guard's ceiling ---
+
+
+def squeezed_to(limit, given):
+    return PolicyState(cpu=ResourceState(limit, 0.0, given))
+
+
+@pytest.mark.parametrize(
+    ("state", "ceiling", "limit", "reason"),
+    [
+        pytest.param(holding(1.3), 0.5, 0.5, "lowered 1.30 cores -> 0.50 cores: the guard's ceiling (online waits), "
+                     "below what the policy gives, 1.30 cores: 4.00 cores x 0.90 - predicted 2.30 cores", id="lowers"),
+        pytest.param(PolicyState(), 0.5, 0.5, "set to 0.50 cores: the guard's ceiling (online waits), "
+                     "below what the policy gives, 1.30 cores: 4.00 cores x 0.90 - predicted 2.30 cores", id="first"),
+        pytest.param(holding(1.3), 0.01, 0.1, "lowered 1.30 cores -> 0.10 cores: the guard's ceiling (online waits), "
+                     "below what the policy gives, 1.30 cores: 4.00 cores x 0.90 - predicted 2.30 cores", id="floor"),
+        pytest.param(squeezed_to(1.3, 0.5), 0.51, 0.51, "raised 0.50 cores -> 0.51 cores: the guard's ceiling (online "
+                     "waits), below what the policy gives, 1.30 cores: 4.00 cores x 0.90 - predicted 2.30 cores",
+                     id="recovers-by-less-than-the-threshold"),
+        pytest.param(squeezed_to(1.3, 0.5), 9.0, 1.3, "raised 0.50 cores -> 1.30 cores: 4.00 cores x 0.90 - predicted "
+                     "2.30 cores", id="is-over"),
+        pytest.param(holding(1.3), math.nan, 1.3, "held at 1.30 cores: 4.00 cores x 0.90 - predicted 2.30 cores",
+                     id="not-a-number"),
+    ],
+)  # fmt: skip
+def test_decide_guard_case_gives_limit_and_reason(state, ceiling, limit, reason):
+    decided, words, after = cpu(snapshot(), 2.3, state, guard=GuardCeiling(ceiling, "online waits"))
+    assert (decided, words) == (pytest.approx(limit), reason)
+    assert (after.limit, after.given) == (pytest.approx(1.3), decided)
+
+
+def test_decide_guard_that_squeezes_does_not_make_the_law_forget_or_wait():
+    """The law goes on beneath the ceiling, so that its end is its own matter."""
+    state, guard = holding(1.0, 999.0), GuardCeiling(0.2, "x")
+    for t_s in range(1000, 1100):
+        _, _, after = cpu(snapshot(float(t_s)), 2.3, state, guard=guard)
+        state = PolicyState(cpu=after)
+    assert (after.limit, after.given) == (pytest.approx(1.3), 0.2)
+    assert cpu(snapshot(1100.0), 2.3, state)[0] == pytest.approx(1.3)
+
+
+def test_decide_guard_squeezes_a_static_limit_too_and_lets_go_of_it():
+    static = StaticSettings(1.5, floor=0.1)
+    limit, words, after = cpu(snapshot(), 1.0, PolicyState(), static, guard=GuardCeiling(0.4, "online waits"))
+    assert limit == 0.4
+    assert words.endswith("what the policy gives, 1.50 cores: static, as configured: 1.50 cores")
+    limit, words, _ = cpu(snapshot(1001.0), 1.0, PolicyState(cpu=after), static)
+    assert (limit, words) == (1.5, "raised 0.40 cores -> 1.50 cores: static, as configured: 1.50 cores")
+
+
+def test_decide_guard_squeezes_a_box_without_a_limit():
+    static = StaticSettings(UNLIMITED, floor=0.1)
+    limit, words, after = cpu(snapshot(), 1.0, PolicyState(), static, guard=GuardCeiling(0.4, "online waits"))
+    assert (limit, "what the policy gives, no limit" in words) == (0.4, True)
+    assert cpu(snapshot(1001.0), 1.0, PolicyState(cpu=after), static)[0] is UNLIMITED
+
+
+def test_decide_guard_does_not_touch_memory():
+    state = PolicyState()
+    decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB), state, SETTINGS, GuardCeiling(0.01, "x"))
+    assert decision.limits.memory_bytes == int(8 * GIB)
+
+
+# --- the reserve, capacity and steps ---
+
+
+def test_decide_reserve_is_taken_off_and_named():
+    limit, words, _ = cpu(snapshot(), 1.0, settings=replace(CPU, reserve=1.5))
+    assert limit == pytest.approx(1.1)
+    assert words == "set to 1.10 cores: 4.00 cores x 0.90 - predicted 1.00 cores - reserve 1.50 cores"
+
+
+def test_decide_reserve_beyond_the_node_leaves_the_floor():
+    assert cpu(snapshot(), 0.0, settings=replace(CPU, reserve=99.0))[0] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "reason"),
+    [
+        (StaticSettings(3.0), 3.0, "static, as configured: 3.00 cores"),
+        (StaticSettings(3.0, reserve=1.0), 3.0, "static, as configured: 3.00 cores"),
+        (
+            StaticSettings(3.0, reserve=1.5),
+            2.5,
+            "all of 4.00 cores - reserve 1.50 cores, below static, as configured: 3.00 cores",
+        ),
+        (StaticSettings(9.0), 4.0, "all of 4.00 cores, below static, as configured: 9.00 cores"),
+        (StaticSettings(9.0, floor=0.2, reserve=4.0), 0.2, "all of 4.00 cores - reserve 4.00 cores, below static, as "
+         "configured: 9.00 cores"),
+        (StaticSettings(0.1, why="the floor, as the schedule is off"), 0.1,
+         "the floor, as the schedule is off: 0.10 cores"),
+    ],
+    ids=["as-configured", "beside-the-reserve", "less-the-reserve", "capacity", "floor", "off"],
+)  # fmt: skip
+def test_decide_static_case_gives_limit_and_reason(settings, limit, reason):
+    assert cpu(snapshot(), 1.0, PolicyState(), settings)[:2] == (limit, reason)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, PolicySettings(StaticSettings(3.0), StaticSettings(12 * GIB))])
+def test_decide_capacity_that_shrinks_lowers_both_limits_in_the_same_tick(settings):
+    _, state = decide(snapshot(), Prediction(0.5, 1.0 * GIB), PolicyState(), settings)
+    less = snapshot(1001.0, 1.0, 0.5, 4 * GIB)
+    decision, _ = decide(less, Prediction(0.5, 1.0 * GIB), state, settings)
+    assert decision.limits.cpu_cores <= 1.0
+    assert decision.limits.memory_bytes <= 4 * GIB
+    assert decision.cpu_reason.startswith("lowered")
+    assert decision.memory_reason.startswith("lowered")
+
+
+def test_decide_capacity_that_grows_raises_at_once_but_in_strides():
+    settings = replace(CPU, max_raise_ratio=0.1)
+    limit, words, _ = cpu(snapshot(capacity=8.0), 1.0, holding(2.6, 999.0), settings)
+    assert limit == pytest.approx(3.4)
+    assert words.endswith("8.00 cores x 0.90 - predicted 1.00 cores, at most 0.80 cores at a time")
+
+
+def test_decide_memory_moves_in_whole_mib_downwards():
+    predicted = 16 * GIB * 0.9 - (8 * GIB + 3 * 2**20 - 1)
+    decision, _ = decide(snapshot(), Prediction(1.0, predicted), PolicyState(), SETTINGS)
+    assert decision.limits.memory_bytes == 8 * GIB + 2 * 2**20
+
+
+def test_decide_memory_does_not_move_for_a_few_kib_each_second():
+    state, limits = PolicyState(), set()
+    for t_s in range(50):
+        prediction = Prediction(1.0, 6.4 * GIB + 2**19 + (t_s % 7) * 4096)
+        decision, state = decide(snapshot(float(t_s)), prediction, state, SETTINGS)
+        limits.add(decision.limits.memory_bytes)
+    assert limits == {8 * GIB - 2**20}
+
+
+# --- what a decision carries ---
+
+
+def test_decide_decision_carries_its_inputs():
+    settings = PolicySettings(replace(CPU, reserve=0.5, ceiling=3.0), StaticSettings(GIB), "window night (dynamic)")
+    guard = GuardCeiling(0.5, "online waits")
+    first, state = decide(snapshot(), Prediction(1.0, None, "careful"), PolicyState(), settings)
+    second, _ = decide(snapshot(1001.0), Prediction(1.0, None), state, settings, guard)
+    assert (first.before, second.before) == (None, first.limits)
+    assert (first.guard, second.guard) == (None, guard)
+    assert first.cpu_bounds == Bounds(floor=0.1, ceiling=3.0, reserve=0.5, watermark_ratio=0.9)
+    assert first.memory_bounds == Bounds(floor=0.0, ceiling=None, reserve=0.0, watermark_ratio=None)
+    assert (first.window, first.prediction.cpu_note) == ("window night (dynamic)", "careful")
+
+
 def test_decide_time_of_last_change_stays_while_held():
     assert cpu(snapshot(), 2.1, holding(1.5, 123.0))[2] == ResourceState(1.5, 123.0)
     assert cpu(snapshot(), 2.0, holding(1.5, 990.0))[2] == ResourceState(1.5, 990.0)
@@ -169,6 +315,9 @@ def test_safe_limits_are_floors_and_static_limits():
         {"watermark_ratio": 0.0},
         {"watermark_ratio": 1.01},
         {"watermark_ratio": math.nan},
+        {"reserve": -0.1},
+        {"reserve": math.nan},
+        {"reserve": math.inf},
     ],
     ids=str,
 )
@@ -189,20 +338,25 @@ laws = st.builds(
     floor=st.floats(0.01, 2.0),
     watermark_ratio=st.floats(0.1, 1.0),
     ceiling=st.none() | st.floats(2.0, 32.0),
+    reserve=st.just(0.0) | st.floats(0.0, 5.0),
     raise_threshold_ratio=st.floats(0.0, 1.0),
     raise_after_s=st.floats(0.0, 600.0),
     max_raise_ratio=st.none() | st.floats(0.001, 1.0),
 )
 
 
-def limit_of(taken, predicted, state, settings):
-    return cpu(taken, predicted, PolicyState(cpu=state), settings)[0]
+guards = st.none() | st.builds(GuardCeiling, st.floats(0.0, 16.0), st.just("online waits"))
+wild_guards = st.none() | st.builds(GuardCeiling, wild, st.just("online waits"))
+
+
+def limit_of(taken, predicted, state, settings, guard=None):
+    return cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard)[0]
 
 
 @no_deadline
-@given(st.tuples(wild, wild, wild), st.none() | wild, states, laws)
-def test_decide_on_anything_stays_within_floor_and_ceiling(numbers, predicted, state, settings):
-    limit = limit_of(snapshot(*numbers), predicted, state, settings)
+@given(st.tuples(wild, wild, wild), st.none() | wild, states, laws, wild_guards)
+def test_decide_on_anything_stays_within_floor_and_ceiling(numbers, predicted, state, settings, guard):
+    limit = limit_of(snapshot(*numbers), predicted, state, settings, guard)
     within = max(settings.ceiling or 0.0, settings.floor) if settings.ceiling else math.inf
     assert settings.floor <= limit <= within
 
@@ -221,12 +375,63 @@ def test_decide_on_what_is_not_known_gives_the_floor(capacity, online, predicted
 
 
 @no_deadline
-@given(st.tuples(cores, cores), st.tuples(cores, cores), states, laws)
-def test_decide_more_online_usage_never_gives_a_larger_box(now, more, state, settings):
+@given(st.tuples(cores, cores), st.tuples(cores, cores), states, laws, guards)
+def test_decide_more_online_usage_never_gives_a_larger_box(now, more, state, settings, guard):
     (online, predicted), (more_online, more_predicted) = now, more
-    limit = limit_of(snapshot(online=online), predicted, state, settings)
-    busier = limit_of(snapshot(online=online + more_online), predicted + more_predicted, state, settings)
+    limit = limit_of(snapshot(online=online), predicted, state, settings, guard)
+    busier = limit_of(snapshot(online=online + more_online), predicted + more_predicted, state, settings, guard)
     assert busier <= limit
+
+
+@no_deadline
+@given(st.tuples(cores, cores), states, laws, guards, st.floats(0.0, 16.0))
+def test_decide_a_lower_guard_never_gives_a_larger_box_and_none_gives_the_largest(usage, state, settings, guard, least):
+    predicted, taken = usage[1], snapshot(online=usage[0])
+    limit = limit_of(taken, predicted, state, settings, guard)
+    lower = GuardCeiling(min(least, guard.cores if guard else math.inf), "lower")
+    assert limit_of(taken, predicted, state, settings, lower) <= limit <= limit_of(taken, predicted, state, settings)
+    assert limit <= max(settings.floor, guard.cores if guard else math.inf)
+
+
+@no_deadline
+@given(st.lists(st.tuples(st.floats(0.1, 90.0), cores, guards), max_size=40), laws)
+def test_decide_any_past_of_the_guard_leaves_the_law_as_it_would_be(steps, settings):
+    with_guard = without = PolicyState()
+    t_s = 1000.0
+    for dt_s, predicted, guard in steps:
+        t_s += dt_s
+        _, _, squeezed = cpu(snapshot(t_s, online=0.0), predicted, with_guard, settings, guard=guard)
+        _, _, free = cpu(snapshot(t_s, online=0.0), predicted, without, settings)
+        with_guard, without = PolicyState(cpu=squeezed), PolicyState(cpu=free)
+        assert (squeezed.limit, squeezed.changed_s) == (free.limit, free.changed_s)
+
+
+@no_deadline
+@given(cores, st.tuples(st.floats(0.5, 64.0), st.floats(0.0, 64.0)), states, laws)
+def test_decide_less_capacity_never_gives_a_larger_box_in_the_first_tick(predicted, capacities, state, settings):
+    capacity, less = capacities[0], min(capacities)
+    if less > 0.0:
+        here = snapshot(capacity=capacity, online=0.0)
+        there = snapshot(capacity=less, online=0.0)
+        known = replace(settings, max_raise_ratio=None, raise_threshold_ratio=0.0)
+        assert limit_of(there, predicted, state, known) <= limit_of(here, predicted, state, known)
+        assert limit_of(there, predicted, state, settings) <= max(settings.floor, less)
+
+
+@no_deadline
+@given(cores, cores, states, laws)
+def test_decide_never_gives_the_reserve(predicted, online, state, settings):
+    limit = limit_of(snapshot(online=online), predicted, state, settings)
+    assert limit <= max(settings.floor, 4.0 - settings.reserve)
+
+
+@no_deadline
+@given(states, st.floats(0.001, 1.0), cores, laws)
+def test_decide_a_raise_is_at_most_a_stride(state, ratio, predicted, law):
+    settings = replace(law, max_raise_ratio=ratio)
+    limit = limit_of(snapshot(online=0.0), predicted, state, settings)
+    if state.limit is not None:
+        assert limit <= max(settings.floor, state.limit + max(0.01, 4.0 * ratio))
 
 
 @no_deadline

@@ -61,7 +61,9 @@ def test_summarise_of_too_few_samples_raises(count: int) -> None:
             (1.5, 1.0, *[1.0] * 5, 0.5), [Squeeze(0, 1, 1.5, 1.0), Squeeze(6, 7, 1.0, 0.5)], id="a long pause parts"
         ),
         pytest.param((1.5, 0.5, 1.5, 0.5), [Squeeze(0, 1, 1.5, 0.5), Squeeze(2, 3, 1.5, 0.5)], id="a raise parts"),
-        pytest.param((1.0, 0.95, 1.0), [], id="too small"),
+        pytest.param((1.0, 0.9, 1.0), [], id="too small"),
+        pytest.param((1.5, 1.48, 1.46, 0.5), [Squeeze(2, 3, 1.46, 0.5)], id="after a drift"),
+        pytest.param((1.5, 1.47, 1.44, 1.41, 1.38, 1.35, 1.32, 1.29), [], id="a drift"),
         pytest.param((None, 1.0, None, 0.1), [], id="no limit before"),
     ],
 )

@@ -1,6 +1,6 @@
 """Values that the tests of this folder show."""
 
-from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Bounds, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.status import (
     BoxStatus,
     ConfigStatus,
@@ -30,6 +30,9 @@ DECISION = Decision(
     prediction=Prediction(cpu_cores=2.1, memory_bytes=None),
     cpu_reason="lowered to 1.50 cores",
     memory_reason="not known",
+    cpu_bounds=Bounds(floor=0.1, ceiling=3.0, reserve=0.5, watermark_ratio=0.9),
+    memory_bounds=Bounds(floor=GIB, ceiling=None, reserve=0.0, watermark_ratio=None),
+    before=Limits(cpu_cores=2.0, memory_bytes=UNLIMITED),
 )
 SANDBOX = Sandbox("s1", PodRef("u1", "batch", "job\x1b[2J"), "/offline/podu1")
 STATUS = Status(

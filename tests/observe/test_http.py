@@ -1,5 +1,6 @@
 """The endpoints, over a real socket."""
 
+import dataclasses
 import http.client
 import io
 import json
@@ -11,14 +12,19 @@ import pytest
 import structlog
 from status_samples import STATUS
 
-from criproxy.observe import log
+from criproxy.observe import log, why
 from criproxy.observe.http import Endpoints, HttpServer, serve
 from criproxy.observe.status import from_json
+from criproxy.observe.why import Why
 
-WELL = Endpoints(metrics=lambda: b"m 1\n", unhealthy=lambda: None, unready=lambda: None, status=lambda: STATUS)
-ILL = Endpoints(
-    metrics=lambda: b"", unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff", status=lambda: STATUS
+WELL = Endpoints(
+    metrics=lambda: b"m 1\n",
+    unhealthy=lambda: None,
+    unready=lambda: None,
+    status=lambda: STATUS,
+    why=lambda asked_s: Why(asked_s, None, None),
 )
+ILL = dataclasses.replace(WELL, unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff")
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +62,8 @@ def ask(
         pytest.param(WELL, "/readyz?verbose", 200, b"ok\n", id="query"),
         pytest.param(ILL, "/healthz", 503, b"the loop hangs\n", id="unhealthy"),
         pytest.param(ILL, "/readyz", 503, b"no runtime \\udcff\n", id="unready"),
-        pytest.param(WELL, "/", 404, b"/metrics /healthz /readyz /status\n", id="root"),
-        pytest.param(WELL, "/../etc/passwd", 404, b"/metrics /healthz /readyz /status\n", id="path"),
+        pytest.param(WELL, "/", 404, b"/metrics /healthz /readyz /status /why\n", id="root"),
+        pytest.param(WELL, "/../etc/passwd", 404, b"/metrics /healthz /readyz /status /why\n", id="path"),
     ],
 )
 def test_path_answers(endpoints: Endpoints, path: str, status: int, body: bytes) -> None:
@@ -70,6 +76,20 @@ def test_status_is_json() -> None:
         status, body, headers = ask(port, "/status")
     assert (status, headers["Content-Type"]) == (200, "application/json")
     assert from_json(body.decode()) == STATUS
+
+
+@pytest.mark.parametrize(("query", "asked_s"), [("", None), ("?at=12.5", 12.5), ("?at=-1&x=2", -1.0)])
+def test_why_is_asked_for_the_moment(query: str, asked_s: float | None) -> None:
+    with serving(WELL) as port:
+        status, body, headers = ask(port, f"/why{query}")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert why.from_json(body.decode()) == Why(asked_s, None, None)
+
+
+@pytest.mark.parametrize("query", ["?at=noon", "?at=nan", "?at=inf", "?at=1&at=2"])
+def test_why_of_no_moment_is_a_bad_request(query: str) -> None:
+    with serving(WELL) as port:
+        assert ask(port, f"/why{query}")[:2] == (400, b"at is a moment in seconds since 1970\n")
 
 
 def test_metrics_carry_the_type_that_prometheus_asks_for() -> None:
@@ -94,7 +114,7 @@ def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.String
     def fail() -> bytes:
         raise RuntimeError("secret")
 
-    with serving(Endpoints(fail, lambda: None, lambda: None, lambda: STATUS)) as port:
+    with serving(dataclasses.replace(WELL, metrics=fail)) as port:
         status, body, _ = ask(port, "/metrics")
         assert (status, b"secret" in body) == (500, False)
         assert ask(port, "/healthz")[0] == 200

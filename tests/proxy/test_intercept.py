@@ -170,7 +170,19 @@ def test_start_offline_pod_goes_to_the_box(service: str) -> None:
     assert config.linux.cgroup_parent == BOXED.encode()
     assert [(e.key, e.value) for e in config.annotations] == [(PLACEMENT_ANNOTATION.encode(), BOXED.encode())]
     assert bench.box.admitted == [(BOXED, 1024)]
+    assert bench.box.forgotten == ["pod1"]
     assert [s.placement for s in bench.inventory.placed] == [BOXED]
+
+
+def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True), "old")
+    bench.send(V1 + "RunPodSandbox", run_request(True))
+    bench.send(
+        V1 + "RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=b"old").SerializeToString(), answer=b""
+    )
+    assert [s.id for s in bench.removed] == ["old"]
+    assert bench.box.forgotten == ["pod1"], "the second start is not over"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +207,7 @@ def test_start_other_pod_passes_as_the_bytes_that_came(enabled: bool, message: b
         pytest.param("/elsewhere/pod1", "", 9, "no_place", id="parent-not-of-kubelet"),
         pytest.param("", "", 9, "no_place", id="no-parent"),
         pytest.param("/kubepods/../pod1", "", 9, "no_place", id="path-like"),
+        pytest.param("/kubepods/besteffort/pod2", "", 9, "no_place", id="parent-of-another-pod"),
         pytest.param(KUBELET, "the box is closed", 9, "not_admitted", id="box-closed"),
     ],
 )
@@ -361,3 +374,13 @@ def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.box.admitted == []
     assert bench.inventory.placed == ()
+    assert bench.counters.rewrites == []
+
+
+def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
+    assert bench.box.resized == []

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from criproxy.model import PLACEMENT_ANNOTATION, PodRef, Sandbox
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.inventory import Inventory
@@ -10,10 +12,11 @@ POD = PodRef("1", "batch", "job")
 PLACE = "/offline/pod1"
 
 
-def _sandboxes(*ids: str) -> bytes:
-    entry = cri.StringEntry(key=PLACEMENT_ANNOTATION.encode(), value=PLACE.encode())
+def _sandboxes(*ids: str, placement: str = PLACE) -> bytes:
+    metadata = cri.PodSandboxMetadata(uid=b"1", namespace=b"batch", name=b"job")
+    entry = cri.StringEntry(key=PLACEMENT_ANNOTATION.encode(), value=placement.encode())
     return cri.ListPodSandboxResponse(
-        items=[cri.PodSandbox(id=i.encode(), annotations=[entry]) for i in ids]
+        items=[cri.PodSandbox(id=i.encode(), metadata=metadata, annotations=[entry]) for i in ids]
     ).SerializeToString()
 
 
@@ -93,3 +96,34 @@ def test_placement_without_a_cgroup_is_not_believed() -> None:
         return inventory
 
     assert asyncio.run(go()).placed == ()
+
+
+@pytest.mark.parametrize(
+    "placement",
+    ["/", "/kubepods/pod1", "/offline/pod2", "/offline/../kubepods/pod1", "/offline/pod1/..", "offline", "\x00", ""],
+)
+def test_placement_that_is_not_the_pod_s_own_place_in_a_box_is_not_believed(placement: str) -> None:
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a", placement=placement), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda _: True)
+        await inventory.refresh()
+        return inventory
+
+    inventory = asyncio.run(go())
+    assert (inventory.placed, len(inventory)) == ((), 1)
+
+
+def test_sandbox_keeps_its_placement_when_its_cgroup_has_vanished() -> None:
+    there = [PLACE]
+
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a"), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda place: place in there)
+        await inventory.refresh()
+        there.clear()
+        await inventory.refresh()
+        return inventory
+
+    assert [s.placement for s in asyncio.run(go()).placed] == [PLACE]

@@ -1,0 +1,88 @@
+"""What the kernel counts: CPU time of a cgroup and of the machine, throttling, memory. On cgroup v1 and v2."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from integration.lab.cgroups import hierarchies, version
+
+CPUS = len(os.sched_getaffinity(0))
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One cgroup's files. `path` as in a cgroup_parent; methods raise OSError when it is not there."""
+
+    path: str
+
+    def cpu_s(self) -> float:
+        """CPU time used by the cgroup and all below it."""
+        if version() == 1:
+            return int(self._read("cpuacct", "cpuacct.usage")) / 1e9
+        return self._stat("cpu.stat")["usage_usec"] / 1e6
+
+    def quota_cores(self) -> float | None:
+        """The CPU quota, as a number of cores; None: there is none."""
+        if version() == 1:
+            quota_us = int(self._read("cpu", "cpu.cfs_quota_us"))
+            return quota_us / int(self._read("cpu", "cpu.cfs_period_us")) if quota_us > 0 else None
+        quota, period_us = self._read("cpu", "cpu.max").split()
+        return None if quota == "max" else int(quota) / int(period_us)
+
+    def periods(self) -> tuple[int, int]:
+        """The CPU bandwidth's periods that had a task, and those in which the quota was used up."""
+        stat = self._stat("cpu.stat")
+        return stat["nr_periods"], stat["nr_throttled"]
+
+    def favour(self) -> None:
+        """Give it the highest weight among its siblings: the machine's other work hardly counts beside it."""
+        name, weight = ("cpu.shares", 262144) if version() == 1 else ("cpu.weight", 10000)
+        (self._directory("cpu") / name).write_text(str(weight))
+
+    def memory_limit_bytes(self) -> int:
+        name = "memory.limit_in_bytes" if version() == 1 else "memory.max"
+        return int(self._read("memory", name))
+
+    def memory_peak_bytes(self) -> int:
+        """The most memory that the cgroup and all below it had at once. On v2 since Linux 5.19."""
+        name = "memory.max_usage_in_bytes" if version() == 1 else "memory.peak"
+        return int(self._read("memory", name))
+
+    def _directory(self, controller: str) -> Path:
+        name = controller if version() == 1 else ""
+        return next(one.directory(self.path) for one in hierarchies() if name in one.controllers)
+
+    def _read(self, controller: str, name: str) -> str:
+        return (self._directory(controller) / name).read_text()
+
+    def _stat(self, name: str) -> dict[str, int]:
+        return {key: int(value) for key, value in (line.split() for line in self._read("cpu", name).splitlines())}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine's CPU time since boot, in s; `steal_s` went to other machines on the same host."""
+
+    at_s: float
+    busy_s: float
+    idle_s: float
+    steal_s: float
+
+    @staticmethod
+    def read() -> "Machine":
+        """Source: proc_stat(5); guest time is in user time too."""
+        line = Path("/proc/stat").read_text().partition("\n")[0]
+        user, nice, system, idle, iowait, irq, softirq, steal = (int(field) / _TICKS for field in line.split()[1:9])
+        busy_s = user + nice + system + irq + softirq
+        return Machine(time.monotonic(), busy_s, idle + iowait, steal)
+
+
+def busy_loops(count: int = CPUS) -> tuple[str, ...]:
+    """A container's command: so many loops that are never idle."""
+    return (
+        "sh",
+        "-c",
+        f"n=1; while [ $n -lt {count} ]; do (while :; do :; done) & n=$((n + 1)); done; while :; do :; done",
+    )

@@ -1,0 +1,691 @@
+"""The daemon as its operator meets it: the switch, reloads, bad configs, restarts, drift, before a real containerd."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from integration.lab import cgroups
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.cgroups import Tree
+from integration.lab.client import Container, CriClient, Pod
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import CHECKOUT, Config, Criproxy
+from integration.lab.process import Process, is_running, wait_until
+
+WAIT_S = 60
+CLASS = "colocation.criproxy.io/class"
+PLACEMENT = "colocation.criproxy.io/placement"
+MIB = 1 << 20
+QUOTA_US, MEMORY_BYTES = 50_000, 256 * MIB
+"""What the kernel holds under `STATIC`, per 100 ms."""
+
+STATIC: Config = {
+    "control": {"policy": "static", "interval_s": 0.2},
+    "cpu": {"static_cores": 0.5},
+    "memory": {"static_bytes": MEMORY_BYTES},
+}
+
+
+def config(tables: Config = STATIC, **colocation: Any) -> Config:
+    """`STATIC` limits (or other tables), and the switch: on, unless `colocation` says otherwise."""
+    return {**tables, "colocation": {"enabled": True, **colocation}}
+
+
+# --- the kernel's side -----------------------------------------------------------------------------------------------
+
+
+def file_of(path: str, v1: str, v2: str) -> Path:
+    """A file of a cgroup: `v1` below its controller's hierarchy, or `v2`."""
+    if cgroups.version() == 2:
+        return cgroups.hierarchies()[0].directory(path) / v2
+    controller = v1.partition(".")[0]
+    hierarchy = next(h for h in cgroups.hierarchies() if controller in h.controllers)
+    return hierarchy.directory(path) / v1
+
+
+@dataclass(frozen=True)
+class Box:
+    """The box's files. A limit that is lifted reads as None. `log` is criproxy's."""
+
+    path: str
+    log: Path
+
+    @property
+    def quota(self) -> Path:
+        return file_of(self.path, "cpu.cfs_quota_us", "cpu.max")
+
+    @property
+    def memory(self) -> Path:
+        return file_of(self.path, "memory.limit_in_bytes", "memory.max")
+
+    @property
+    def idle(self) -> Path:
+        return file_of(self.path, "cpu.idle", "cpu.idle")
+
+    def limits(self) -> tuple[int | None, int | None]:
+        quota, memory = self.quota.read_text().split()[0], self.memory.read_text().strip()
+        return (
+            None if quota in ("-1", "max") else int(quota),
+            None if memory == "max" or int(memory) > 1 << 60 else int(memory),
+        )
+
+    def has_lowest_priority(self) -> bool:
+        if self.idle.exists():
+            return self.idle.read_text() == "1\n"
+        return file_of(self.path, "cpu.shares", "cpu.weight").read_text() in ("2\n", "1\n")
+
+    def wait_limits(self, quota_us: int | None, memory_bytes: int | None) -> None:
+        awaited = (quota_us, memory_bytes)
+        wait_until(lambda: self.limits() == awaited, WAIT_S, f"the limits {awaited}", self.log)
+
+
+def parents(pid: int) -> set[str]:
+    """The cgroup_parents of a process, over all hierarchies."""
+    return {os.path.dirname(path) for path in cgroups.of_process(pid).values()}
+
+
+# --- a node ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """A criproxy before a runtime, which `direct` reaches past it; cgroups below `prefix`. The test plays kubelet."""
+
+    proxy: Criproxy
+    client: CriClient
+    direct: CriClient
+    prefix: str
+
+    @property
+    def lab(self) -> Path:
+        return self.proxy.directory
+
+    def start(self, tables: Config | None = None, **options: Any) -> None:
+        if tables is not None:
+            self.proxy.configure(tables)
+        self.proxy.start(**options)
+        wait_until(self.client.is_ready, WAIT_S, "the client's connection")
+
+    def switch(self, tables: Config | str, *, sighup: bool = False) -> None:
+        """Change the file, and wait until it was taken up or refused."""
+        before = len(self.loads())
+        self.proxy.configure(tables)
+        if sighup:
+            self.proxy.reload()
+        wait_until(lambda: len(self.loads()) > before, WAIT_S, "the config's reload", self.proxy.log)
+
+    def loads(self) -> list[dict[str, Any]]:
+        return [event for event in self.proxy.events() if event["event"] in ("config_taken", "config_refused")]
+
+    @property
+    def box(self) -> Box:
+        return Box(f"{self.prefix}/offline", self.proxy.log)
+
+    def run(self, kind: str, annotations: Mapping[str, str] | None = None) -> Pod:
+        """Start a pod as kubelet would: its cgroup, its sandbox."""
+        uid = str(uuid.uuid4())
+        parent = f"{self.prefix}/kubepods/besteffort/pod{uid}"
+        Tree(parent).make()
+        return self.client.run_pod(
+            f"{kind}-{uid[:4]}", uid=uid, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent
+        )
+
+    def add(self, pod: Pod, name: str = "main") -> Container:
+        return self.client.run_container(pod, name, ["sleep", "2147483647"])
+
+    def is_in_box(self, what: Pod | Container) -> bool:
+        """In the pod's own place, in the box or where kubelet wants it; anywhere else, or split, is a failure."""
+        pod = what.pod if isinstance(what, Container) else what
+        where = parents(self.direct.pid(what))
+        boxed = f"{self.box.path}/pod{pod.config.metadata.uid}"
+        assert where in ({boxed}, {pod.config.linux.cgroup_parent})
+        return where == {boxed}
+
+    def ticks(self) -> int:
+        """How many ticks have ended."""
+        text = self.proxy.http("/metrics")[1]
+        match = re.search(r"^criproxy_tick_duration_seconds_count (\d+)", text, re.MULTILINE)
+        return int(match[1]) if match else 0
+
+    def wait_ticks(self, count: int) -> None:
+        start = self.ticks()
+        wait_until(lambda: self.ticks() >= start + count, WAIT_S, f"{count} ticks", self.proxy.log)
+
+    def runtime_annotations(self) -> dict[str, str]:
+        """The placement annotation of every sandbox that has one, by pod uid, as the runtime tells."""
+        listed = self.direct.list_pods()
+        return {s.metadata.uid: s.annotations[PLACEMENT] for s in listed if PLACEMENT in s.annotations}
+
+
+@pytest.fixture
+def node(lab: Path, containerd: Containerd, client: CriClient, cgroup_parent: str) -> Iterator[Node]:
+    (lab / "runtime.sock").symlink_to(containerd.socket)
+    proxy = Criproxy(lab, lab / "runtime.sock", config())
+    with CriClient(proxy.socket) as through:
+        yield Node(proxy, through, client, cgroup_parent.partition("/kubepods")[0])
+    if proxy.is_alive():
+        proxy.stop()
+
+
+# --- the switch ------------------------------------------------------------------------------------------------------
+
+
+def test_switch_off_with_release_lifts_the_limits_and_leaves_the_pods_where_they_are(node: Node) -> None:
+    node.start()
+    offline, online = node.run("offline"), node.run("online")
+    main, web = node.add(offline), node.add(online)
+    assert [node.is_in_box(what) for what in (offline, main, online, web)] == [True, True, False, False]
+    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    assert node.box.has_lowest_priority()
+    pids = [node.client.pid(what) for what in (offline, main, online, web)]
+
+    node.switch(config(enabled=False))
+    node.box.wait_limits(None, None)
+    node.wait_ticks(3)
+    assert node.box.limits() == (None, None)
+    assert node.box.has_lowest_priority()
+    assert [node.client.pid(what) for what in (offline, main, online, web)] == pids
+    assert [node.is_in_box(what) for what in (offline, main, online, web)] == [True, True, False, False]
+    assert node.is_in_box(node.add(offline, "late")), "a new container of a placed sandbox was to follow it"
+    ordinary = node.run("offline")
+    assert not node.is_in_box(ordinary), "while colocation is off, an offline pod starts as an ordinary one"
+    status = node.proxy.status()
+    assert (status["colocation"], status["box"]["cpu"]["limit_cores"]) == ("off", "unlimited")
+
+    node.switch(config())
+    node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
+    assert node.is_in_box(node.run("offline"))
+    assert not node.is_in_box(node.add(ordinary)), "a pod that started as an ordinary one was to stay so"
+    assert node.is_in_box(node.add(offline, "later"))
+    assert [node.client.pid(what) for what in (offline, main, online, web)] == pids
+
+
+def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Node) -> None:
+    node.start(config(on_disable="evict"))
+    offline, online = [node.run("offline") for _ in range(2)], node.run("online")
+    mains, web = [node.add(pod) for pod in offline], node.add(online)
+    pids = [node.client.pid(what) for what in (*offline, *mains)]
+    kept = [node.client.pid(what) for what in (online, web)]
+
+    node.switch(config(enabled=False, on_disable="evict"))
+    wait_until(lambda: not any(map(is_running, pids)), WAIT_S, "the offline pods to end", node.proxy.log)
+    assert [node.client.pid(what) for what in (online, web)] == kept
+    assert all(map(is_running, kept))
+
+    def stopped() -> set[str]:
+        ended = cri.PodSandboxState.SANDBOX_NOTREADY
+        return {sandbox.id for sandbox in node.client.list_pods() if sandbox.state == ended}
+
+    wait_until(lambda: stopped() == {pod.id for pod in offline}, WAIT_S, "the runtime to see it")
+    evicted = [event["pod_uid"] for event in node.proxy.events() if event["event"] == "evict"]
+    assert sorted(evicted) == sorted(pod.config.metadata.uid for pod in offline)
+    assert not node.is_in_box(node.run("offline")), "the pod that comes in place of an evicted one is ordinary"
+
+
+def test_switch_toggled_while_pods_start_never_splits_a_pod(node: Node) -> None:
+    node.start()
+    with ThreadPoolExecutor(2) as kubelet:
+        starting = [kubelet.submit(lambda: node.add(node.run("offline"))) for _ in range(16)]
+        while not all(start.done() for start in starting):
+            node.switch(config(enabled=False), sighup=True)
+            node.switch(config(), sighup=True)
+    wait_until(lambda: node.proxy.status()["colocation"] == "on", WAIT_S, "the last reload", node.proxy.log)
+    boxed = set()
+    for start in starting:
+        main = start.result()
+        placed = node.is_in_box(main.pod)
+        assert [node.is_in_box(what) for what in (main, node.add(main.pod, "late"))] == [placed] * 2
+        boxed |= {main.pod.config.metadata.uid} if placed else set()
+    assert {pod["uid"] for pod in node.proxy.status()["pods"]} == boxed == set(node.runtime_annotations())
+    if boxed:
+        node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
+
+
+def test_start_while_off_lifts_the_limits_that_are_left(node: Node) -> None:
+    node.start()
+    offline = node.run("offline")
+    node.proxy.kill()
+    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    node.start(config(enabled=False))
+    node.box.wait_limits(None, None)
+    assert node.is_in_box(offline)
+    assert node.is_in_box(node.add(offline))
+
+
+# --- reload ----------------------------------------------------------------------------------------------------------
+
+
+def test_changed_file_is_taken_up_and_sighup_reads_an_unchanged_one_again(node: Node) -> None:
+    node.start()
+    pod = node.run("offline")
+    tables = {**STATIC, "cpu": {"static_cores": 0.25}}
+    node.switch(config(tables))
+    node.box.wait_limits(25_000, MEMORY_BYTES)
+    before = len(node.loads())
+    node.proxy.reload()
+    wait_until(lambda: len(node.loads()) > before, WAIT_S, "the reload", node.proxy.log)
+    assert [event["event"] for event in node.loads()[before:]] == ["config_taken"]
+    assert node.is_in_box(pod)
+
+
+def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Node) -> None:
+    node.start()
+    node.run("offline")
+    bad = {
+        **STATIC,
+        "colocation": {"enabled": False, "on_disable": "evict", "presets": ["nobody"]},
+        "cpu": {"static_cores": -1, "watermark": 0.5},
+        "control": {"interval_s": "soon"},
+    }
+    keys = ("colocation.presets[0]", "cpu.static_cores", "cpu.watermark", "control.interval_s")
+    node.switch(bad)
+    status = node.proxy.status()
+    assert status["colocation"] == "on"
+    refused = node.loads()[-1]
+    assert refused["event"] == "config_refused"
+    for errors in (status["config"]["errors"], refused["errors"]):
+        assert [[error for error in errors if f": {key} = " in error] != [] for key in keys] == [True] * len(keys)
+    node.wait_ticks(3)
+    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    assert node.is_in_box(node.run("offline"))
+
+    node.switch("[colocation\n")
+    assert len(node.proxy.status()["config"]["errors"]) == 1
+    node.switch(config({**STATIC, "cpu": {"static_cores": 0.25}}))
+    node.box.wait_limits(25_000, MEMORY_BYTES)
+    assert node.proxy.status()["config"]["errors"] == []
+
+
+def test_keys_that_need_a_restart_are_told_and_wait_for_it(node: Node) -> None:
+    node.start()
+    node.switch(
+        {
+            **config(),
+            "proxy": {"listen": str(node.lab / "other.sock")},
+            "control": {**STATIC["control"], "checkpoint": str(node.lab / "other.checkpoint")},
+            "observe": {"address": "127.0.0.1:1"},
+        }
+    )
+    assert node.proxy.status()["config"]["needs_restart"] == ["proxy.listen", "control.checkpoint", "observe.address"]
+    assert node.client.is_ready()
+    assert not (node.lab / "other.sock").exists()
+    node.switch(config())
+    assert node.proxy.status()["config"]["needs_restart"] == []
+
+
+# --- a bad config at the start ---------------------------------------------------------------------------------------
+
+
+def several_errors(text: str) -> str:
+    text = text.replace("enabled = true", 'enabled = false\non_disable = "evict"\npresets = 7')
+    return text.replace("interval_s = 0.2", 'interval_s = "soon"')
+
+
+def salvaged_switch(text: str) -> str:
+    """The switch itself is sound, and on."""
+    return text.replace("interval_s = 0.2", 'interval_s = "soon"')
+
+
+def syntax_error(text: str) -> str:
+    """After the sockets: those are salvaged."""
+    head, colocation = text.partition("[colocation]")[::2]
+    return f'{head}[colocation]\non_disable = "evict"\n{{oops\n{colocation}'
+
+
+@pytest.mark.parametrize(
+    ("spoil", "count"),
+    [(several_errors, 2), (salvaged_switch, 1), (syntax_error, 1)],
+    ids=["values", "salvaged-switch", "syntax"],
+)
+def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends(
+    node: Node, spoil: Any, count: int
+) -> None:
+    node.start()
+    offline = node.run("offline")
+    main = node.add(offline)
+    node.proxy.stop()
+    good = node.proxy.config_file.read_text()
+    bad = spoil(good)
+    assert bad != good
+    node.proxy.configure(bad)
+    node.box.quota.write_text("30000")
+    node.start()
+
+    status = node.proxy.status()
+    assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count)
+    assert node.loads()[-1]["event"] == "config_refused"
+    node.wait_ticks(2)
+    assert node.box.limits() == (30_000, MEMORY_BYTES), "a pass-through was to touch no limit"
+    assert all(is_running(node.client.pid(what)) for what in (offline, main))
+    assert node.is_in_box(node.add(offline, "late")), "a container was to follow its sandbox"
+    ordinary = node.run("offline")
+    assert not node.is_in_box(ordinary)
+    assert "evict" not in {event["event"] for event in node.proxy.events()}
+
+    node.switch(good)
+    node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
+    assert node.proxy.status()["colocation"] == "on"
+    assert node.is_in_box(node.run("offline"))
+    assert not node.is_in_box(node.add(ordinary))
+
+
+def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets(
+    lab: Path, node: Node, containerd: Containerd
+) -> None:
+    run = lab / "run"  # /run in a mount namespace of its own, so that the defaults are nobody else's
+    (run / "containerd").mkdir(parents=True)
+    (run / "containerd" / "containerd.sock").hardlink_to(containerd.socket)
+    script = 'mount --bind "$1" /run && exec "$2" -m criproxy run --config /run/criproxy.toml'
+    command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", run, sys.executable]
+    log = lab / "default.log"
+    proxy = Process("criproxy", command, log, {"PYTHONPATH": str(CHECKOUT)})
+    try:
+        proxy.wait_until(lambda: "runtime_ready" in log.read_text(), WAIT_S, "the runtime")
+        assert "there is no such file" in log.read_text()
+        with CriClient(run / "criproxy" / "criproxy.sock") as through:
+            default = replace(node, client=through)
+            assert not default.is_in_box(default.run("offline"))
+            (run / "criproxy.toml").write_text("[colocation]\nenabled = true\n")
+            proxy.wait_until(lambda: "config_taken" in log.read_text(), WAIT_S, "the file")
+            assert default.is_in_box(default.run("offline"))
+    finally:
+        proxy.stop()
+    assert proxy.exit_status == 0
+
+
+# --- a restart -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_placement_and_limits_survive_a_restart(node: Node, end: str) -> None:
+    node.start()
+    offline, online = node.run("offline"), node.run("online")
+    node.add(offline)
+    getattr(node.proxy, end)()
+    node.box.quota.write_text("70000")
+    node.box.memory.write_text(str(200 * MIB))
+    node.start(config({**STATIC, "control": {"policy": "static", "interval_s": 60.0}}))  # no decision for a minute
+    assert node.proxy.status()["box"]["path"] == node.box.path
+    assert node.box.limits() == (70_000, 200 * MIB), "the kernel's limits were to hold until the first decision"
+    assert node.is_in_box(node.add(offline, "late"))
+    assert not node.is_in_box(node.add(online))
+    assert [pod["uid"] for pod in node.proxy.status()["pods"]] == [offline.config.metadata.uid]
+
+
+def test_forged_placement_moves_nothing_after_a_restart(node: Node) -> None:
+    node.start()
+    offline = node.run("offline")
+    genuine = f"{node.box.path}/pod{offline.config.metadata.uid}"
+    assert node.runtime_annotations() == {offline.config.metadata.uid: genuine}
+    places = ["/", genuine, f"{node.prefix}/kubepods", f"{genuine}/..", "offline-podx.slice", "x" * 10_000]
+    forgers = [node.run("online", {PLACEMENT: place}) for place in places]
+    node.proxy.kill()
+    node.start()
+    assert [node.is_in_box(node.add(pod)) for pod in forgers] == [False] * len(places)
+    assert [pod["uid"] for pod in node.proxy.status()["pods"]] == [offline.config.metadata.uid]
+    assert node.is_in_box(node.add(offline))
+
+
+# --- dry run ---------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_makes_no_cgroup_and_changes_no_request_but_tells_what_it_would(node: Node) -> None:
+    node.start(options=["--dry-run"])
+    offline = node.run("offline")
+    main = node.add(offline)
+    assert not node.is_in_box(offline)
+    assert not node.is_in_box(main)
+    node.wait_ticks(3)
+    assert Tree(node.box.path).directories() == []
+    assert node.runtime_annotations() == {}
+    would = [event for event in node.proxy.events() if event["event"] == "would_rewrite"]
+    assert [(event["method"], event["pod_uid"]) for event in would] == [("RunPodSandbox", offline.config.metadata.uid)]
+    assert {change["field"] for change in would[0]["changes"]} >= {"cgroup_parent", "cpu_shares"}
+    status = node.proxy.status()
+    assert (status["dry_run"], status["box"]["path"], status["pods"]) == (True, None, [])
+
+
+# --- start and stop --------------------------------------------------------------------------------------------------
+
+
+class Manager:
+    """The service manager's end of NOTIFY_SOCKET; `messages` are the datagrams so far, as lists of lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._messages: list[list[str]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+
+    def messages(self) -> list[list[str]]:
+        while True:
+            try:
+                self._messages.append(self._socket.recv(65536).decode().split("\n"))
+            except BlockingIOError:
+                return self._messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(lab: Path) -> Iterator[Manager]:
+    manager = Manager(lab / "notify")
+    yield manager
+    manager.close()
+
+
+def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(node: Node) -> None:
+    socket_file = node.lab / "runtime.sock"
+    socket_file.rename(node.lab / "away.sock")
+    node.proxy.start(until_ready=False)
+    assert node.proxy.http("/readyz")[0] == 503
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError) as caught:
+            node.client.call("Version", cri.VersionRequest(), timeout_s=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert not node.proxy.status()["runtime"]["ready"]
+    (node.lab / "away.sock").rename(socket_file)
+    wait_until(node.proxy.is_ready, WAIT_S, "readiness", node.proxy.log)
+    assert node.is_in_box(node.run("offline"))
+    status = node.proxy.status()["runtime"]
+    assert (status["ready"], status["problem"]) == (True, "")
+
+
+def test_service_manager_is_told_of_start_life_reload_and_stop(node: Node, manager: Manager) -> None:
+    node.start(env={"NOTIFY_SOCKET": str(node.lab / "notify"), "WATCHDOG_USEC": "400000"})
+    offline = node.run("offline")
+
+    def told(line: str, after: int = 0) -> bool:
+        return any(line in message for message in manager.messages()[after:])
+
+    assert manager.messages()[0] == ["READY=1", "STATUS=waiting for the runtime"]
+    wait_until(lambda: manager.messages().count(["WATCHDOG=1"]) > 2, WAIT_S, "the watchdog to be fed again and again")
+    seen = len(manager.messages())
+    node.proxy.reload()
+    wait_until(lambda: told("READY=1", seen), WAIT_S, "the end of the reload", node.proxy.log)
+    reload = [m for m in manager.messages()[seen:] if m != ["WATCHDOG=1"] and not m[0].startswith("STATUS=")]
+    assert reload[0][0] == "RELOADING=1"
+    assert re.fullmatch(r"MONOTONIC_USEC=\d+", reload[0][1])
+    assert reload[1] == ["READY=1", "STATUS=colocation on, runtime ready, 1 offline pods"]
+    wait_until(
+        lambda: told("STATUS=colocation on, runtime ready, 1 offline pods"), WAIT_S, "a status of its own accord"
+    )
+
+    node.proxy.stop()
+    assert node.proxy.exit_status == 0
+    assert manager.messages()[-1] == ["STOPPING=1"]
+    assert list(node.lab.glob("criproxy.sock*")) == []
+    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    assert node.box.has_lowest_priority()
+    assert node.is_in_box(offline)
+
+
+def test_watchdog_is_not_fed_while_the_process_does_not_run(node: Node, manager: Manager) -> None:
+    node.start(env={"NOTIFY_SOCKET": str(node.lab / "notify"), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"})
+    node.wait_ticks(5)
+    assert not any(message == ["WATCHDOG=1"] for message in manager.messages())
+
+
+# --- drift and leftovers ---------------------------------------------------------------------------------------------
+
+
+def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_once(node: Node) -> None:
+    node.start()
+    node.run("offline")
+    node.wait_ticks(2)
+    files = {node.box.quota: "90000", node.box.memory: str(200 * MIB)}
+    if node.box.idle.exists():
+        files[node.box.idle] = "0"
+    for count, (file, value) in enumerate(files.items(), 1):
+        own = file.read_text()
+        file.write_text(value)
+        node.wait_ticks(2)
+        assert file.read_text() == own, f"{file} was to be put back"
+        node.wait_ticks(3)
+        assert node.proxy.status()["box"]["drift"] == count
+    assert f"criproxy_box_drift_total {float(len(files))}" in node.proxy.http("/metrics")[1].splitlines()
+
+
+def test_box_that_somebody_removed_is_made_again_with_its_limits(node: Node) -> None:
+    node.start()
+    pod = node.run("offline")
+    node.client.stop_and_remove(pod)
+    swept = lambda: node.proxy.status()["box"]["swept"] == 1  # noqa: E731
+    wait_until(swept, WAIT_S, "the pod's cgroup to be swept", node.proxy.log)
+    for directory in Tree(node.box.path).directories():
+        directory.rmdir()
+    node.wait_ticks(2)
+    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    assert node.box.has_lowest_priority()
+    assert node.is_in_box(node.run("offline"))
+
+
+def test_pod_cgroup_in_the_box_is_removed_with_the_pod_and_kubelet_s_own_is_not(node: Node) -> None:
+    node.start()
+    pod, other = node.run("offline"), node.run("offline")
+    node.add(pod)
+    node.add(other)
+    own, boxed = pod.config.linux.cgroup_parent, f"{node.box.path}/pod{pod.config.metadata.uid}"
+    everywhere = len(cgroups.hierarchies())
+    assert len([path for path in Tree(boxed).directories() if str(path).endswith(boxed)]) == everywhere
+    node.client.stop_and_remove(pod)
+    wait_until(lambda: Tree(boxed).directories() == [], WAIT_S, "the pod's cgroup in the box to go", node.proxy.log)
+    assert len(Tree(own).directories()) == everywhere
+    assert node.is_in_box(other)
+    status = node.proxy.status()
+    assert (status["box"]["swept"], [p["uid"] for p in status["pods"]]) == (1, [other.config.metadata.uid])
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def criproxy(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "criproxy", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
+    node.start()
+    pod = node.run("offline")
+    node.wait_ticks(1)
+    text = criproxy("status", "--config", node.proxy.config_file)
+    assert (text.returncode, text.stderr) == (0, "")
+    for shown in ("colocation    on", "(ready, containerd", node.box.path, f"default/{pod.config.metadata.name}"):
+        assert shown in text.stdout
+    as_json = criproxy("status", "--json", "--config", node.proxy.config_file)
+    assert as_json.returncode == 0
+    assert [p["uid"] for p in json.loads(as_json.stdout)["pods"]] == [pod.config.metadata.uid]
+    node.proxy.stop()
+    gone = criproxy("status", "--config", node.proxy.config_file)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert f"no criproxy answers at {node.proxy.address}" in gone.stderr
+
+
+def test_check_tells_all_errors_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[colocation]\nenabled = true\n")
+    good = criproxy("check", "--config", file)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "colocation on" in good.stdout
+    file.write_text("[colocation]\nenabled = 1\n[cpu]\nmin_cores = 0\nmax_core = 2\n")
+    bad = criproxy("check", "--config", file)
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert [line.split(": ")[1] for line in bad.stderr.splitlines()] == [
+        "cpu.max_core = 2",
+        "colocation.enabled = 1",
+        "cpu.min_cores = 0",
+    ]
+    file.unlink()
+    gone = criproxy("check", "--config", file)
+    assert gone.returncode == 1
+    assert f"{file}: there is no such file" in gone.stderr
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: job
+  namespace: {namespace}
+  uid: 4a6b
+  labels: {{{label}: {kind}}}
+  annotations: {{kubernetes.io/config.source: {source}}}
+spec:
+  containers:
+  - name: main
+    image: busybox
+    resources: {resources}
+"""
+GUARANTEED = "{limits: {cpu: 500m, memory: 64Mi}}"
+BURSTABLE = "{requests: {cpu: 100m}}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        pytest.param(
+            {"resources": GUARANTEED}, ["Guaranteed", "class          offline", "/offline/pod4a6b"], id="guaranteed"
+        ),
+        pytest.param(
+            {"resources": BURSTABLE}, ["Burstable", "/kubepods/burstable/pod4a6b", "/offline/pod4a6b"], id="burstable"
+        ),
+        pytest.param({}, ["BestEffort", "/kubepods/besteffort/pod4a6b", "/offline/pod4a6b"], id="best-effort"),
+        pytest.param({"kind": "online"}, ["class          online: every request passes as it came"], id="online"),
+        pytest.param(
+            {"namespace": "kube-system", "source": "file"},
+            ["class          online (a static pod of kube-system always is)"],
+            id="static-system",
+        ),
+    ],
+)
+def test_explain_tells_a_pod_s_class_and_place(tmp_path: Path, fields: dict[str, str], shown: list[str]) -> None:
+    switch, pod = tmp_path / "config.toml", tmp_path / "pod.yaml"
+    switch.write_text("[colocation]\nenabled = true\n")
+    values = {"label": CLASS, "kind": "offline", "namespace": "default", "source": "api", "resources": "{}", **fields}
+    pod.write_text(POD.format(**values))
+    told = criproxy("explain", "--config", switch, pod)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert [text for text in shown if text not in told.stdout] == []
+    assert ("/offline/" in told.stdout) == ("offline" in shown[-1])
+
+
+def test_explain_of_what_is_no_pod_fails_and_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text("kind: Service\n")
+    told = criproxy("explain", file)
+    assert told.returncode == 1
+    assert str(file) in told.stderr

@@ -1,0 +1,519 @@
+"""Bad input through the real proxy to real containerd: a clear status, nothing leaked, nothing outside the box."""
+
+import os
+import random
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import grpc
+import pytest
+
+from criproxy.proxy import cri_pb2 as raw  # its strings are bytes: what is no UTF-8 can be sent
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.cgroups import Tree
+from integration.lab.client import OPTIONS, Api, Container, CriClient
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import Criproxy
+from integration.lab.directory import cgroup_root
+from integration.lab.images import BUSYBOX
+from integration.lab.pods import processes_of, strays
+from integration.lab.process import Process, wait_until
+
+APIS: tuple[Api, ...] = get_args(Api)
+MIB = 1 << 20
+LONG_S = 120
+FOREVER = ["sleep", "2147483647"]
+OFFLINE = {"colocation.criproxy.io/class": "offline"}
+PLACEMENT = b"colocation.criproxy.io/placement"
+VANISHING = 100
+SLOW = 200
+
+
+class Raw:
+    """Calls of bytes at one socket."""
+
+    def __init__(self, socket: Path, api: Api = "runtime.v1") -> None:
+        self.channel = grpc.insecure_channel(f"unix://{socket}", options=OPTIONS)
+        self._api = api
+
+    def call(self, method: str, message: bytes, service: str = "RuntimeService") -> tuple[str, str, bytes]:
+        """Status code, details and answer."""
+        unary = self.channel.unary_unary(f"/{self._api}.{service}/{method}")
+        try:
+            answer, call = unary.with_call(message, timeout=LONG_S)
+        except grpc.RpcError as error:
+            return error.code().name, error.details(), b""
+        return call.code().name, call.details(), answer
+
+    def sandboxes(self) -> list[str]:
+        code, details, answer = self.call("ListPodSandbox", b"")
+        assert code == "OK", details
+        return [item.id.decode() for item in raw.ListPodSandboxResponse.FromString(answer).items]
+
+    def remove(self, sandbox_id: str) -> None:
+        for kind in ("Stop", "Remove"):
+            message = raw.StopPodSandboxRequest(pod_sandbox_id=sandbox_id.encode()).SerializeToString()
+            code, details, _ = self.call(f"{kind}PodSandbox", message)
+            assert code == "OK", details
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """containerd, a criproxy before it, and the cgroup under which kubepods and the box lie."""
+
+    runtime: Containerd
+    proxy: Criproxy
+    root: str
+
+    @property
+    def box(self) -> str:
+        return f"{self.root}/offline"
+
+    def in_flight(self) -> int:
+        return int(self._metric("criproxy_calls_in_flight"))
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.proxy.pid}/fd"))
+
+    def rss_bytes(self) -> int:
+        return int(self._metric("process_resident_memory_bytes"))
+
+    def _metric(self, name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", self.proxy.http("/metrics")[1], re.MULTILINE)
+        assert found, f"/metrics has no {name}"
+        return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def site(containerd: Containerd) -> Iterator[Site]:
+    config = {"colocation": {"enabled": True}}
+    proxy = Criproxy(containerd.directory, containerd.socket, config)
+    proxy.start()
+    yield Site(containerd, proxy, f"{cgroup_root(containerd.directory)}/hostile")
+    proxy.stop()
+
+
+@pytest.fixture(params=APIS)
+def pair(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Raw, Raw]]:
+    """A client of containerd and one of the proxy; no pod is left after the test."""
+    direct, through = Raw(site.runtime.socket, request.param), Raw(site.proxy.socket, request.param)
+    with direct.channel, through.channel:
+        yield direct, through
+        for sandbox_id in through.sandboxes():
+            through.remove(sandbox_id)
+
+
+def kubelet_parent(site: Site, uid: str) -> str:
+    return f"{site.root}/kubepods/besteffort/pod{uid}"
+
+
+def sandbox_config(site: Site, uid: str, labels: dict[str, str]) -> cri.PodSandboxConfig:
+    options = cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE))
+    linux = cri.LinuxPodSandboxConfig(cgroup_parent=kubelet_parent(site, uid), security_context=options)
+    metadata = cri.PodSandboxMetadata(name="hostile", uid=uid, namespace="default")
+    return cri.PodSandboxConfig(metadata=metadata, labels=labels, linux=linux)
+
+
+def container_config() -> cri.ContainerConfig:
+    context = cri.LinuxContainerSecurityContext(namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE))
+    return cri.ContainerConfig(
+        metadata=cri.ContainerMetadata(name="main"),
+        image=cri.ImageSpec(image=BUSYBOX),
+        command=FOREVER,
+        linux=cri.LinuxContainerConfig(security_context=context),
+    )
+
+
+# --- what is no message ---------------------------------------------------------------------------------------------
+
+HOOKED = (
+    "RunPodSandbox",
+    "CreateContainer",
+    "UpdateContainerResources",
+    "UpdatePodSandboxResources",
+    "RestorePod",
+    "RemovePodSandbox",
+    "RemoveContainer",
+)
+
+MALFORMED = {
+    "length beyond the end": b"\x0a\x05ab",
+    "huge length": b"\x0a\xff\xff\xff\xff\x0f",
+    "number for a message": b"\x08\x01",
+    "fixed32 for a message": b"\x0d\x01\x02\x03\x04",
+    "field number 0": b"\x02\x00",
+    "endless number": b"\xff" * 11,
+    "end of no group": b"\x0c",
+    "group without end": b"\x0b",
+    "wire type 7": b"\x0f",
+    "rubbish": random.Random(1).randbytes(4096),
+}
+
+
+@pytest.mark.parametrize("tail", MALFORMED.values(), ids=MALFORMED.keys())
+@pytest.mark.parametrize("method", HOOKED)
+def test_malformed_message_gets_the_runtime_s_own_error(
+    site: Site, pair: tuple[Raw, Raw], method: str, tail: bytes
+) -> None:
+    """Bare, and as the end of a request that would start an offline pod."""
+    config = sandbox_config(site, "malformed", OFFLINE)
+    requests = {
+        "RunPodSandbox": cri.RunPodSandboxRequest(config=config),
+        "CreateContainer": cri.CreateContainerRequest(
+            pod_sandbox_id="f" * 64, config=container_config(), sandbox_config=config
+        ),
+        "RestorePod": cri.RestorePodRequest(config=config),
+    }
+    whole = requests[method].SerializeToString() if method in requests else b""
+    for message in (tail, whole + tail):
+        direct, through = (raw_client.call(method, message) for raw_client in pair)
+        assert through == direct
+        assert direct[0] in ("INTERNAL", "UNIMPLEMENTED")
+    assert Tree(site.root).pids() == set()
+
+
+@pytest.mark.parametrize("kept_ratio", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_truncated_start_of_an_offline_pod_gets_the_runtime_s_own_error(
+    site: Site, pair: tuple[Raw, Raw], kept_ratio: float
+) -> None:
+    message = cri.RunPodSandboxRequest(config=sandbox_config(site, "cut", OFFLINE)).SerializeToString()
+    direct, through = (
+        raw_client.call("RunPodSandbox", message[: int(len(message) * kept_ratio)]) for raw_client in pair
+    )
+    assert through == direct
+    assert direct[0] == "INTERNAL"
+    assert Tree(site.root).pids() == set()
+
+
+# --- what is too large ----------------------------------------------------------------------------------------------
+
+
+def _padded(message: bytes, size: int) -> bytes:
+    """With a field that nobody knows at the end."""
+    return message + _length_delimited(1000, b"x" * size)
+
+
+def _length_delimited(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    digits = []
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def test_64_mib_message_is_refused_by_the_runtime_and_leaves_nothing_behind(site: Site, pair: tuple[Raw, Raw]) -> None:
+    config = sandbox_config(site, "large", OFFLINE)
+    start = _padded(cri.RunPodSandboxRequest(config=config).SerializeToString(), 64 * MIB)
+    calls = [
+        ("ListPodSandbox", _padded(b"", 64 * MIB)),
+        ("RunPodSandbox", start),
+        ("RunPodSandbox", start[: 32 * MIB]),
+        ("RemovePodSandbox", _padded(b"", 64 * MIB)),
+        ("MethodOfTomorrow", _padded(b"", 64 * MIB)),
+    ]
+    direct, through = pair
+    expected = [direct.call(*call)[0] for call in calls]
+    assert expected[0] == expected[1] == "RESOURCE_EXHAUSTED"
+    sizes = []
+    for _ in range(4):
+        assert [through.call(*call)[0] for call in calls] == expected
+        sizes.append(site.rss_bytes())
+    assert sizes[-1] - sizes[0] < 64 * MIB, "not one of 15 further messages is kept"
+    assert Tree(site.root).pids() == set()
+
+
+def test_message_of_15_mib_passes_hooked_and_not(site: Site, pair: tuple[Raw, Raw]) -> None:
+    _, through = pair
+    uid = str(uuid.uuid4())
+    assert through.call("ListPodSandbox", _padded(b"", 15 * MIB))[0] == "OK"
+    start = _padded(cri.RunPodSandboxRequest(config=sandbox_config(site, uid, OFFLINE)).SerializeToString(), 15 * MIB)
+    code, details, _ = through.call("RunPodSandbox", start)
+    assert code == "OK", details
+    (sandbox_id,) = through.sandboxes()
+    assert strays(sandbox_id, f"{site.box}/pod{uid}") == []
+
+
+# --- clients that vanish, and slow calls ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An offline pod with one container, and how many processes it has at rest."""
+
+    client: CriClient
+    container: Container
+    uid: str
+    processes: int
+
+    def is_at_rest(self) -> bool:
+        return len(processes_of(self.container.pod.id)) == self.processes
+
+
+@pytest.fixture
+def running(site: Site, client: CriClient) -> Iterator[Running]:
+    uid = str(uuid.uuid4())
+    with CriClient(site.proxy.socket) as through:
+        pod = through.run_pod("busy", uid=uid, labels=OFFLINE, cgroup_parent=kubelet_parent(site, uid))
+        container = through.run_container(pod, "main", FOREVER)
+        through.exec_sync(container, ["true"])
+        yield Running(through, container, uid, len(processes_of(pod.id)))
+        through.stop_and_remove(pod)
+
+
+def exec_request(container: Container, cmd: list[str]) -> cri.ExecSyncRequest:
+    return cri.ExecSyncRequest(container_id=container.id, cmd=cmd)
+
+
+def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, running: Running) -> None:
+    exec_sync = running.client.unary("ExecSync")
+
+    def cancel_some() -> None:
+        for _ in range(VANISHING // 10):
+            futures = [exec_sync.future(exec_request(running.container, FOREVER), timeout=LONG_S) for _ in range(10)]
+            wait_until(lambda: site.in_flight() >= 10, LONG_S, "the calls to be under way")
+            for future in futures:
+                future.cancel()
+            wait_until(lambda: site.in_flight() == 0, LONG_S, "the cancelled calls to end")
+        wait_until(running.is_at_rest, LONG_S, "the runtime to end what was cancelled")
+
+    cancel_some()  # what is allocated once
+    files, size = site.open_files(), site.rss_bytes()
+    cancel_some()
+    assert site.open_files() <= files
+    assert site.rss_bytes() - size < 8 * MIB
+    assert strays(running.container.pod.id, f"{site.box}/pod{running.uid}") == []
+
+
+CROWD = """
+import sys
+import grpc
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.client import OPTIONS
+socket, container, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+request = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "2147483647"]).SerializeToString()
+channels = [grpc.insecure_channel(f"unix://{socket}", options=OPTIONS) for _ in range(count)]
+calls = [c.unary_unary("/runtime.v1.RuntimeService/ExecSync").future(request, timeout=600) for c in channels]
+calls[0].result()
+"""
+
+
+def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, running: Running, lab: Path) -> None:
+    """A hundred connections, each with a call under way, gone in one moment."""
+    wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls before to end")
+    files = site.open_files()
+    argv: list[str | Path] = [sys.executable, "-c", CROWD, site.proxy.socket, running.container.id, str(VANISHING)]
+    crowd = Process("crowd", argv, lab / "crowd.log", {"PYTHONPATH": str(Path(__file__).parents[1])})
+    crowd.wait_until(lambda: site.in_flight() >= VANISHING, LONG_S, "all calls to be under way", 0.2)
+    assert site.open_files() >= files + VANISHING
+    crowd.kill()
+    wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls to end", poll_s=0.2)
+    wait_until(lambda: site.open_files() <= files, LONG_S, "the connections to be closed", poll_s=0.2)
+    wait_until(running.is_at_rest, LONG_S, "the runtime to end what the clients began", poll_s=0.2)
+
+
+def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, running: Running) -> None:
+    """The slow calls read from a FIFO that nobody has written to yet: they all end after the quick ones, by order."""
+    client, container = running.client, running.container
+    client.exec_sync(container, ["/bin/busybox", "mkfifo", "/tmp/fifo"])
+    exec_sync = client.unary("ExecSync")
+    request = exec_request(container, ["cat", "/tmp/fifo"])
+    slow = [exec_sync.future(request, timeout=2 * LONG_S) for _ in range(SLOW)]
+    wait_until(lambda: site.in_flight() >= SLOW, LONG_S, "the slow calls to be under way", poll_s=0.2)
+
+    assert client.call("Version", cri.VersionRequest()).runtime_name == "containerd"
+    assert container.pod.id in {pod.id for pod in client.list_pods()}
+    uid = str(uuid.uuid4())
+    quick = client.run_pod("quick", uid=uid, labels=OFFLINE, cgroup_parent=kubelet_parent(site, uid))
+    assert strays(quick.id, f"{site.box}/pod{uid}") == []
+    assert [call for call in slow if call.done()] == []
+
+    # Who opens it from now on finds a file; who waits at the FIFO is let go, again and again until all have come.
+    client.exec_sync(container, ["sh", "-c", "mv /tmp/fifo /tmp/old; touch /tmp/fifo"])
+
+    def all_done() -> bool:
+        client.exec_sync(container, ["timeout", "1", "sh", "-c", ": > /tmp/old"])
+        return all(call.done() for call in slow)
+
+    wait_until(all_done, 2 * LONG_S, "the slow calls to end")
+    assert [(call.code(), call.result().exit_code) for call in slow] == [(grpc.StatusCode.OK, 0)] * SLOW
+    wait_until(lambda: site.in_flight() == 0, LONG_S, "the last call to be counted")
+    client.stop_and_remove(quick)
+
+
+# --- hostile text ---------------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "long": b"x" * MIB,
+    "unicode": "\U0001f4a9\u202e\u0000\u2028ünï".encode(),
+    "nul": b"\0",
+    "newlines": b"a\r\nb",
+    "climbing": b"../../../../etc",
+    "absolute": b"/etc/passwd",
+    "no-utf-8": b"\xff\xfe\x80",
+    "empty": b"",
+}
+"""Nothing of this is a uid or the end of a cgroup_parent."""
+
+CGROUP_PARENTS = {
+    **TEXTS,
+    "root": b"/",
+    "climbing-out": b"%(root)s/kubepods/besteffort/pod%(uid)s/../../../../other",
+    "climbing-in-name": b"%(root)s/kubepods/besteffort/../pod%(uid)s",
+    "another-pods": b"%(root)s/kubepods/besteffort/podvictim",
+    "below-a-pod": b"%(root)s/kubepods/besteffort/pod%(uid)s/pod%(uid)s",
+    "besteffort-itself": b"%(root)s/kubepods/besteffort",
+    "no-kubepods": b"%(root)s/besteffort/pod%(uid)s",
+    "relative": b"kubepods/besteffort/pod%(uid)s",
+    "slice": b"kubepods-besteffort-pod%(uid)s.slice",
+    "slice-of-all": b"-.slice",
+    "nul-inside": b"%(root)s/kubepods/besteffort/pod%(uid)s\0",
+    "newline-inside": b"%(root)s/kubepods/besteffort/pod%(uid)s\n",
+    "no-utf-8-inside": b"%(root)s/kubepods/\xff/pod%(uid)s",
+    "long-inside": b"%(root)s/" + b"a/" * 2000 + b"kubepods/besteffort/pod%(uid)s",
+}
+
+
+def sent(site: Site, uid: str, labels: dict[str, str]) -> raw.RunPodSandboxRequest:
+    """A request as kubelet sends it, with strings to be set to any bytes."""
+    request = cri.RunPodSandboxRequest(config=sandbox_config(site, uid, labels))
+    return raw.RunPodSandboxRequest.FromString(request.SerializeToString())
+
+
+def assert_clear(details: str) -> None:
+    assert details.startswith("criproxy refuses RunPodSandbox of offline pod ")
+    assert details.isascii()
+    assert len(details) < 4096
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_offline_pod_with_a_hostile_uid_is_refused(site: Site, pair: tuple[Raw, Raw], text: bytes) -> None:
+    request = sent(site, "uid", OFFLINE)
+    request.config.metadata.uid = text
+    request.config.linux.cgroup_parent = kubelet_parent(site, "").encode() + text
+    code, details, _ = pair[1].call("RunPodSandbox", request.SerializeToString())
+    assert code == "FAILED_PRECONDITION"
+    assert_clear(details)
+    assert pair[1].sandboxes() == []
+    assert Tree(site.root).pids() == set()
+
+
+@pytest.mark.parametrize("text", CGROUP_PARENTS.values(), ids=CGROUP_PARENTS.keys())
+def test_offline_pod_with_a_hostile_cgroup_parent_is_refused(site: Site, pair: tuple[Raw, Raw], text: bytes) -> None:
+    uid = uuid.uuid4().hex
+    request = sent(site, uid, OFFLINE)
+    parent = text.replace(b"%(root)s", site.root.encode()).replace(b"%(uid)s", uid.encode())
+    request.config.linux.cgroup_parent = parent
+    code, details, _ = pair[1].call("RunPodSandbox", request.SerializeToString())
+    assert code == "FAILED_PRECONDITION"
+    assert_clear(details)
+    assert pair[1].sandboxes() == []
+    assert Tree(site.root).pids() == set()
+
+
+PLACES = ("name", "namespace", "label", "label-key", "annotation", "annotation-key", "placement")
+
+
+def put(config: raw.PodSandboxConfig, place: str, text: bytes) -> None:
+    match place:
+        case "name" | "namespace":
+            setattr(config.metadata, place, text)
+        case "label":
+            config.labels.add(key=b"hostile", value=text)
+        case "label-key":
+            config.labels.add(key=text, value=b"offline")
+        case "annotation":
+            config.annotations.add(key=b"hostile", value=text)
+        case "annotation-key":
+            config.annotations.add(key=text, value=b"1")
+        case "placement":
+            config.annotations.add(key=PLACEMENT, value=text)
+            config.annotations.add(key=PLACEMENT, value=b"/")
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("labels", [OFFLINE, {}], ids=["offline", "online"])
+def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_proxy(
+    site: Site, pair: tuple[Raw, Raw], labels: dict[str, str], place: str, text: bytes
+) -> None:
+    direct, through = pair
+    uid = str(uuid.uuid4())
+    request = sent(site, uid, labels)
+    put(request.config, place, text)
+    message = request.SerializeToString()
+    expected, details, answer = direct.call("RunPodSandbox", message)
+    if expected == "OK":
+        direct.remove(raw.RunPodSandboxResponse.FromString(answer).pod_sandbox_id.decode())
+
+    code, details, answer = through.call("RunPodSandbox", message)
+    assert code == expected, details
+    if code != "OK":
+        assert through.sandboxes() == []
+        assert Tree(site.root).pids() == set()
+        return
+    sandbox_id = raw.RunPodSandboxResponse.FromString(answer).pod_sandbox_id.decode()
+    create = cri.CreateContainerRequest(pod_sandbox_id=sandbox_id, config=container_config())
+    rewritable = raw.CreateContainerRequest.FromString(create.SerializeToString())
+    rewritable.sandbox_config.CopyFrom(request.config)
+    code, details, answer = through.call("CreateContainer", rewritable.SerializeToString())
+    assert code == "OK", details
+    started = cri.StartContainerRequest(
+        container_id=raw.CreateContainerResponse.FromString(answer).container_id.decode()
+    )
+    code, details, _ = through.call("StartContainer", started.SerializeToString())
+    assert code == "OK", details
+    assert len(processes_of(sandbox_id)) == 2
+    assert strays(sandbox_id, f"{site.box}/pod{uid}" if labels else kubelet_parent(site, uid)) == []
+
+
+@pytest.fixture
+def own_proxy(site: Site, lab: Path) -> Iterator[Criproxy]:
+    """A criproxy that the test may restart."""
+    proxy = Criproxy(lab, site.runtime.socket, {"colocation": {"enabled": True}})
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param("/", id="root"),
+        pytest.param("{root}/kubepods", id="kubepods"),
+        pytest.param("{root}/offline/pod{victim}", id="another-pods-place"),
+        pytest.param("{root}/kubepods/besteffort/pod{uid}", id="its-own-cgroup"),
+        pytest.param("../../..", id="climbing"),
+        pytest.param("\0", id="nul"),
+        pytest.param("x" * 5000, id="long"),
+        pytest.param("/" + "x/" * 5000 + "offline/pod{uid}", id="long-path"),
+    ],
+)
+def test_placement_that_an_online_pod_claims_is_not_believed_after_a_restart(
+    site: Site, own_proxy: Criproxy, client: CriClient, claim: str
+) -> None:
+    """The annotation by which criproxy knows its pods again may be written by a pod's author as well."""
+    uid, victim = str(uuid.uuid4()), str(uuid.uuid4())
+    with CriClient(own_proxy.socket) as through:
+        through.run_pod("victim", uid=victim, labels=OFFLINE, cgroup_parent=kubelet_parent(site, victim))
+        annotations = {PLACEMENT.decode(): claim.format(root=site.root, uid=uid, victim=victim)}
+        pod = through.run_pod("liar", uid=uid, annotations=annotations, cgroup_parent=kubelet_parent(site, uid))
+        own_proxy.restart()
+        wait_until(through.is_ready, LONG_S, "the client's connection")
+        container = through.run_container(pod, "main", FOREVER)
+        assert strays(pod.id, kubelet_parent(site, uid)) == []
+        shares = cri.LinuxContainerResources(cpu_shares=300)
+        through.call(
+            "UpdateContainerResources", cri.UpdateContainerResourcesRequest(container_id=container.id, linux=shares)
+        )
+        assert [placed["uid"] for placed in own_proxy.status()["pods"]] == [victim]
+        assert "upkeep_failed" not in {event["event"] for event in own_proxy.events()}
+        through.remove_all_pods()

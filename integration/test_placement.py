@@ -1,0 +1,299 @@
+"""Offline pods in the box and online pods where they belong: as /proc and the kernel's files show it, under real
+containerd.
+"""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import grpc
+import pytest
+
+from integration.lab import cgroups
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.client import Api, Container, CriClient, Pod
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import Criproxy
+from integration.lab.directory import cgroup_root
+from integration.lab.pods import cgroups_of, strays
+from integration.lab.process import wait_until
+
+APIS: tuple[Api, ...] = get_args(Api)
+MIB = 1 << 20
+FOREVER = ["sh", "-c", "sleep 2147483647 & wait"]
+OFFLINE = {"colocation.criproxy.io/class": "offline"}
+QOS = ("", "/burstable", "/besteffort")
+BOX_CORES = 0.2
+PERIOD_US = 100_000
+CONFIG = {
+    "colocation": {"enabled": True, "presets": ["koordinator", "caelus", "bilibili"]},
+    "control": {"policy": "static", "interval_s": 0.2},
+    "cpu": {"static_cores": BOX_CORES},
+    "memory": {"static_bytes": 256 * MIB},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A criproxy before the session's containerd, and the cgroup under which both kubepods and the box lie."""
+
+    proxy: Criproxy
+    root: str
+
+    @property
+    def box(self) -> str:
+        return f"{self.root}/offline"
+
+
+@pytest.fixture(scope="module")
+def site(containerd: Containerd) -> Iterator[Site]:
+    proxy = Criproxy(containerd.directory, containerd.socket, CONFIG)
+    proxy.start()
+    yield Site(proxy, f"{cgroup_root(containerd.directory)}/placement")
+    proxy.stop()
+
+
+@pytest.fixture(params=APIS)
+def through(site: Site, client: CriClient, request: pytest.FixtureRequest) -> Iterator[CriClient]:
+    """A client of the proxy, under either API; the pods go after the test."""
+    with CriClient(site.proxy.socket, request.param) as through:
+        yield through
+        through.remove_all_pods()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A pod with one container, and the cgroup_parent that its request named."""
+
+    pod: Pod
+    container: Container
+    uid: str
+    parent: str
+
+
+def start(client: CriClient, site: Site, labels: dict[str, str], qos: str = "/besteffort", **more: object) -> Started:
+    uid = str(uuid.uuid4())
+    parent = f"{site.root}/kubepods{qos}/pod{uid}"
+    cgroups.Tree(parent).make()
+    pod = client.run_pod(f"p-{uid}", uid=uid, labels=labels, cgroup_parent=parent)
+    return Started(pod, client.run_container(pod, "main", FOREVER, **more), uid, parent)
+
+
+def kernel(path: str, v1: str, v2: str) -> str:
+    """What the kernel holds for a cgroup, in v1's file or in v2's."""
+    controller, file = (v1.partition(".")[0], v1) if cgroups.version() == 1 else ("", v2)
+    hierarchy = next(h for h in cgroups.hierarchies() if controller in h.controllers)
+    return (hierarchy.directory(path) / file).read_text().strip()
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", QOS)
+def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
+    site: Site, through: CriClient, qos: str
+) -> None:
+    started = start(through, site, OFFLINE, qos)
+    through.exec_sync(started.container, ["sh", "-c", "sleep 2147483647 >/dev/null 2>&1 &"])
+    place = f"{site.box}/pod{started.uid}"
+    for what in (started.pod, started.container):
+        paths = cgroups.of_process(through.pid(what))
+        assert set(paths.values()) == {f"{place}/{what.id}"}
+        assert paths.keys() >= {name for h in cgroups.hierarchies() for name in h.controllers}
+    assert len(cgroups_of(started.pod.id)) >= 4  # pause, the shell, its child, and what was executed
+    assert strays(started.pod.id, place) == []
+
+
+@pytest.mark.parametrize("qos", QOS)
+def test_online_pod_is_where_its_request_named_it(site: Site, through: CriClient, qos: str) -> None:
+    labels = {"colocation.criproxy.io/class": "online"}
+    started = start(through, site, labels, qos)
+    for what in (started.pod, started.container):
+        assert set(cgroups.of_process(through.pid(what)).values()) == {f"{started.parent}/{what.id}"}
+    assert len(strays(started.pod.id, site.box)) == len(cgroups.of_process(1)) * 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations"),
+    [
+        pytest.param({"koordinator.sh/qosClass": "BE"}, {}, id="koordinator"),
+        pytest.param({}, {"mixer.kubernetes.io/app-class": "greedy"}, id="caelus"),
+        pytest.param({"caster.io/resource-type": "colocation"}, {}, id="bilibili-label"),
+        pytest.param({}, {"caster.io/resource-type": "colocation"}, id="bilibili-annotation"),
+    ],
+)
+def test_pod_with_a_preset_s_mark_is_in_the_box(
+    site: Site, through: CriClient, labels: dict[str, str], annotations: dict[str, str]
+) -> None:
+    uid = str(uuid.uuid4())
+    parent = f"{site.root}/kubepods/besteffort/pod{uid}"
+    pod = through.run_pod("marked", uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent)
+    through.run_container(pod, "main", FOREVER)
+    assert strays(pod.id, f"{site.box}/pod{uid}") == []
+
+
+@pytest.mark.parametrize(
+    ("namespace", "source", "placed"),
+    [
+        pytest.param("kube-system", "file", False, id="static"),
+        pytest.param("kube-system", "http", False, id="static-from-a-url"),
+        pytest.param("kube-system", "api", True, id="ordinary-pod-of-kube-system"),
+        pytest.param("batch", "file", True, id="static-pod-of-a-user"),
+    ],
+)
+def test_static_pod_of_kube_system_stays_where_it_is_whatever_its_marks(
+    site: Site, through: CriClient, namespace: str, source: str, placed: bool
+) -> None:
+    uid = uuid.uuid4().hex  # a static pod's is a hash
+    parent = f"{site.root}/kubepods/burstable/pod{uid}"
+    pod = through.run_pod(
+        "etcd",
+        uid=uid,
+        namespace=namespace,
+        labels=OFFLINE,
+        annotations={"kubernetes.io/config.source": source},
+        cgroup_parent=parent,
+    )
+    through.run_container(pod, "main", FOREVER)
+    assert strays(pod.id, f"{site.box}/pod{uid}" if placed else parent) == []
+
+
+@pytest.mark.parametrize("length", [64, 13])
+def test_container_follows_its_sandbox_whatever_its_own_request_says(
+    site: Site, through: CriClient, length: int
+) -> None:
+    """The second container's request has neither the mark nor the whole id: runtimes take an id's beginning too."""
+    started = start(through, site, OFFLINE)
+    config = cri.PodSandboxConfig()
+    config.CopyFrom(started.pod.config)
+    config.labels.clear()
+    container = through.run_container(Pod(started.pod.id[:length], config), "second", FOREVER)
+    assert strays(started.pod.id, f"{site.box}/pod{started.uid}") == []
+    assert len(cgroups_of(started.pod.id)) == 5
+    assert through.pid(container) in cgroups_of(started.pod.id)
+
+
+# --- resources ------------------------------------------------------------------------------------------------------
+
+LIMITED = cri.LinuxContainerResources(
+    cpu_period=PERIOD_US,
+    cpu_quota=2 * PERIOD_US,
+    cpu_shares=2048,
+    memory_limit_in_bytes=64 * MIB,
+    oom_score_adj=500,
+    cpuset_cpus="0",
+    cpuset_mems="0",
+)
+
+
+def assert_lowest(site: Site, cgroup: str, memory_bytes: int) -> None:
+    """In this container's cgroup: lowest shares, no cpuset, no quota where v1 would refuse it, its own memory limit."""
+    assert kernel(cgroup, "cpu.shares", "cpu.weight") == ("2" if cgroups.version() == 1 else "1")
+    assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(memory_bytes)
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        everything = kernel(site.box, file, file) if cgroups.version() == 1 else ""
+        assert kernel(cgroup, file, file) == everything
+    if cgroups.version() == 1:
+        assert kernel(cgroup, "cpu.cfs_quota_us", "cpu.max") == "-1"
+
+
+def box_quota_us(site: Site) -> int:
+    return int(kernel(site.box, "cpu.cfs_quota_us", "cpu.max").split()[0].replace("max", "-1"))
+
+
+def test_offline_container_with_a_quota_runs_while_the_box_is_far_below_it(site: Site, through: CriClient) -> None:
+    started = start(through, site, OFFLINE, "", resources=LIMITED)
+    assert 0 < box_quota_us(site) <= BOX_CORES * PERIOD_US
+    cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
+    assert_lowest(site, cgroup, 64 * MIB)
+    assert Path(f"/proc/{through.pid(started.container)}/oom_score_adj").read_text() == "1000\n"
+
+
+@pytest.mark.skipif(cgroups.version() != 1, reason="cgroup v1 alone refuses a child's larger quota")
+def test_container_with_a_quota_in_the_box_is_refused_without_the_rewrite(
+    site: Site, client: CriClient, through: CriClient
+) -> None:
+    """The control of the test above: the kernel does refuse what criproxy takes out."""
+    start(through, site, OFFLINE)
+    wait_until(lambda: 0 < box_quota_us(site) <= BOX_CORES * PERIOD_US, 60, "the box's limit")
+    pod = client.run_pod("bare", uid="bare", cgroup_parent=f"{site.box}/podbare")
+    with pytest.raises(grpc.RpcError, match=r"cpu.cfs_quota_us: invalid argument"):
+        client.run_container(pod, "main", FOREVER, resources=LIMITED)
+
+
+def test_online_container_keeps_what_its_request_says(site: Site, through: CriClient) -> None:
+    started = start(through, site, {}, "", resources=LIMITED)
+    cgroup = f"{started.parent}/{started.container.id}"
+    assert kernel(cgroup, "cpuset.cpus", "cpuset.cpus") == "0"
+    assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(64 * MIB)
+    assert Path(f"/proc/{through.pid(started.container)}/oom_score_adj").read_text() == "500\n"
+    if cgroups.version() == 1:
+        assert kernel(cgroup, "cpu.shares", "") == "2048"
+        assert kernel(cgroup, "cpu.cfs_quota_us", "") == str(2 * PERIOD_US)
+    else:
+        assert kernel(cgroup, "", "cpu.max") == f"{2 * PERIOD_US} {PERIOD_US}"
+
+
+@pytest.mark.parametrize("length", [64, 13])
+@pytest.mark.parametrize(
+    ("update", "memory_bytes"),
+    [
+        pytest.param(cri.LinuxContainerResources(cpuset_cpus="0"), 64 * MIB, id="static-cpu-manager"),
+        pytest.param(cri.LinuxContainerResources(cpuset_cpus="4095"), 64 * MIB, id="cpus-of-another-machine"),
+        pytest.param(
+            cri.LinuxContainerResources(cpu_period=PERIOD_US, cpu_quota=3 * PERIOD_US, cpu_shares=3072),
+            64 * MIB,
+            id="resize-of-cpu",
+        ),
+        pytest.param(
+            cri.LinuxContainerResources(
+                cpu_period=PERIOD_US,
+                cpu_quota=PERIOD_US,
+                cpu_shares=1024,
+                memory_limit_in_bytes=96 * MIB,
+                oom_score_adj=2,
+            ),
+            96 * MIB,
+            id="resize-of-all",
+        ),
+    ],
+)
+def test_update_of_an_offline_container_succeeds_and_leaves_it_at_the_bottom(
+    site: Site, through: CriClient, update: cri.LinuxContainerResources, memory_bytes: int, length: int
+) -> None:
+    started = start(through, site, OFFLINE, "", resources=LIMITED)
+    request = cri.UpdateContainerResourcesRequest(container_id=started.container.id[:length], linux=update)
+    through.call("UpdateContainerResources", request)
+    assert_lowest(site, f"{site.box}/pod{started.uid}/{started.container.id}", memory_bytes)
+    assert strays(started.pod.id, f"{site.box}/pod{started.uid}") == []
+
+
+def test_update_of_an_online_container_does_what_it_says(site: Site, through: CriClient) -> None:
+    started = start(through, site, {}, "", resources=LIMITED)
+    update = cri.LinuxContainerResources(cpu_shares=512, memory_limit_in_bytes=96 * MIB)
+    request = cri.UpdateContainerResourcesRequest(container_id=started.container.id, linux=update)
+    through.call("UpdateContainerResources", request)
+    cgroup = f"{started.parent}/{started.container.id}"
+    assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(96 * MIB)
+    assert kernel(cgroup, "cpu.shares", "cpu.weight") == ("512" if cgroups.version() == 1 else "20")
+
+
+# --- everything else ------------------------------------------------------------------------------------------------
+
+ENVS = {"ZULU": "1", "PASSWORD": "tr0ub4dor", "ALPHA": "two words", "EMPTY": "", "UNI": "ünï=code\nline", "MIKE": "2"}
+
+
+def test_environment_of_an_offline_container_is_as_without_the_proxy(
+    site: Site, client: CriClient, through: CriClient
+) -> None:
+    seen = []
+    for cri_client, labels in ((client, {}), (through, {}), (through, OFFLINE)):
+        started = start(cri_client, site, labels, env=ENVS)
+        seen.append(cri_client.exec_sync(started.container, ["cat", "/proc/self/environ"]).stdout)
+    direct, online, offline = seen
+    own = [entry for entry in direct.decode().split("\0") if entry.partition("=")[0] in ENVS]
+    assert own == [f"{key}={value}" for key, value in ENVS.items()]
+    assert direct == online == offline
+    assert "tr0ub4dor" not in site.proxy.log.read_text()

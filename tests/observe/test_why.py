@@ -1,0 +1,156 @@
+"""Why a limit was what it was: the answer as data, as text, and the moments that may be asked for."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from status_samples import DECISION, GIB, SNAPSHOT
+
+from criproxy.control.history import History, Record
+from criproxy.model import UNLIMITED, GuardCeiling, Limits, Prediction
+from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
+
+WALL = 1_773_061_200.0  # 2026-03-09 14:00:00 in Berlin
+
+
+@pytest.fixture(autouse=True)
+def berlin() -> Iterator[None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "CET-1CEST,M3.5.0,M10.5.0/3"
+    time.tzset()
+    yield
+    os.environ.pop("TZ")
+    if before is not None:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+def record(after_s: float, *, applied: bool = True, **changes: object) -> Record:
+    decision = dataclasses.replace(DECISION, t_s=after_s, **changes)  # type: ignore[arg-type]
+    return Record(WALL + after_s, SNAPSHOT, decision, applied)
+
+
+def history(*records: Record) -> History:
+    kept = History()
+    for each in records:
+        kept.add(each)
+    return kept
+
+
+KEPT = history(
+    record(0.0, before=None, limits=Limits(2.0, UNLIMITED), cpu_reason="set to 2.00 cores: at first"),
+    record(180.0),
+    record(190.0, cpu_reason="held at 1.50 cores: too soon"),
+    record(
+        200.0, limits=Limits(0.5, 2 * GIB), guard=GuardCeiling(0.5, "online waits"), window="window night (dynamic)"
+    ),
+)
+
+
+def test_answer_at_a_moment_has_the_decision_its_inputs_and_since_when() -> None:
+    decision = answer(KEPT, WALL + 195.0).decision
+    assert decision is not None
+    cpu = decision.cpu
+    assert (decision.decided_s, decision.applied, decision.guard) == (WALL + 190.0, True, None)
+    assert (cpu.limit, cpu.before, cpu.since_s, cpu.since_reason) == (1.5, 2.0, WALL + 180.0, "lowered to 1.50 cores")
+    assert (cpu.capacity, cpu.online, cpu.predicted, cpu.bounds) == (4.0, 1.75, 2.1, DECISION.cpu_bounds)
+    assert (decision.memory.limit, decision.memory.predicted, decision.memory.since_s) == ("unlimited", None, WALL)
+
+
+def test_answer_for_now_is_the_last_decision() -> None:
+    decision = answer(KEPT, None).decision
+    assert decision is not None
+    assert (decision.cpu.limit, decision.memory.limit, decision.window) == (0.5, 2 * GIB, "window night (dynamic)")
+    assert decision.guard == GuardCeiling(0.5, "online waits")
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked_s", "first_s"), [(KEPT, WALL - 1.0, WALL), (History(), None, None), (History(), WALL, None)]
+)
+def test_answer_that_is_not_on_record_says_so(kept: History, asked_s: float | None, first_s: float | None) -> None:
+    assert answer(kept, asked_s) == Why(asked_s, first_s, None)
+
+
+@pytest.mark.parametrize("asked_s", [None, WALL + 195.0, WALL - 1.0])
+def test_json_comes_back_as_it_went(asked_s: float | None) -> None:
+    why = answer(KEPT, asked_s)
+    assert from_json(to_json(why)) == why
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"asked_s": "x"}'])
+def test_json_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_json(text)
+
+
+def test_text_answers_for_a_moment() -> None:
+    assert (
+        render(answer(KEPT, WALL + 195.0))
+        == """\
+at 2026-03-09 14:03:15 CET, by the decision of 2026-03-09 14:03:10 CET
+
+CPU limit 1.50 cores, since 2026-03-09 14:03:00 CET
+  then       lowered to 1.50 cores
+  why        held at 1.50 cores: too soon
+  capacity   4.00 cores, watermark 0.90, reserve 0.50 cores
+  online     1.75 cores, predicted 2.10 cores
+  limits     before 2.00 cores, after 1.50 cores
+  bounds     floor 0.10 cores, ceiling 3.00 cores
+  guard      at rest
+
+memory limit unlimited, since 2026-03-09 14:00:00 CET
+  why        not known
+  capacity   8.00 GiB, reserve 0 KiB
+  online     3.00 GiB, predicted not known
+  limits     before unlimited, after unlimited
+  bounds     floor 1.00 GiB, ceiling none
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked_s", "shown"),
+    [
+        pytest.param(KEPT, None, "now, by the decision of", id="now"),
+        pytest.param(KEPT, None, "  guard      0.50 cores (online waits)\n", id="guard"),
+        pytest.param(KEPT, None, "  schedule   window night (dynamic)\n", id="window"),
+        pytest.param(KEPT, WALL - 60.0, "record begins at 2026-03-09 14:00:00 CET\n", id="before-the-record"),
+        pytest.param(History(), None, "no decision is on record\nnothing was decided yet\n", id="empty"),
+        pytest.param(history(record(0.0, applied=False)), None, "\nnot applied: this is a dry run", id="dry-run"),
+        pytest.param(history(record(0.0)), None, "1.50 cores, since before the record begins\n", id="older"),
+        pytest.param(
+            history(record(0.0, prediction=Prediction(4.0, None, "cold start\x1b[2J", ""))),
+            None,
+            "predicted 4.00 cores (cold start\\x1b[2J)\n",
+            id="cold-start",
+        ),
+    ],
+)
+def test_text_shows(kept: History, asked_s: float | None, shown: str) -> None:
+    assert shown in render(answer(kept, asked_s))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        pytest.param("14:03", "2026-03-09T14:03:00", id="today"),
+        pytest.param("14:03:07", "2026-03-09T14:03:07", id="seconds"),
+        pytest.param("14:05:30", "2026-03-09T14:05:30", id="this-very-second"),
+        pytest.param("14:06", "2026-03-08T14:06:00", id="yesterday"),
+        pytest.param("2026-03-09T13:59", "2026-03-09T13:59:00", id="iso"),
+        pytest.param("2026-03-09 13:59:01", "2026-03-09T13:59:01", id="iso-with-a-blank"),
+        pytest.param("2026-03-09T12:59:00Z", "2026-03-09T13:59:00", id="iso-utc"),
+    ],
+)
+def test_moment_is_the_last_such_in_local_time(text: str, meant: str) -> None:
+    now_s = datetime.fromisoformat("2026-03-09T14:05:30").timestamp()
+    assert parse_moment(text, now_s) == datetime.fromisoformat(meant).timestamp()
+
+
+@pytest.mark.parametrize("text", ["", "noon", "25:00", "14:60", "1:2:3:4", "2026-13-01T00:00", "99999999999999"])
+def test_moment_that_is_none_is_refused_with_the_remedy(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no time: write 14:03, 14:03:07 or 2026-03-09T14:03:07"):
+        parse_moment(text, WALL)

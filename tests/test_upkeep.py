@@ -1,0 +1,228 @@
+"""Rounds of upkeep between a scripted runtime and a box that keeps its orders."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import structlog
+
+from criproxy.cgroup.naming import BoxPath
+from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.upkeep import EVERY_S, Settings, Upkeep
+
+ON = Settings(when_off=None, adopt=True)
+RELEASE = replace(ON, when_off="release")
+EVICT = replace(ON, when_off="evict")
+
+
+def sandbox(uid: str, box: str = "/offline") -> Sandbox:
+    return Sandbox(f"sandbox-{uid}", PodRef(uid, "batch", f"job-{uid}"), f"{box}/pod{uid}")
+
+
+@dataclass
+class Runtime:
+    """Its inventory, too. A pod in `stubborn` does not stop; while `down`, lists fail."""
+
+    placed: tuple[Sandbox, ...] = ()
+    ready: bool = True
+    down: bool = False
+    lists: int = 0
+    stopped: list[str] = field(default_factory=list)
+    stubborn: set[str] = field(default_factory=set)
+
+    async def refresh(self) -> None:
+        self.lists += 1
+        if self.down:
+            raise ConnectionError("down")
+
+    async def stop(self, sandbox_id: str) -> None:
+        if sandbox_id in self.stubborn:
+            raise ConnectionError(f"{sandbox_id} does not stop")
+        self.stopped.append(sandbox_id)
+
+
+@dataclass
+class Box:
+    """`orders` are what it was told, but for sweeps; `known` is what the last sweep was to keep."""
+
+    path: str | None = None
+    orders: list[object] = field(default_factory=list)
+    known: frozenset[str] | None = None
+    empty: tuple[str, ...] = ()
+    refuses: bool = False
+
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
+        self.orders.append(("adopt", box.path, lifted))
+        if self.refuses:
+            raise AdmissionError("no")
+        self.path = box.path
+
+    async def release(self) -> tuple[LimitChange, ...]:
+        self.orders.append("release")
+        return ()
+
+    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
+        self.known = known
+        return tuple(name for name in self.empty if name not in known)
+
+
+@dataclass
+class Bench:
+    settings: Settings = ON
+    runtime: Runtime = field(default_factory=Runtime)
+    box: Box = field(default_factory=Box)
+    swept: list[int] = field(default_factory=list)
+    times: Iterable[float] = ()
+
+    def __post_init__(self) -> None:
+        times = iter(self.times)
+        self.upkeep = Upkeep(
+            self.settings,
+            self.runtime,
+            self.box,
+            stop_sandbox=self.runtime.stop,
+            runtime_ready=lambda: self.runtime.ready,
+            on_swept=self.swept.append,
+            clock=lambda: next(times, 0.0),
+        )
+
+    def round(self, refresh: bool = False) -> None:
+        asyncio.run(self.upkeep.round(refresh=refresh))
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Run with a removal pending whenever it looks."""
+
+        async def go() -> None:
+            task = asyncio.create_task(self.upkeep.run())
+            while not condition():
+                self.upkeep.removed(sandbox("a"))
+                await asyncio.sleep(0)
+            task.cancel()
+
+        asyncio.run(asyncio.wait_for(go(), 60))
+
+
+# --- adoption ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders"),
+    [
+        pytest.param(ON, [("adopt", "/offline", False)], id="on"),
+        pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
+        pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
+        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+    ],
+)
+def test_connected_adopts_the_box_of_running_pods(settings: Settings, orders: list[object]) -> None:
+    bench = Bench(settings, Runtime((sandbox("a"), sandbox("b"))))
+    asyncio.run(bench.upkeep.connected())
+    assert bench.runtime.lists == 1
+    assert bench.box.orders == orders
+
+
+def test_connected_without_offline_pods_adopts_nothing() -> None:
+    bench = Bench()
+    asyncio.run(bench.upkeep.connected())
+    assert bench.box.orders == []
+
+
+def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(refuses=True))
+    asyncio.run(bench.upkeep.connected())
+    bench.box.refuses = False
+    bench.round()
+    bench.round()
+    assert bench.box.orders == [("adopt", "/offline", False)] * 2
+
+
+def test_connected_passes_the_failure_of_a_list_on() -> None:
+    bench = Bench(runtime=Runtime(down=True))
+    with pytest.raises(ConnectionError):
+        asyncio.run(bench.upkeep.connected())
+
+
+# --- sweeping ------------------------------------------------------------------------------------------------------
+
+
+def test_round_sweeps_what_the_runtime_does_not_know() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(empty=("poda", "podgone")))
+    bench.round()
+    assert bench.box.known == {"poda"}
+    assert bench.swept == [1]
+
+
+def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
+    bench = Bench(runtime=Runtime(ready=False), box=Box("/offline"))
+    bench.round(refresh=True)
+    assert (bench.runtime.lists, bench.box.known) == (0, None)
+
+
+def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
+    bench = Bench(runtime=Runtime(down=True), box=Box("/offline"))
+    with structlog.testing.capture_logs() as log:
+        bench.round(refresh=True)
+        bench.round(refresh=True)
+    assert bench.box.known is None
+    assert [entry["event"] for entry in log] == ["upkeep_failed"]
+    bench.runtime.down = False
+    bench.round(refresh=True)
+    assert bench.box.known == frozenset()
+
+
+# --- the switch ----------------------------------------------------------------------------------------------------
+
+
+def test_round_while_on_leaves_pods_and_limits_alone() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench.round()
+    assert (bench.box.orders, bench.runtime.stopped) == ([], [])
+
+
+def test_release_needs_no_runtime() -> None:
+    bench = Bench(RELEASE, Runtime((sandbox("a"),), ready=False), Box("/offline"))
+    bench.round()
+    assert (bench.box.orders, bench.runtime.stopped) == (["release"], [])
+
+
+def test_evict_stops_each_pod_once() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    bench.round()
+    bench.round()
+    assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
+    assert bench.box.orders == []
+
+
+def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
+    names = "abcdef"
+    runtime = Runtime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
+    bench = Bench(EVICT, runtime, Box("/offline", empty=("podgone",)))
+    bench.round()
+    assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
+    assert bench.swept == [1]
+    runtime.stubborn.clear()
+    bench.round()
+    assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
+
+
+def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"),)), Box("/offline"))
+    for settings in (EVICT, ON, EVICT):
+        bench.upkeep.configure(settings)
+        bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"] * 2
+
+
+# --- the schedule --------------------------------------------------------------------------------------------------
+
+
+def test_run_lists_each_minute_however_often_pods_are_removed() -> None:
+    bench = Bench(times=(t / 3 * EVERY_S for t in range(1_000_000)))
+    bench.run_until(lambda: bench.runtime.lists >= 2)
+    assert len(bench.swept) > bench.runtime.lists, "rounds after a removal alone do not list"
+
+
+def test_run_goes_on_after_a_round_that_failed() -> None:
+    bench = Bench(runtime=Runtime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
+    bench.run_until(lambda: bench.runtime.lists >= 2)
