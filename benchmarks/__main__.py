@@ -6,9 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import predictor, proxy
+from benchmarks import predictor, proxy, replay
 
-BENCHMARKS: dict[str, Callable[[], object]] = {"proxy": proxy.report, "predictor": predictor.report}
+BENCHMARKS: dict[str, Callable[[], object]] = {
+    "proxy": proxy.report,
+    "predictor": predictor.report,
+    "replay": replay.report,
+}
 
 
 def main() -> int:

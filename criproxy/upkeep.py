@@ -17,6 +17,11 @@ from criproxy.model import AdmissionError, LimitChange, Sandbox
 EVERY_S: Final = 60.0
 """From one listing of the runtime to the next: what left it behind our back is found by then."""
 
+AGAIN_S: Final = 5.0
+"""From an event to a listing: a start that a lost connection cut off may have ended only after the first, and a busy
+machine may have kept a cgroup for longer than the first sweep waited.
+"""
+
 _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
@@ -101,12 +106,13 @@ class Upkeep:
         self._due.set()
 
     async def run(self) -> None:
-        """Rounds, until cancelled: when something was removed or configured, and each minute with a new list."""
+        """Rounds, until cancelled: when something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
         list_at_s = self._clock() + EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), max(0.0, list_at_s - self._clock()))
                 await asyncio.sleep(_AFTER_REMOVAL_S)
+                list_at_s = min(list_at_s, self._clock() + AGAIN_S)
             self._due.clear()
             if refresh := self._clock() >= list_at_s:
                 list_at_s = self._clock() + EVERY_S

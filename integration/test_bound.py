@@ -89,6 +89,11 @@ def node(lab: Path) -> Iterator[Node]:
         yield Node(cgroup_root(lab), criproxy, client)
 
 
+def cpu_cgroup(pid: int) -> Cgroup:
+    """The cgroup that bounds a process's CPU."""
+    return Cgroup(of_process(pid)["cpu" if version() == 1 else ""])
+
+
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +158,7 @@ def measure_fairly(box: Cgroup, pids: list[int], say: Say) -> Measured:
     """Measure until the CPU that the quota grants was there to be had, a few times at most."""
     for _ in range(ATTEMPTS):
         found = measure(box, MEASURE_S)
-        assert all(is_running(pid) for pid in pids), "the loops"
+        assert all(is_running(pid) and cpu_cgroup(pid).path.startswith(f"{box.path}/") for pid in pids), "the loops"
         say(str(found))
         if not (found.is_below and found.lacked_cpu):
             break
@@ -183,7 +188,7 @@ def test_two_busy_pods_use_together_the_quota_of_the_box_through_ten_changes(nod
             assert found.lacked_cpu, found
             starved.append(str(found))
     if version() == 1:  # where a child's quota would keep the box from shrinking
-        assert [Cgroup(of_process(pid)["cpu"]).quota_cores() for pid in pids] == [None, None]
+        assert [cpu_cgroup(pid).quota_cores() for pid in pids] == [None, None]
     if starved:
         pytest.skip(f"the bound held, but others took the CPU in {ATTEMPTS} attempts at {starved}")
 

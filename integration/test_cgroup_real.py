@@ -123,6 +123,26 @@ def test_process_in_a_pod_is_in_the_box_in_every_controller(ground: Ground) -> N
     assert ground.driver.processes(ground.box) == (child.pid,)
 
 
+def test_box_follows_the_cpus_of_its_parent(ground: Ground) -> None:
+    if ground.driver.capabilities.version != 1:
+        pytest.skip("cgroup v2 does so by itself")
+    cpuset = Path(ground.mounts.v1["cpuset"])
+    everything = (cpuset / "cpuset.cpus").read_text()
+    if everything.strip().isdigit():
+        pytest.skip("this machine has one CPU")
+    pod = ground.pod("poda")
+    cpus = [Path(f"{cpuset}{path}/cpuset.cpus") for path in (ground.prefix, ground.box, pod)]
+    for file in reversed(cpus):  # as the kernel takes a CPU away that is unplugged
+        file.write_text(everything.strip().replace("-", ",").partition(",")[0])
+    child = ground.start(pod)
+    cpus[0].write_text(everything)
+
+    ground.driver.ensure(ground.box)
+
+    assert [file.read_text() for file in cpus] == [everything] * 3
+    assert os.sched_getaffinity(child.pid) == os.sched_getaffinity(0)
+
+
 def test_box_is_at_the_lowest_priority(ground: Ground) -> None:
     weight = ground.file(ground.box, "cpu.shares", "cpu.weight")
     if not ground.driver.capabilities.cpu_idle:

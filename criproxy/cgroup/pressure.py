@@ -29,7 +29,7 @@ class PressureListener:
         self._fd = -1
         self._epoll: select.epoll | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._armed: str | None = None
+        self._armed: str | None = ""
         self._next_s = 0.0
         self._reported = False
         self.note = "not listening"
@@ -57,12 +57,13 @@ class PressureListener:
             self._epoll.close()
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._epoll, self._armed, self._next_s = -1, None, None, 0.0
+        self._fd, self._epoll, self._armed, self._next_s = -1, None, "", 0.0
         self._reported = False
         self.note = "not listening"
 
     def _arm(self, file: str | None) -> None:
         if file is None:
+            self._armed = None
             self.note = "not reported by cgroup v1; the guard goes by usage alone"
             return
         try:

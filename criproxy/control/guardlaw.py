@@ -12,8 +12,8 @@ from typing import Final
 
 from criproxy.model import GuardCeiling
 
-WINDOWS_S: Final = (0.0, 0.2)
-"""Over how long online is judged: the last look alone, and for loads that pulse faster than that, some of them."""
+SLOW_S: Final = 0.15
+"""Online is judged by the last look alone and, for loads that pulse, by an average over so long."""
 
 NOISE_RATIO: Final = 0.05
 NOISE_CORES: Final = 0.1
@@ -33,6 +33,8 @@ RECOVER_RATIO_PER_S: Final = 0.1
 """Of capacity: how fast a ceiling rises once it has been held."""
 
 STEP_CORES: Final = 0.01
+
+_BACK: Final = "giving back, "
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +75,29 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An alarm that is not judged yet: what was reckoned with, and what has come since, in all and by window."""
+    """An alarm that is not judged yet: what was reckoned with, and what has come since, in all and at most."""
 
     reckoned_cores: float
     seconds: float = 0.0
     online_s: float = 0.0
-    peaks: tuple[float, ...] = (0.0,) * len(WINDOWS_S)
+    peak: float = 0.0
+    slow_peak: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """What has to be remembered from look to look. `bars`: the excess, by window, up to which there is no alarm."""
+    """What has to be remembered from look to look.
+
+    `slow_online` and `slow_box` are cores, averaged over `SLOW_S`. `bar` and `slow_bar` are the excess, of one look and
+    of the average, up to which there is no alarm.
+    """
 
     ceiling: GuardCeiling | None = None
     alarmed_s: float = -math.inf
-    recent: tuple[Look, ...] = ()
-    bars: tuple[float, ...] = (0.0,) * len(WINDOWS_S)
+    slow_online: float = 0.0
+    slow_box: float = 0.0
+    bar: float = 0.0
+    slow_bar: float = 0.0
     trial: Trial | None = None
     squeezes: int = 0
     false_alarms: int = 0
@@ -118,74 +127,69 @@ def watch(look: Look, outlook: Outlook, state: GuardState, settings: GuardSettin
 
     Time must not go back from look to look.
     """
-    held = min(outlook.limit_cores, outlook.capacity_cores, _cores(state.ceiling))
-    floor = min(settings.floor_cores, outlook.limit_cores)
-    room = outlook.capacity_cores * settings.watermark_ratio - settings.reserve_cores
+    capacity = outlook.capacity_cores
+    limit = min(outlook.limit_cores, capacity)
+    held = limit if state.ceiling is None else min(limit, state.ceiling.cores)
+    room = capacity * settings.watermark_ratio - settings.reserve_cores
     reckoned = max(room - held, outlook.predicted_cores or 0.0)
-    noise = _noise(outlook, settings)
-    recent = _recent(look, state.recent)
-    means = tuple(_mean_online(recent, window_s) for window_s in WINDOWS_S)
-    bars = tuple(max(noise, 0.0 if state.trial else bar) for bar in state.bars)
+    # Half of what the watermark keeps free is there to be used, before anybody has to give way.
+    noise = max(NOISE_CORES, NOISE_RATIO * capacity, (1.0 - settings.watermark_ratio) * capacity / 2)
+    seen = _averaged(look, state)
+    excess = _excess(look, seen, reckoned, noise)
+    if excess <= 0.0 and not look.pressure and state.ceiling is None and state.trial is None:
+        return seen
 
-    alarmed = [mean for mean, bar in zip(means, bars, strict=True) if mean - reckoned > bar]
-    step = _fit(room - max(alarmed), floor) if alarmed else math.inf
-    waiting = _eased(recent, outlook, held, floor) if look.pressure else math.inf
-    after = replace(state, recent=recent, bars=_forgotten(state.bars, look.seconds))
-    if min(step, waiting) < held:
-        ceiling = GuardCeiling(min(step, waiting), _why(step, waiting, max(means), reckoned))
+    floor = min(settings.floor_cores, limit)
+    step = _fit(room - reckoned - excess, floor) if excess > 0.0 else math.inf
+    eased = _eased(seen, held, capacity, floor) if look.pressure else math.inf
+    after, ceiling = seen, state.ceiling
+    if min(step, eased) < held:
+        ceiling = GuardCeiling(min(step, eased), _why(step, eased, reckoned + excess, reckoned))
         trial = state.trial or (Trial(reckoned) if step < held else None)
-        after = replace(after, ceiling=ceiling, alarmed_s=look.t_s, trial=trial, squeezes=state.squeezes + 1)
-    elif state.ceiling is not None and look.t_s - state.alarmed_s > settings.hold_s:
-        after = replace(after, ceiling=_recovered(state.ceiling, look, outlook, room))
-    if after.ceiling is not None and after.ceiling.cores >= min(outlook.limit_cores, outlook.capacity_cores):
-        after = replace(after, ceiling=None)
-    return _judged(look, means, noise, after)
+        after = replace(seen, alarmed_s=look.t_s, trial=trial, squeezes=state.squeezes + 1)
+    elif ceiling is not None and look.t_s - state.alarmed_s > settings.hold_s:
+        ceiling = _recovered(ceiling, look, outlook, room)
+    if ceiling is not None and ceiling.cores >= limit:
+        ceiling = None
+    return _judged(look, noise, replace(after, ceiling=ceiling))
 
 
-def _noise(outlook: Outlook, settings: GuardSettings) -> float:
-    """Half of what the watermark keeps free is there to be used, before anybody has to give way."""
-    slack = (1.0 - settings.watermark_ratio) * outlook.capacity_cores
-    return max(NOISE_CORES, NOISE_RATIO * outlook.capacity_cores, slack / 2)
+def _averaged(look: Look, state: GuardState) -> GuardState:
+    weight = -math.expm1(-look.seconds / SLOW_S)
+    keep = math.exp2(-look.seconds / FORGET_HALF_LIFE_S)
+    return GuardState(
+        state.ceiling,
+        state.alarmed_s,
+        state.slow_online + weight * (look.online_cores - state.slow_online),
+        state.slow_box + weight * (look.box_cores - state.slow_box),
+        state.bar * keep,
+        state.slow_bar * keep,
+        state.trial,
+        state.squeezes,
+        state.false_alarms,
+    )
 
 
-def _recent(look: Look, before: tuple[Look, ...]) -> tuple[Look, ...]:
-    """The looks that the longest window still reaches into, the last one first."""
-    kept, seconds = [look], look.seconds
-    for earlier in before:
-        if seconds >= WINDOWS_S[-1]:
-            break
-        kept.append(earlier)
-        seconds += earlier.seconds
-    return tuple(kept)
+def _excess(look: Look, seen: GuardState, reckoned: float, noise: float) -> float:
+    """By how much online exceeds the reckoning, when that is an alarm; else 0. In an alarm, no bar but noise holds."""
+    now, lately = look.online_cores - reckoned, seen.slow_online - reckoned
+    bar, slow_bar = (0.0, 0.0) if seen.trial else (seen.bar, seen.slow_bar)
+    return max(now if now > max(noise, bar) else 0.0, lately if lately > max(noise, slow_bar) else 0.0)
 
 
-def _mean_online(recent: tuple[Look, ...], window_s: float) -> float:
-    used = seconds = 0.0
-    for look in recent:
-        used += look.online_cores * look.seconds
-        seconds += look.seconds
-        if seconds >= window_s:
-            break
-    # What has not been seen counts as nothing, so that a window is no shorter than it says.
-    return used / max(seconds, window_s)
-
-
-def _eased(recent: tuple[Look, ...], outlook: Outlook, held: float, floor: float) -> float:
+def _eased(seen: GuardState, held: float, capacity: float, floor: float) -> float:
     """Half of what the box uses, when online waits on a full node; infinite otherwise."""
-    seconds = sum(look.seconds for look in recent)
-    box = sum(look.box_cores * look.seconds for look in recent) / seconds
-    online = sum(look.online_cores * look.seconds for look in recent) / seconds
-    if online + box < FULL_RATIO * outlook.capacity_cores:
+    if seen.slow_online + seen.slow_box < FULL_RATIO * capacity:
         return math.inf
-    return _fit(min(held, box) / 2, floor)
+    return _fit(min(held, seen.slow_box) / 2, floor)
 
 
 def _fit(cores: float, floor: float) -> float:
     return max(floor, math.floor(cores / STEP_CORES) * STEP_CORES)
 
 
-def _why(step: float, waiting: float, online: float, reckoned: float) -> str:
-    if waiting < step:
+def _why(step: float, eased: float, online: float, reckoned: float) -> str:
+    if eased < step:
         return "online waits for CPU on a full node"
     return f"online stepped up to {online:.2f} cores, {reckoned:.2f} were reckoned with"
 
@@ -195,34 +199,30 @@ def _recovered(ceiling: GuardCeiling, look: Look, outlook: Outlook, room: float)
     cores = ceiling.cores + RECOVER_RATIO_PER_S * outlook.capacity_cores * look.seconds
     if look.online_cores > (outlook.predicted_cores or 0.0):
         cores = min(cores, room - look.online_cores)
-    return GuardCeiling(max(ceiling.cores, cores), f"giving back, {ceiling.reason.removeprefix('giving back, ')}")
+    return GuardCeiling(max(ceiling.cores, cores), f"{_BACK}{ceiling.reason.removeprefix(_BACK)}")
 
 
-def _forgotten(bars: tuple[float, ...], seconds: float) -> tuple[float, ...]:
-    keep = math.exp2(-seconds / FORGET_HALF_LIFE_S)
-    return tuple(bar * keep for bar in bars)
-
-
-def _judged(look: Look, means: tuple[float, ...], noise: float, state: GuardState) -> GuardState:
+def _judged(look: Look, noise: float, state: GuardState) -> GuardState:
     """Go on with the trial; at its end, learn from an alarm that was false, and hold its ceiling no longer."""
     trial = state.trial
     if trial is None:
         return state
-    trial = replace(
-        trial,
+    trial = Trial(
+        reckoned_cores=trial.reckoned_cores,
         seconds=trial.seconds + look.seconds,
         online_s=trial.online_s + look.online_cores * look.seconds,
-        peaks=tuple(max(peak, mean - trial.reckoned_cores) for peak, mean in zip(trial.peaks, means, strict=True)),
+        peak=max(trial.peak, look.online_cores - trial.reckoned_cores),
+        slow_peak=max(trial.slow_peak, state.slow_online - trial.reckoned_cores),
     )
     if trial.seconds < TRIAL_S:
         return replace(state, trial=trial)
     if trial.online_s / trial.seconds > trial.reckoned_cores + noise:
         return replace(state, trial=None)
-    bars = tuple(
-        max(bar, LEARNED * peak) if peak > noise else bar for bar, peak in zip(state.bars, trial.peaks, strict=True)
+    return replace(
+        state,
+        trial=None,
+        alarmed_s=-math.inf,
+        bar=max(state.bar, LEARNED * trial.peak),
+        slow_bar=max(state.slow_bar, LEARNED * trial.slow_peak if trial.slow_peak > noise else 0.0),
+        false_alarms=state.false_alarms + 1,
     )
-    return replace(state, trial=None, bars=bars, alarmed_s=-math.inf, false_alarms=state.false_alarms + 1)
-
-
-def _cores(ceiling: GuardCeiling | None) -> float:
-    return math.inf if ceiling is None else ceiling.cores

@@ -59,12 +59,18 @@ def _paths(service: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 _UNARY: Final = _paths("RuntimeService", _RUNTIME_UNARY) | _paths("ImageService", _IMAGE_UNARY)
-_KNOWN: Final = _UNARY | _paths("RuntimeService", _RUNTIME_STREAMING) | _paths("ImageService", _IMAGE_STREAMING)
+_STREAMING: Final = _paths("RuntimeService", _RUNTIME_STREAMING) | _paths("ImageService", _IMAGE_STREAMING)
+_KNOWN: Final = _UNARY | _STREAMING
 
 
 def is_unary(path: str) -> bool:
     """Whether the call of this path (`/runtime.v1.RuntimeService/Version`) is known to be one message each way."""
     return path in _UNARY
+
+
+def is_server_streaming(path: str) -> bool:
+    """Whether the call of this path is known to be one message there and a stream back."""
+    return path in _STREAMING
 
 
 def label(path: str) -> str:

@@ -14,7 +14,7 @@ import grpc
 from grpc import aio
 
 from criproxy.proxy.engine import Interceptor, Refuse, Ticket
-from criproxy.proxy.methods import is_unary, label
+from criproxy.proxy.methods import is_server_streaming, is_unary, label
 from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
@@ -37,6 +37,19 @@ class CallMetrics(Protocol):
 @dataclass(slots=True)
 class _Outcome:
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The end of a call that has no answer. It is for `abort`: with a code set, an empty message would be sent too."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing: tuple[Any, ...] = ()
+
+
+_ONLY_S: Final = 0.1
+"""How long the end of an unknown method's requests is awaited, in s: one that has a single request sends it at once."""
 
 
 class Carrier:
@@ -64,31 +77,41 @@ class Carrier:
         return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
 
     async def _unary(self, method: str, hooked: bool, _requests: object, context: Any) -> bytes:
+        # gRPC keeps what `abort` raises, and with it this frame, until the garbage collector comes: the messages, of
+        # any size, are in the frames below, which have ended by then.
         with self._counted(method, hooked) as outcome:
-            message = await context.read()
-            if message is aio.EOF:
-                return await _abort(context, outcome, grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
-            ticket = None
-            if hooked:
-                verdict = await self._interceptor.request(method, message)
-                if isinstance(verdict, Refuse):
-                    return await _abort(context, outcome, STATUS_CODES[verdict.code], verdict.message)
-                message, ticket = verdict.message, verdict.ticket
-            call = self._channel.unary_unary(method)(message, **_ends(context))
-            try:
-                answer: bytes | None = await call
-            except aio.AioRpcError as error:
-                await _send_initial_metadata(context, error.initial_metadata())
-                trailing = tuple(error.trailing_metadata())
-                return await _abort(context, outcome, error.code(), error.details(), trailing)
-            if answer is None:
-                return await _abort(context, outcome, grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
-            if ticket is not None:
-                await self._learn(ticket, answer)
-            await _send_initial_metadata(context, await call.initial_metadata())
-            context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+            answer = await self._answer(method, hooked, context)
+            if isinstance(answer, _Failure):
+                outcome.code = answer.code
+                await context.abort(answer.code, answer.details, answer.trailing)
+                raise AssertionError("abort returned")
             outcome.code = grpc.StatusCode.OK
             return answer
+
+    async def _answer(self, method: str, hooked: bool, context: Any) -> bytes | _Failure:
+        """Carry a call of one message each way, but for its end."""
+        message = await context.read()
+        if message is aio.EOF:
+            return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
+        ticket = None
+        if hooked:
+            verdict = await self._interceptor.request(method, message)
+            if isinstance(verdict, Refuse):
+                return _Failure(STATUS_CODES[verdict.code], verdict.message)
+            message, ticket = verdict.message, verdict.ticket
+        call = self._channel.unary_unary(method)(message, **_ends(context))
+        try:
+            answer: bytes | None = await call
+        except aio.AioRpcError as error:
+            await _send_initial_metadata(context, error.initial_metadata())
+            return _Failure(error.code(), error.details(), tuple(error.trailing_metadata()))
+        if answer is None:
+            return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
+        if ticket is not None:
+            await self._learn(ticket, answer)
+        await _send_initial_metadata(context, await call.initial_metadata())
+        context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+        return answer
 
     async def _learn(self, ticket: Ticket, answer: bytes) -> None:
         """Show the answer to the interceptor, to the end even if the client gives up now: the runtime has acted."""
@@ -98,14 +121,17 @@ class Carrier:
         await asyncio.shield(task)
 
     async def _stream(self, method: str, _requests: object, context: Any) -> None:
-        with self._counted(method, hooked=False) as outcome:
-            call = self._channel.stream_stream(method)(**_ends(context))
-            requests = asyncio.create_task(_pass_requests(context, call))
-            try:
-                outcome.code = await _pass_answers(call, context)
-            finally:
-                requests.cancel()
-                call.cancel()
+        with self._counted(method, hooked=False) as outcome, contextlib.ExitStack() as ends:
+            requests = _Requests(context)
+            ends.callback(requests.close)
+            only = await requests.only(None if is_server_streaming(method) else _ONLY_S)
+            if only is not None:
+                call = self._channel.unary_stream(method)(only, **_ends(context))
+            else:
+                call = self._channel.stream_stream(method)(**_ends(context))
+                ends.callback(asyncio.create_task(_pass_requests(requests, call)).cancel)
+            ends.callback(call.cancel)
+            outcome.code = await _pass_answers(call, context)
 
     @contextlib.contextmanager
     def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
@@ -121,10 +147,46 @@ class Carrier:
             self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
 
 
-async def _pass_requests(context: Any, call: Any) -> None:
+class _Requests:
+    """A client's messages, read ahead as far as it takes to tell a single one from a stream."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._ahead: list[Any] = []
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def only(self, timeout_s: float | None) -> bytes | None:
+        """The client's only message; None when there is none, or more, or when `timeout_s` ends first."""
+        while len(self._ahead) < 2:
+            self._reading = self._reading or asyncio.create_task(self._context.read())
+            done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
+            if not done:
+                return None
+            self._ahead.append(self._reading.result())
+            self._reading = None
+            if self._ahead[0] is aio.EOF:
+                return None
+        only: bytes | None = self._ahead[0] if self._ahead[1] is aio.EOF else None
+        return only
+
+    async def read(self) -> Any:
+        """The next message, or aio.EOF."""
+        if self._ahead:
+            return self._ahead.pop(0)
+        if (reading := self._reading) is not None:
+            self._reading = None
+            return await reading
+        return await self._context.read()
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+async def _pass_requests(requests: _Requests, call: Any) -> None:
     # What fails here ends the call, and `_pass_answers` learns how; but grpc.aio reports an error that comes amid a
     # write as INTERNAL. Only a client that streams its requests can meet that, and CRI has none.
-    while (message := await context.read()) is not aio.EOF:
+    while (message := await requests.read()) is not aio.EOF:
         await call.write(message)
     await call.done_writing()
 
@@ -155,15 +217,6 @@ def _ends(context: Any) -> dict[str, Any]:
 async def _send_initial_metadata(context: Any, metadata: Any) -> None:
     if metadata:
         await context.send_initial_metadata(tuple(metadata))
-
-
-async def _abort(
-    context: Any, outcome: _Outcome, code: grpc.StatusCode, message: str, trailing: tuple[Any, ...] = ()
-) -> bytes:
-    """Answer with an error, by raising what gRPC knows as its own. Setting the code would send an empty message too."""
-    outcome.code = code
-    await context.abort(code, message, trailing)
-    raise AssertionError("abort returned")
 
 
 class ProxyServer:

@@ -1,6 +1,7 @@
 """The results as pictures: a few nodes' courses, or the trade-off of a sweep. Needs matplotlib, which is optional."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def require() -> None:
     except (ImportError, RuntimeError) as error:  # numpy's wheels refuse old CPUs with a RuntimeError
         why = " ".join(str(error).split())
         raise SimulateError(
-            f"--plot needs matplotlib ({why}): pip install 'criproxy[plot]', or leave --plot out"
+            f"--plot needs matplotlib ({why}): install it with {sys.executable} -m pip install matplotlib, or leave "
+            "--plot out"
         ) from error
 
 

@@ -37,8 +37,8 @@ class Plan:
     unit: float = 1.0
 
     def horizon_of(self, trace: Trace) -> float:
-        """How far ahead a prediction for this trace reaches, in seconds."""
-        return NEXT_SAMPLE_STEPS * trace.step_s if self.horizon_s is None else self.horizon_s
+        """How far ahead a prediction for this trace reaches, in seconds; for a single sample, anything will do."""
+        return NEXT_SAMPLE_STEPS * (trace.step_s or 1.0) if self.horizon_s is None else self.horizon_s
 
 
 def predict(trace: Trace, plan: Plan) -> "array[float]":

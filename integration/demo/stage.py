@@ -24,6 +24,7 @@ from integration.lab.kubelet import Kubelet
 
 _HALF_LIFE_S: Final = 900.0
 _RAISE_AFTER_S: Final = 60.0
+_MAX_RAISE_RATIO: Final = 0.1
 _LEAST_HALF_LIFE_S: Final = 0.1
 _LEAD_S: Final = 0.5
 
@@ -75,6 +76,11 @@ def raise_after_s(play: Play) -> float:
     return _RAISE_AFTER_S / max(play.compression, 1.0)
 
 
+def max_raise_ratio(play: Play) -> float:
+    """How far the limit may rise per decision: the default, stretched likewise."""
+    return min(_MAX_RAISE_RATIO * max(play.compression, 1.0), 1.0)
+
+
 @contextmanager
 def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kubelet: bool) -> Iterator[Stage]:
     """Bring the node up in the place's directory; the place's `clear` takes it down.
@@ -110,7 +116,12 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
 
 def _config(address: str, play: Play) -> dict[str, dict[str, object]]:
     """criproxy's defaults, but for what time compression needs: the calibrated predictor learns its margin for days."""
-    control = {"predictor": "histogram", "half_life_s": half_life_s(play), "raise_after_s": raise_after_s(play)}
+    control = {
+        "predictor": "histogram",
+        "half_life_s": half_life_s(play),
+        "raise_after_s": raise_after_s(play),
+        "max_raise_ratio": max_raise_ratio(play),
+    }
     return {
         "colocation": {"enabled": True},
         "control": control,

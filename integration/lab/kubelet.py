@@ -22,7 +22,8 @@ from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
 
 START_S = 60
-POD_S = 60
+POD_S = 180
+"""Kubelet tries again 10 s and more after each failure, and a busy machine is slow."""
 POLL_S = 0.2
 """Kubelet logs each question."""
 BUILD = Path(__file__).resolve().parent / "build-kubelet"
@@ -164,7 +165,7 @@ class Kubelet:
         return json.loads(self._get("/stats/summary"))
 
     def wait_running(self, name: str) -> PodStatus:
-        """Wait until all containers of a pod run. Raises LabError after a minute."""
+        """Wait until all containers of a pod run. Raises LabError after three minutes."""
 
         def running() -> PodStatus | None:
             pod = self.pods().get(name)
@@ -175,7 +176,7 @@ class Kubelet:
         return pod
 
     def wait_gone(self, pod: PodStatus) -> None:
-        """Wait until kubelet knows a removed pod no more and has removed its cgroup. Raises LabError after a minute."""
+        """Wait until kubelet forgot a removed pod and its own cgroup is gone. Raises LabError after three minutes."""
         own = f"pod{pod.uid}"
 
         def gone() -> bool:

@@ -55,6 +55,18 @@ class FakeDriver:
         old, self.boxes[box] = self.boxes[box], limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        self._call("squeeze", box, str(cores))
+        old = self.boxes[box]
+        self.boxes[box] = Limits(cores, old.memory_bytes)
+        return (LimitChange("cpu.max", str(old.cpu_cores), str(cores), self.drifted),)
+
+    def cpu_counter(self, path: str) -> str:
+        return f"/nowhere{path}/cpu.stat"
+
+    def pressure_file(self, path: str) -> str | None:
+        return f"{path}/cpu.pressure"
+
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         self._call("ensure_pod", pod, str(memory_bytes))
         box, _, name = pod.rpartition("/")

@@ -142,6 +142,64 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
     assert (box.state().drift, box.state().limits) == (1, DECIDED)
 
 
+def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
+
+    assert driver.boxes["/offline"] == Limits(0.7, DECIDED.memory_bytes)
+    assert box.state().limits == Limits(0.7, DECIDED.memory_bytes)
+    assert box.state().drift == 0
+
+
+def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7), lambda: box.admit(B, 0))
+    squeezed = driver.boxes["/offline"]
+
+    run(lambda: box.apply(DECIDED))
+
+    assert squeezed == Limits(0.7, DECIDED.memory_bytes)
+    assert driver.boxes["/offline"] == DECIDED
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="no-box"),
+        pytest.param([lambda box: box.admit(A, 0)], id="no-decision"),
+        pytest.param([lambda box: box.apply(Limits(0.5, 1 << 20)), lambda box: box.admit(A, 0)], id="lower-already"),
+        pytest.param(
+            [lambda box: box.apply(DECIDED), lambda box: box.admit(A, 0), lambda box: box.release()], id="released"
+        ),
+    ],
+)
+def test_squeeze_never_raises_a_limit_nor_makes_one(
+    box: Box, driver: FakeDriver, before: list[Callable[[Box], Awaitable[object]]]
+) -> None:
+    run(*(lambda step=step: step(box) for step in before))
+
+    assert run(lambda: box.squeeze(0.7)) == [()]
+    assert "squeeze" not in [name for name, *_ in driver.log]
+
+
+def test_squeeze_of_an_unlimited_box_limits_it(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.apply(LIFTED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
+
+    assert driver.boxes["/offline"] == Limits(0.7, UNLIMITED)
+
+
+def test_cpu_times_are_none_without_a_box_or_its_files(box: Box) -> None:
+    before = box.cpu_times()
+    run(lambda: box.admit(A, 0))
+
+    assert (before, box.cpu_times()) == (None, None)
+
+
+def test_pressure_is_that_of_kubelets_own_cgroup(box: Box) -> None:
+    before = box.pressure_file()
+    run(lambda: box.admit(ELSEWHERE, 0))
+
+    assert (before, box.pressure_file()) == (None, "/kubelet/kubepods/cpu.pressure")
+
+
 def test_apply_that_fails_is_still_what_the_next_pod_gets(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 0))
     driver.fail_on = {"write"}

@@ -10,7 +10,7 @@ from control_fakes import GIB, FakeBox, FakeCapacity, FakeClock, FakeLog, FakeOb
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
 from criproxy.control.series import PredictorSettings
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED, GuardCeiling, Limits
 
 POLICY = PolicySettings(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
 SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))
@@ -24,6 +24,7 @@ class Node:
         self.clock, self.capacity, self.log = FakeClock(), FakeCapacity(), FakeLog()
         self.box = FakeBox(self.clock)
         self.observer = FakeObserver()
+        self.ceiling = None
         self.loop = Loop(
             self.box,
             self.capacity,
@@ -31,6 +32,7 @@ class Node:
             settings,
             observer=self.observer,
             log=self.log,
+            guard=lambda: self.ceiling,
         )
 
     def ticks(self, count=1, seconds=1.0):
@@ -92,11 +94,67 @@ def test_tick_capacity_unplugged_bounds_the_box_in_the_same_tick(node):
     assert node.box.limits.cpu_cores <= 2 * 0.9 - 1.0 + 1e-9
 
 
+def test_tick_memory_unplugged_bounds_the_box_in_the_same_tick(node):
+    node.ticks(20)
+    node.capacity.value = replace(node.capacity.value, memory_bytes=8 * GIB)
+    node.ticks()
+    assert node.box.limits.memory_bytes <= 8 * GIB * 0.9 - 4 * GIB
+
+
+def test_tick_capacity_plugged_in_is_given_by_and_by():
+    node = Node(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, max_raise_ratio=0.1))))
+    node.ticks(40)
+    before = node.box.limits.cpu_cores
+    node.capacity.value = replace(node.capacity.value, cores=8.0)
+    given = []
+    for _ in range(10):
+        node.ticks()
+        given.append(node.box.limits.cpu_cores)
+    assert given[0] == pytest.approx(before + 0.8)
+    assert given[-1] == pytest.approx(8 * 0.9 - 1.0, abs=0.06)
+
+
+def test_tick_cold_start_of_the_calibrated_predictor_gives_the_floor_and_says_so():
+    node = Node(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated")))
+    node.ticks(60)
+    assert node.box.limits == FLOORS
+    reason = node.observer.seen[-1][1].cpu_reason
+    assert reason.startswith(
+        "held at 0.10 cores: the floor, above 4.00 cores x 0.90 - predicted 4.00 cores (learning, 0 "
+    )
+    node.ticks(60)
+    decision = node.observer.seen[-1][1]
+    assert decision.limits.cpu_cores <= 4 * 0.9 - 1.25
+    assert "(learning, " in decision.cpu_reason
+    node.ticks(300)
+    decision = node.observer.seen[-1][1]
+    assert "learning" not in decision.cpu_reason + decision.memory_reason
+
+
+def test_tick_guards_ceiling_bounds_the_limit_from_this_tick_to_the_last_that_it_is_there(node):
+    node.ticks(20)
+    free = node.box.limits.cpu_cores
+    node.ceiling = GuardCeiling(0.5, "online waits")
+    node.ticks()
+    assert node.box.limits.cpu_cores == 0.5
+    node.ceiling = None
+    node.ticks()
+    assert node.box.limits.cpu_cores == pytest.approx(free, abs=0.02)
+
+
+def test_tick_that_falls_back_keeps_to_the_floor_below_the_guard_too(node):
+    node.ticks(20)
+    node.ceiling, node.box.usage_error = GuardCeiling(0.01, "online waits"), OSError("gone")
+    node.ticks(61)
+    assert node.box.limits == FLOORS
+
+
 def test_tick_dry_run_decides_and_writes_nothing():
     node = Node(replace(SETTINGS, dry_run=True))
     node.ticks(10)
     assert node.box.applied == []
     assert node.observer.seen[-1][1].limits.cpu_cores > 2.0
+    assert not any(record.applied for record in node.loop.history.records())
 
 
 def test_tick_static_policy_applies_what_is_configured():
@@ -261,3 +319,4 @@ def test_history_holds_changes_and_reasons(node):
     records = node.loop.history.records()
     assert 8 < len(records) < 20
     assert all(math.isfinite(record.snapshot.online_cores) for record in records)
+    assert all(record.applied for record in records)

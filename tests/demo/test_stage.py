@@ -3,7 +3,7 @@ import pytest
 
 from criproxy.config.settings import Control
 from integration.demo.curve import Curve, Play
-from integration.demo.stage import half_life_s, raise_after_s
+from integration.demo.stage import half_life_s, max_raise_ratio, raise_after_s
 
 
 def play(length_s: float, seconds: float) -> Play:
@@ -26,4 +26,5 @@ def test_times_of_the_control_loop_are_compressed_as_the_trace_is_and_taken_by_c
     short = play(length_s, seconds)
     assert half_life_s(short) == pytest.approx(half_life)
     assert raise_after_s(short) == pytest.approx(raise_after)
+    assert max_raise_ratio(short) == pytest.approx(min(0.1 * 60.0 / raise_after, 1.0))
     msgspec.convert({"half_life_s": half_life_s(short), "raise_after_s": raise_after_s(short)}, Control)

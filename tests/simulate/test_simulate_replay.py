@@ -54,6 +54,7 @@ def test_kind_of_the_plan_is_the_kind_of_predictor(kind):
 def test_horizon_until_the_next_sample_follows_the_step_of_the_trace():
     assert PLAN.horizon_of(trace([1.0] * 9, step=300.0)) == 450.0
     assert PLAN.horizon_of(trace([1.0] * 5, [0, 15, 30, 400, 415])) == 22.5
+    assert PLAN.horizon_of(trace([1.0])) > 0.0
     assert replace(PLAN, horizon_s=3600.0).horizon_of(trace([1.0] * 9, step=300.0)) == 3600.0
 
 

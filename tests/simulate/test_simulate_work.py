@@ -34,7 +34,7 @@ class Counted:
 
 def trials(count, samples):
     return [
-        Trial(trace([float((i * j) % 7) for j in range(samples)], step=60.0, name=f"n-{i}"), (PLAN,), keep=True)
+        Trial(trace([float((i * j + i) % 7) for j in range(samples)], step=60.0, name=f"n-{i}"), (PLAN,), keep=True)
         for i in range(count)
     ]
 
@@ -49,7 +49,10 @@ def fail(trial):
 
 def test_spread_over_processes_gives_the_same_in_the_same_order():
     many, alone, together = trials(5, 5000), Counted(), Counted()
-    assert spread("", run, many, 2, together) == spread("", run, many, 1, alone)
+    elsewhere, here = spread("", run, many, 2, together), spread("", run, many, 1, alone)
+    assert [one.scores for one in elsewhere] == [one.scores for one in here]
+    assert [one.courses[0].limits for one in elsewhere] == [one.courses[0].limits for one in here]
+    assert len({one.scores for one in here}) == 5
     assert (together.samples, together.counted, together.ended) == (25_000, 25_000, True)
     assert (alone.samples, alone.counted, alone.ended) == (25_000, 25_000, True)
 

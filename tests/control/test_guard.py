@@ -1,0 +1,195 @@
+"""The guard's loop against a fake node, on a clock that jumps."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+from control_fakes import FakeClock, FakeLog, Stop
+
+from criproxy.control.guard import Guard, Settings
+from criproxy.control.guardlaw import GuardSettings, Outlook
+
+SETTINGS = Settings(GuardSettings(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
+OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)
+
+
+@dataclass
+class FakeNode:
+    clock: FakeClock
+    online_cores: float = 0.6
+    box_cores: float = 1.0
+    squeezed: list = field(default_factory=list)
+    read_error: Exception | None = None
+    squeeze_error: Exception | None = None
+    has_box: bool = True
+    _at_s: float = 0.0
+    _node_s: float = 50.0
+    _box_s: float = 20.0
+
+    def cpu_times(self):
+        if self.read_error:
+            raise self.read_error
+        if not self.has_box:
+            return None
+        seconds, self._at_s = self.clock.now - self._at_s, self.clock.now
+        self._box_s += seconds * self.box_cores
+        self._node_s += seconds * (self.box_cores + self.online_cores)
+        return self._node_s, self._box_s
+
+    def made_anew(self):
+        self._box_s = 0.0
+
+    async def squeeze(self, cores):
+        if self.squeeze_error:
+            raise self.squeeze_error
+        self.squeezed.append(cores)
+
+
+@dataclass
+class FakePressure:
+    note: str = "not listening"
+    reports: int = 0
+    closed: int = 0
+
+    def follow(self):
+        self.note = "listening"
+
+    def take(self):
+        self.reports, had = max(0, self.reports - 1), self.reports
+        return had > 0
+
+    def close(self):
+        self.closed += 1
+
+
+@dataclass
+class FakeObserver:
+    squeezes: int = 0
+    false_alarms: int = 0
+
+    def guard_squeezed(self):
+        self.squeezes += 1
+
+    def guard_false_alarm(self):
+        self.false_alarms += 1
+
+
+class Bench:
+    def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
+        self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
+        self.node, self.pressure, self.observer = FakeNode(self.clock), FakePressure(), FakeObserver()
+        self.guard = Guard(
+            self.node,
+            self.pressure,
+            lambda: self.outlook,
+            self.clock,
+            settings,
+            observer=self.observer,
+            log=self.log,
+        )
+
+    def run(self, looks):
+        """So many looks, each after its pause but for the first."""
+        self.clock.slept.clear()
+        self.clock.stop_after = looks
+        with pytest.raises(Stop):
+            asyncio.run(self.guard.run())
+        return self.clock.slept
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    bench.run(20)
+    return bench
+
+
+def test_guard_steady_load_writes_nothing_and_looks_each_interval(bench):
+    assert bench.run(5) == [0.05] * 5
+    assert (bench.node.squeezed, bench.guard.ceiling()) == ([], None)
+
+
+def test_guard_step_squeezes_the_box_within_one_look(bench):
+    bench.node.online_cores = 2.0
+    bench.run(1)
+    assert bench.node.squeezed == [pytest.approx(1.6)]
+    assert bench.guard.ceiling().cores == bench.node.squeezed[0]
+    assert bench.observer.squeezes == 1
+
+
+def test_guard_looks_sooner_after_an_alarm_for_a_moment(bench):
+    bench.node.online_cores = 2.0
+    assert bench.run(5) == [0.025] * 3 + [0.05] * 2
+
+
+def test_guard_pressure_squeezes(bench):
+    bench.node.box_cores = 3.4
+    bench.pressure.reports = 1
+    bench.run(20)
+    assert bench.node.squeezed == []
+    bench.pressure.reports = 1
+    bench.run(2)
+    assert len(bench.node.squeezed) == 1
+
+
+def test_guard_false_alarm_is_told(bench):
+    bench.node.online_cores = 1.0
+    bench.run(2)
+    bench.node.online_cores = 0.6
+    bench.run(25)
+    assert (bench.observer.squeezes, bench.observer.false_alarms) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["off", "no tick yet", "no box"])
+def test_guard_that_has_nothing_to_guard_rests(bench, how):
+    bench.node.online_cores = 2.0
+    bench.run(2)
+    assert bench.guard.ceiling() is not None
+    if how == "off":
+        bench.guard.replace_settings(replace(SETTINGS, law=None))
+    elif how == "no tick yet":
+        bench.outlook = None
+    else:
+        bench.node.has_box = False
+    before = len(bench.node.squeezed)
+    bench.run(3)
+    assert bench.guard.ceiling() is None
+    assert len(bench.node.squeezed) == before
+    assert bench.guard.status().enabled == (how != "off")
+
+
+def test_guard_switched_on_again_does_not_judge_the_time_between(bench):
+    bench.guard.replace_settings(replace(SETTINGS, law=None))
+    bench.node.online_cores = 4.0
+    bench.run(3)
+    bench.guard.replace_settings(SETTINGS)
+    bench.node.online_cores = 0.6
+    bench.run(1)
+    bench.run(20)
+    assert bench.node.squeezed == []
+
+
+def test_guard_box_made_anew_is_no_step(bench):
+    bench.node.made_anew()
+    bench.run(3)
+    assert bench.node.squeezed == []
+
+
+@pytest.mark.parametrize("where", ["read_error", "squeeze_error"])
+def test_guard_failure_is_counted_logged_once_and_survived(bench, where):
+    setattr(bench.node, where, OSError("EIO"))
+    for online in (2.0, 3.0):
+        bench.node.online_cores = online
+        bench.run(1)
+    assert bench.guard.status().failures == 2
+    assert bench.log.names().count("guard_failed") == 1
+    setattr(bench.node, where, None)
+    bench.node.online_cores = 4.0
+    bench.run(3)
+    assert bench.node.squeezed[-1] == 0.1
+
+
+def test_guard_tells_once_where_it_hears_of_pressure(bench):
+    assert [fields for level, event, fields in bench.log.events if event == "guard_pressure"] == [{"note": "listening"}]
+    assert bench.guard.status().pressure == "listening"
+    assert bench.pressure.closed == 1, "run has ended"
