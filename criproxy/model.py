@@ -173,13 +173,16 @@ class Limits:
 class Prediction:
     """The levels that online usage should not exceed before the next decisions; None: not known yet.
 
-    A note says, for people, why a prediction is careful (a cold start); "" when it is not.
+    A note says, for people, why a prediction is careful (a cold start); "" when it is not. `hour_cores` and
+    `hour_bytes` look an hour ahead: what a node may promise, rather than what the box may have now.
     """
 
     cpu_cores: float | None
     memory_bytes: float | None
     cpu_note: str = ""
     memory_note: str = ""
+    hour_cores: float | None = None
+    hour_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def config(cores: float, memory_bytes: int) -> Config:
     return {
         "colocation": {"enabled": True},
         "control": {"policy": "static"},
+        "guard": {"enabled": False},
         "cpu": {"static_cores": cores},
         "memory": {"static_bytes": memory_bytes},
     }

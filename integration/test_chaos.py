@@ -27,7 +27,7 @@ from integration.lab.cgroups import Tree, hierarchies, of_process
 from integration.lab.churn import Churn, Failure, RecordingClient, Spec, bring_up
 from integration.lab.client import CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.lookout import Lookout
@@ -52,7 +52,7 @@ ECHOES: Mapping[str, re.Pattern[str]] = {
 }
 """What containerd 1.6 answers to the next call about a pod while it still works on one that was cut."""
 PODS_TO_RECOVER = 5
-CONFIG: Config = {"colocation": {"enabled": True}, "cpu": {"min_cores": 0.5}}
+CONFIG: Config = {"colocation": {"enabled": True}, "control": QUICK, "cpu": {"min_cores": 0.5}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Criproxy
+from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.pods import processes_of, strays
@@ -91,9 +91,10 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(containerd: Containerd) -> Iterator[Site]:
-    config = {"colocation": {"enabled": True}}
+    config = {"colocation": {"enabled": True}, "control": QUICK}
     proxy = Criproxy(containerd.directory, containerd.socket, config)
     proxy.start()
+    assert proxy.status()["colocation"] == "on"
     yield Site(containerd, proxy, f"{cgroup_root(containerd.directory)}/hostile")
     proxy.stop()
 
@@ -247,15 +248,11 @@ def test_message_of_15_mib_passes_hooked_and_not(site: Site, pair: tuple[Raw, Ra
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An offline pod with one container, and how many processes it has at rest."""
+    """An offline pod with one container. containerd 1.6 itself may leave the process of a cancelled ExecSync in it."""
 
     client: CriClient
     container: Container
     uid: str
-    processes: int
-
-    def is_at_rest(self) -> bool:
-        return len(processes_of(self.container.pod.id)) == self.processes
 
 
 @pytest.fixture
@@ -264,8 +261,7 @@ def running(site: Site, client: CriClient) -> Iterator[Running]:
     with CriClient(site.proxy.socket) as through:
         pod = through.run_pod("busy", uid=uid, labels=OFFLINE, cgroup_parent=kubelet_parent(site, uid))
         container = through.run_container(pod, "main", FOREVER)
-        through.exec_sync(container, ["true"])
-        yield Running(through, container, uid, len(processes_of(pod.id)))
+        yield Running(through, container, uid)
         through.stop_and_remove(pod)
 
 
@@ -283,7 +279,6 @@ def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, 
             for future in futures:
                 future.cancel()
             wait_until(lambda: site.in_flight() == 0, LONG_S, "the cancelled calls to end")
-        wait_until(running.is_at_rest, LONG_S, "the runtime to end what was cancelled")
 
     cancel_some()  # what is allocated once
     files, size = site.open_files(), site.rss_bytes()
@@ -317,7 +312,7 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     crowd.kill()
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls to end", poll_s=0.2)
     wait_until(lambda: site.open_files() <= files, LONG_S, "the connections to be closed", poll_s=0.2)
-    wait_until(running.is_at_rest, LONG_S, "the runtime to end what the clients began", poll_s=0.2)
+    assert strays(running.container.pod.id, f"{site.box}/pod{running.uid}") == []
 
 
 def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, running: Running) -> None:
@@ -478,7 +473,7 @@ def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_p
 @pytest.fixture
 def own_proxy(site: Site, lab: Path) -> Iterator[Criproxy]:
     """A criproxy that the test may restart."""
-    proxy = Criproxy(lab, site.runtime.socket, {"colocation": {"enabled": True}})
+    proxy = Criproxy(lab, site.runtime.socket, {"colocation": {"enabled": True}, "control": QUICK})
     proxy.start()
     yield proxy
     proxy.stop()

@@ -22,7 +22,7 @@ from integration.lab.cgroups import Tree, hierarchies, of_process, version
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Criproxy
+from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, static_pod
 from integration.lab.process import LabError, all_pids, argv_of, is_running, wait_until
@@ -235,7 +235,7 @@ def booted(say: Say, direct: Direct) -> Iterator[tuple[Node, list[str]]]:
     with claimed() as lab:
         try:
             containerd = Containerd(lab)
-            criproxy = Criproxy(lab, containerd.socket, {"colocation": {"enabled": True}})
+            criproxy = Criproxy(lab, containerd.socket, {"colocation": {"enabled": True}, "control": QUICK})
             with CriClient(containerd.socket) as client:
                 node = Node(containerd, criproxy, Kubelet(lab, criproxy.socket), client)
                 fates = node.boot()

@@ -15,7 +15,7 @@ from integration.lab import cgroups
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Criproxy
+from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.pods import cgroups_of, strays
 from integration.lab.process import wait_until
@@ -27,9 +27,10 @@ OFFLINE = {"colocation.criproxy.io/class": "offline"}
 QOS = ("", "/burstable", "/besteffort")
 BOX_CORES = 0.2
 PERIOD_US = 100_000
-CONFIG = {
+CONFIG: Config = {
     "colocation": {"enabled": True, "presets": ["koordinator", "caelus", "bilibili"]},
     "control": {"policy": "static", "interval_s": 0.2},
+    "guard": {"enabled": False},
     "cpu": {"static_cores": BOX_CORES},
     "memory": {"static_bytes": 256 * MIB},
 }

@@ -36,6 +36,7 @@ SAME_RATIO = 0.03
 CONFIG: Config = {
     "colocation": {"enabled": True},
     "control": {"policy": "static"},
+    "guard": {"enabled": False},
     "cpu": {"static_cores": CPUS},
     "memory": {"static_bytes": 1 << 30},
 }

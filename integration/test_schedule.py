@@ -41,7 +41,8 @@ def refusal(node: Node) -> str:
 
 
 def why(node: Node, *arguments: str) -> str:
-    command = [sys.executable, "-m", "criproxy", "status", "--config", node.proxy.config_file, "--why", *arguments]
+    file = str(node.proxy.config_file)
+    command = [sys.executable, "-m", "criproxy", "status", "--config", file, "--why", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from criproxy import derive
 from criproxy.config import Config
-from criproxy.config.settings import Control, Cpu, Memory
+from criproxy.config.settings import Control, Cpu, Guard, Memory
+from criproxy.control.guardlaw import GuardSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 
 GIB = 1 << 30
@@ -17,6 +18,21 @@ def test_policy_of_the_default_config_is_dynamic_with_the_floors() -> None:
     assert isinstance(settings.memory, DynamicSettings)
     assert (settings.cpu.floor, settings.memory.floor) == (0.1, 128 << 20)
     assert (settings.cpu.ceiling, settings.memory.ceiling) == (None, None)
+
+
+def test_guard_keeps_to_the_cpus_floor_watermark_and_reserve() -> None:
+    config = Config(cpu=Cpu(watermark_ratio=0.7, min_cores=0.5, reserve_cores=1.5), guard=Guard(hold_s=9.0))
+    assert derive.guard(config) == GuardSettings(0.5, 0.7, 1.5, 9.0)
+
+
+def test_guard_holds_until_the_second_tick_at_least() -> None:
+    law = derive.guard(Config(control=Control(interval_s=10.0)))
+    assert law is not None
+    assert law.hold_s == 20.0
+
+
+def test_guard_that_is_switched_off_has_no_law() -> None:
+    assert derive.guard(Config(guard=Guard(enabled=False))) is None
 
 
 def test_policy_takes_each_resource_s_own_values() -> None:

@@ -198,6 +198,13 @@ def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
     assert len(config.errors) == 1
 
 
+def test_status_and_metrics_tell_of_the_guard() -> None:
+    bench = Bench()
+    bench.guard = GuardStatus(True, 0.5, "online stepped up", 3, 1, 0, "listening")
+    assert bench.status().guard == bench.guard
+    assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
+
+
 # --- the headline --------------------------------------------------------------------------------------------------
 
 

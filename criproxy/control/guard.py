@@ -18,6 +18,10 @@ _HURRY: Final = 0.5
 
 _HURRIED_LOOKS: Final = 3
 
+_AT_ONCE_S: Final = 0.002
+_TRIES: Final = 3
+"""Counters of node and box that were read further apart tell of a step that never was: what the box used between."""
+
 
 class Node(Protocol):
     """What the guard looks at and acts on (`criproxy.cgroup.box`)."""
@@ -140,12 +144,21 @@ class Guard:
 
     def _see(self) -> None:
         law, outlook = self._settings.law, self._outlook()
-        times = self._node.cpu_times() if law and outlook else None
-        if law is None or outlook is None or times is None:
+        if law is None or outlook is None:
             self._rest()
             return
-        t_s, last = self._clock.boottime_s(), self._last
-        node_s, box_s = times
+        for _ in range(_TRIES):
+            from_s = self._clock.boottime_s()
+            times = self._node.cpu_times()
+            t_s = self._clock.boottime_s()
+            if t_s - from_s <= _AT_ONCE_S:
+                break
+        else:
+            return
+        if times is None:
+            self._rest()
+            return
+        last, (node_s, box_s) = self._last, times
         self._last = t_s, node_s, box_s
         self._pressure.follow()
         if self._pressure.note != self._noted:

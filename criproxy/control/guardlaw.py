@@ -22,14 +22,14 @@ NOISE_CORES: Final = 0.1
 FULL_RATIO: Final = 0.95
 """Of capacity. Who waits on a node that is less full does not wait for the box."""
 
-TRIAL_S: Final = 1.0
-"""After so long an alarm is judged, by online's mean since."""
+TRIAL_S: Final = 0.4
+"""After so long an alarm is judged, by online's mean since: what is over by then was a pulse, and no step."""
 
 LEARNED: Final = 2.0
 FORGET_HALF_LIFE_S: Final = 600.0
 """A false alarm raises the bar to so many times its excess, half of which is forgotten after this time."""
 
-RECOVER_RATIO_PER_S: Final = 0.1
+RECOVER_RATIO_PER_S: Final = 0.2
 """Of capacity: how fast a ceiling rises once it has been held."""
 
 STEP_CORES: Final = 0.01

@@ -25,6 +25,10 @@ LOSS_HALF_LIFE_S: Final = 12 * 3600.0
 VOLATILITY_HALF_LIFE_S: Final = 1800.0
 RELEASE_HALF_LIFE_S: Final = 900.0
 PROBES_PER_HORIZON: Final = 12
+
+FALLING_RATIO: Final = 0.05
+"""By so much of itself a prediction is held above what would be forecast, before an operator is told."""
+
 LEARNED_MAX_AGE_S: Final = 7 * 86400.0
 
 
@@ -126,6 +130,8 @@ class CalibratedPredictor:
         self._volatility = 0.0
         self._day = DayProfile()
         self._scale_capacity = math.inf
+        self._forecasted = math.inf
+        """The last prediction, had it not to fall slowly."""
 
     def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
         series = self._series
@@ -148,6 +154,7 @@ class CalibratedPredictor:
         elif self._matured < self._cold_start_probes:
             prediction = max(prediction, 1.25 * level, usage + 0.1 * capacity)
         prediction = max(prediction, usage)
+        self._forecasted = prediction
         if series.last_s is not None:
             prediction = max(prediction, series.prediction * 2.0 ** (-dt_s / RELEASE_HALF_LIFE_S))
         if t_s - self._probed_s >= series.horizon_s / PROBES_PER_HORIZON:
@@ -207,7 +214,10 @@ class CalibratedPredictor:
 
     def describe(self) -> PredictorStatus:
         learning = self._matured < self._cold_start_probes
-        note = f"learning, {self._matured} of {self._cold_start_probes} probes" if learning else ""
+        falling = self._forecasted < self._series.prediction * (1.0 - FALLING_RATIO)
+        note = "falling slowly from an earlier, higher one" if falling else ""
+        if learning:
+            note = f"learning, {self._matured} of {self._cold_start_probes} probes"
         return _status("calibrated", self._series, self._spoke, self._matured, note)
 
     def checkpoint(self) -> PredictorState:

@@ -53,6 +53,12 @@ class Metrics:
         self._usage_bytes = Gauge("criproxy_usage_bytes", "Memory working set", ("scope",), registry=registry)
         self._capacity_cores = _unknown("criproxy_capacity_cores", "CPUs of the node", registry)
         self._capacity_bytes = _unknown("criproxy_capacity_bytes", "Memory of the node", registry)
+        self._hour_cores = _unknown(
+            "criproxy_prediction_hour_cores", "CPU that online should not exceed for an hour; NaN: not known", registry
+        )
+        self._hour_bytes = _unknown(
+            "criproxy_prediction_hour_bytes", "Memory that online should not exceed for an hour", registry
+        )
         self._predicted_cores = _unknown(
             "criproxy_prediction_cores", "CPU that online should not exceed; NaN: not known", registry
         )
@@ -120,6 +126,8 @@ class Metrics:
             self._usage_bytes.labels(scope).set(getattr(snapshot, f"{scope}_bytes"))
         self._capacity_cores.set(snapshot.capacity_cores)
         self._capacity_bytes.set(snapshot.capacity_bytes)
+        self._hour_cores.set(_number(decision.prediction.hour_cores))
+        self._hour_bytes.set(_number(decision.prediction.hour_bytes))
         self._predicted_cores.set(_number(decision.prediction.cpu_cores))
         self._predicted_bytes.set(_number(decision.prediction.memory_bytes))
         self._limit_cores.set(_number(decision.limits.cpu_cores))

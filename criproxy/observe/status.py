@@ -16,13 +16,14 @@ _SHOWN_PODS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class CpuStatus:
-    """CPU at the last tick. `prediction_cores` None: not known."""
+    """CPU at the last tick. `prediction_cores`, and `hour_cores` for an hour ahead, None: not known."""
 
     capacity_cores: float
     node_cores: float
     online_cores: float
     box_cores: float
     prediction_cores: float | None
+    hour_cores: float | None
     limit_cores: float | Literal["unlimited"]
     throttled_ratio: float
     reason: str
@@ -30,13 +31,14 @@ class CpuStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """Memory at the last tick. `prediction_bytes` None: not known."""
+    """Memory at the last tick. `prediction_bytes`, and `hour_bytes` for an hour ahead, None: not known."""
 
     capacity_bytes: int
     node_bytes: int
     online_bytes: int
     box_bytes: int
     prediction_bytes: float | None
+    hour_bytes: float | None
     limit_bytes: int | Literal["unlimited"]
     reason: str
 
@@ -120,6 +122,7 @@ def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:
         online_cores=snapshot.online_cores,
         box_cores=snapshot.box_cores,
         prediction_cores=decision.prediction.cpu_cores,
+        hour_cores=decision.prediction.hour_cores,
         limit_cores="unlimited" if decision.limits.cpu_cores is UNLIMITED else decision.limits.cpu_cores,
         throttled_ratio=snapshot.throttled_ratio,
         reason=decision.cpu_reason,
@@ -133,6 +136,7 @@ def memory_status(snapshot: Snapshot, decision: Decision) -> MemoryStatus:
         online_bytes=snapshot.online_bytes,
         box_bytes=snapshot.box_bytes,
         prediction_bytes=decision.prediction.memory_bytes,
+        hour_bytes=decision.prediction.hour_bytes,
         limit_bytes="unlimited" if decision.limits.memory_bytes is UNLIMITED else decision.limits.memory_bytes,
         reason=decision.memory_reason,
     )
@@ -211,6 +215,7 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
         memory.limit_bytes,
     )
     yield f"  {'memory':8}" + "".join(f"{_size(value):>12}" for value in sizes)
+    yield f"  in the next hour, online should stay below {_cores(cpu.hour_cores)} cores and {_size(memory.hour_bytes)}"
     yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
     yield f"  CPU: {cpu.reason}"
     yield f"  memory: {memory.reason}"

@@ -153,7 +153,8 @@ class HookInterceptor:
         if self.settings.dry_run:
             if closed:
                 self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=closed)
-            self._rewrite(request, pod, place.in_box, why, None, event="would_rewrite")
+            else:
+                self._rewrite(request, pod, place.in_box, why, None, event="would_rewrite")
             return Forward(message, self._learn_sandbox(request, pod, None))
         if closed:
             return self._refuse(request, pod, FAILED_PRECONDITION, "closed", f"{closed}; kubelet tries again by itself")

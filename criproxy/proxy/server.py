@@ -55,8 +55,10 @@ _ONLY_S: Final = 0.1
 class Carrier:
     """gRPC's generic handler for all methods of all services, over the runtime's `channel`.
 
-    A method that CRI knows as unary, or that is hooked, is one message each way; everything else, the unknown too, is
-    carried as two streams, which every arity fits. The first costs 40 % less. `clock` counts seconds.
+    A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
+    One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
+    stream back: with two streams, a runtime that answers at once could become INTERNAL (see `_pass_requests`).
+    Everything else is two streams, which every arity fits. `clock` counts seconds.
     """
 
     def __init__(

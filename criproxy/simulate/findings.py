@@ -13,6 +13,7 @@ class Flaw(StrEnum):
 
     NOT_A_ROW = "rows left out: too few fields"
     NOT_A_NUMBER = "rows left out: time or usage is not a finite number"
+    FINER_TIME = "times too large for seconds, taken as milli-, micro- or nanoseconds"
     DUPLICATE = "rows left out: a second usage for the same id and time"
     NEGATIVE = "usages below 0 counted as 0, as the daemon does"
     ABOVE_CAPACITY = "usages above the capacity cut down to it: if they are many, is it too small?"

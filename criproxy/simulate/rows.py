@@ -13,6 +13,9 @@ from criproxy.simulate.trace import Trace
 
 _ROW_BITS: Final = 40
 
+_LATEST_S: Final = 1e11
+"""The year 5138: times beyond it are in a finer unit than seconds."""
+
 
 @dataclass(slots=True)
 class _Node:
@@ -40,6 +43,10 @@ class Rows:
         if not math.isfinite(t_s + usage):
             self.findings.note(Flaw.NOT_A_NUMBER, self._sources[-1](node_id, number))
             return
+        if t_s > _LATEST_S:
+            self.findings.note(Flaw.FINER_TIME, self._sources[-1](node_id, number))
+            while t_s > _LATEST_S:
+                t_s /= 1000.0
         node = self._nodes.get(node_id)
         if node is None:
             node = self._nodes[node_id] = _Node(family)

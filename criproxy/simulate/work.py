@@ -40,20 +40,25 @@ class Bar:
 
     def begin(self, what: str, samples: int) -> None:
         self._what, self._samples, self._done = what, samples, 0
-        self._begun_s, self._drawn_s = self._clock(), -_REDRAW_S
+        self._begun_s = self._clock()
+        self._draw(self._begun_s)
 
     def done(self, samples: int) -> None:
         self._done += samples
         now_s = self._clock()
-        if self._stream is None or now_s - self._drawn_s < _REDRAW_S:
-            return
+        if now_s - self._drawn_s >= _REDRAW_S:
+            self._draw(now_s)
+
+    def _draw(self, now_s: float) -> None:
         self._drawn_s = now_s
-        ratio, rate = self._done / self._samples, self._done / max(now_s - self._begun_s, 1e-9)
+        if self._stream is None:
+            return
+        ratio = self._done / max(self._samples, 1)
         filled = round(_BAR * ratio)
-        left_s = (self._samples - self._done) / rate
+        left = f", {(now_s - self._begun_s) * (1.0 / ratio - 1.0):.0f} s left" if ratio else ""
         self._stream.write(
             f"\r\x1b[K{self._what} [{'#' * filled}{'.' * (_BAR - filled)}] {ratio:4.0%}"
-            f"  {self._done:,} of {self._samples:,} samples, {left_s:.0f} s left"
+            f"  {self._done:,} of {self._samples:,} samples{left}"
         )
         self._stream.flush()
 

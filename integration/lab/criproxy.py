@@ -19,6 +19,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 Config = Mapping[str, Mapping[str, Any]]
 
+QUICK: Mapping[str, Any] = {"predictor": "histogram"}
+"""For [control]: the box opens after three samples; the calibrated predictor learns for a minute first."""
+
 
 class Criproxy:
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.

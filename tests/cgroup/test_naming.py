@@ -33,6 +33,7 @@ def test_kubelet_parent_of_a_node_gives_the_sibling_of_kubepods(parent: str, in_
     assert parse_placement(in_box) == place
     assert parse_box(place.box.path) == place.box
     assert (place.box.driver is Driver.SYSTEMD) == in_box.endswith(".slice")
+    assert place.box.online == place.box.path.replace("offline", "kubepods")
 
 
 def test_box_name_never_contains_pod() -> None:

@@ -22,6 +22,7 @@ class FakeNode:
     read_error: Exception | None = None
     squeeze_error: Exception | None = None
     has_box: bool = True
+    stalls: int = 0
     _at_s: float = 0.0
     _node_s: float = 50.0
     _box_s: float = 20.0
@@ -34,7 +35,14 @@ class FakeNode:
         seconds, self._at_s = self.clock.now - self._at_s, self.clock.now
         self._box_s += seconds * self.box_cores
         self._node_s += seconds * (self.box_cores + self.online_cores)
-        return self._node_s, self._box_s
+        node_s = self._node_s
+        if self.stalls:
+            self.stalls -= 1
+            self.clock.advance(0.2)
+            self._at_s = self.clock.now
+            self._box_s += 0.2 * self.box_cores
+            self._node_s += 0.2 * (self.box_cores + self.online_cores)
+        return node_s, self._box_s
 
     def made_anew(self):
         self._box_s = 0.0
@@ -173,6 +181,18 @@ def test_guard_box_made_anew_is_no_step(bench):
     bench.node.made_anew()
     bench.run(3)
     assert bench.node.squeezed == []
+
+
+@pytest.mark.parametrize("stalls", [1, 2, 3, 4])
+def test_guard_that_is_held_up_between_the_counters_sees_no_step(bench, stalls):
+    bench.node.box_cores = 3.0
+    bench.run(2)
+    bench.node.stalls = stalls
+    bench.run(10)
+    assert bench.node.squeezed == []
+    bench.node.online_cores = 3.0
+    bench.run(2)
+    assert bench.node.squeezed != []
 
 
 @pytest.mark.parametrize("where", ["read_error", "squeeze_error"])

@@ -89,7 +89,7 @@ def test_guard_ceiling_holds_then_rises_by_steps_then_goes(node):
     held = node.looks(0.5).ceiling.cores
     assert node.looks(0.5, seconds=0.7).ceiling.cores == held == pytest.approx(0.6)
     rising = node.looks(0.5, seconds=1.5).ceiling
-    assert held < rising.cores < held + 0.1 * 4.0 * 1.5
+    assert held < rising.cores < held + 0.2 * 4.0 * 1.5
     assert rising.reason.startswith("giving back, online stepped up")
     assert node.looks(0.5, seconds=8.0).ceiling is None
 
@@ -108,16 +108,15 @@ def test_guard_ceiling_above_the_policys_limit_goes(node):
 
 def test_guard_false_alarm_is_given_back_without_holding(node):
     node.looks(1.0)
-    assert node.looks(0.6, seconds=0.9).ceiling.cores == pytest.approx(2.6)
-    assert node.looks(0.6, seconds=0.3).false_alarms == 1
-    assert 2.6 < node.state.ceiling.cores < 2.8
+    assert node.looks(0.6, seconds=0.3).ceiling.cores == pytest.approx(2.6)
+    assert node.looks(0.6, seconds=0.2).false_alarms == 1
+    assert 2.6 < node.state.ceiling.cores < 2.9
 
 
 @pytest.fixture
 def pulsing():
     """On and off, ten times a second; the ticks see the mean alone, and predict it."""
-    node = Node(replace(OUTLOOK, predicted_cores=1.5, limit_cores=2.1))
-    return node
+    return Node(replace(OUTLOOK, predicted_cores=1.5, limit_cores=2.1))
 
 
 def pulse(node, seconds):
@@ -198,15 +197,15 @@ def test_guard_ceiling_is_never_below_the_floor_nor_above_the_limit(steps, outlo
             assert min(settings.floor_cores, outlook.limit_cores) <= state.ceiling.cores < outlook.limit_cores
 
 
-@given(steps, outlooks, settings, cores, cores, cores, st.booleans())
-def test_guard_more_online_never_leaves_more_to_the_box(steps, outlook, settings, one, more, box, pressure):
-    less, more = sorted((one, more))
+@given(steps, outlooks, settings, st.tuples(cores, cores), st.tuples(cores, st.booleans()))
+def test_guard_more_online_never_leaves_more_to_the_box(steps, outlook, settings, online, rest):
+    less, more = sorted(online)
     state, t_s = GuardState(), 0.0
     for state, t_s in walk(steps, outlook, settings):  # noqa: B007
         pass
     quiet, busy = (
-        limit_after(watch(Look(t_s + LOOK_S, LOOK_S, online, box, pressure), outlook, state, settings), outlook)
-        for online in (less, more)
+        limit_after(watch(Look(t_s + LOOK_S, LOOK_S, cores, *rest), outlook, state, settings), outlook)
+        for cores in (less, more)
     )
     assert busy <= quiet + 1e-9
 

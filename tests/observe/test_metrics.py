@@ -45,6 +45,8 @@ def test_call_that_ended_is_counted_timed_and_no_longer_in_flight() -> None:
         pytest.param(lambda m: m.tick_failed(0.5), "tick_failures_total", 1, id="tick-failure"),
         pytest.param(lambda m: m.ticks_missed(3), "ticks_missed_total", 3, id="missed"),
         pytest.param(lambda m: m.box_swept(2), "box_swept_total", 2, id="swept"),
+        pytest.param(lambda m: m.guard_squeezed(), "guard_squeezes_total", 1, id="squeeze"),
+        pytest.param(lambda m: m.guard_false_alarm(), "guard_false_alarms_total", 1, id="false-alarm"),
     ],
 )
 def test_event_shows(act: Callable[[Metrics], None], name: str, value: float) -> None:
@@ -73,6 +75,13 @@ def test_tick_shows_usage_prediction_limits_and_drift() -> None:
     }
     assert {name: found[name] for name in expected} == expected
     assert math.isnan(found["criproxy_prediction_bytes"])
+
+
+@pytest.mark.parametrize(("cores", "shown"), [(0.5, 0.5), (None, math.inf)])
+def test_guards_ceiling_is_infinite_at_rest(cores: float | None, shown: float) -> None:
+    metrics = Metrics("1")
+    metrics.guard_ceiling(cores)
+    assert samples(metrics)["criproxy_guard_ceiling_cores"] == shown
 
 
 def test_gauges_of_what_is_not_known_yet_are_nan() -> None:

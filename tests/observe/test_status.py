@@ -6,7 +6,8 @@ import json
 import pytest
 from status_samples import STATUS
 
-from criproxy.observe.status import from_json, render, to_json
+from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
+from criproxy.observe.status import ScheduleStatus, from_json, render, to_json
 
 
 def test_json_comes_back_as_it_went() -> None:
@@ -52,6 +53,16 @@ def test_text_shows(shown: str) -> None:
     ("change", "shown"),
     [
         pytest.param({"box": dataclasses.replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
+        pytest.param(
+            {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
+            "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",
+            id="schedule",
+        ),
+        pytest.param(
+            {"schedule": ScheduleStatus("outside of all windows (off)", "the schedule is off")},
+            "(off)\n  no new offline pods: the schedule is off\n",
+            id="closed",
+        ),
         pytest.param({"dry_run": True}, "dry run: nothing is written\n", id="dry-run"),
         pytest.param({"colocation": "pass-through"}, "colocation    pass-through\n", id="pass-through"),
         pytest.param({"pods": STATUS.pods * 60}, "  and 10 more (--json lists them all)\n", id="many-pods"),
@@ -65,6 +76,19 @@ def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> N
 def test_text_of_a_runtime_that_is_gone_says_why() -> None:
     runtime = dataclasses.replace(STATUS.runtime, ready=False, problem="connection refused")
     assert "not ready: connection refused" in render(dataclasses.replace(STATUS, runtime=runtime))
+
+
+@pytest.mark.parametrize(
+    ("guard", "shown"),
+    [
+        (GuardStatus(True, None, "", 2, 1, 0, "p"), "at rest (squeezes 2, needless 1, failures 0)\n  pressure: p"),
+        (GuardStatus(True, 0.5, "a step", 3, 0, 0, ""), "0.50 cores at most (a step)"),
+        (GUARD_OFF, "guard         off"),
+    ],
+    ids=["at-rest", "squeezing", "off"],
+)
+def test_text_shows_the_guard(guard: GuardStatus, shown: str) -> None:
+    assert shown in render(dataclasses.replace(STATUS, guard=guard))
 
 
 def test_text_before_the_first_sample_says_so() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import structlog
 
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain, offline_chain
@@ -384,3 +385,38 @@ def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
     assert bench.box.resized == []
+
+
+CLOSED = "the schedule is off until Mon 22:00 CET"
+
+
+def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    verdict = bench.run_pod(run_request(True))
+    assert verdict == Refuse(
+        9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
+    )
+    assert (bench.box.admitted, bench.counters.refusals, bench.inventory.placed) == ([], ["closed"], ())
+
+
+def test_closed_door_passes_online_pods_and_containers_of_placed_ones() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    assert forwarded(bench.run_pod(run_request(False), "s2")) == run_request(False)
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
+
+
+def test_closed_door_of_a_node_that_is_off_lets_the_pod_start_as_an_ordinary_one() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(False, RULES, closed=CLOSED)
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+
+
+def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True, closed=CLOSED)
+    with structlog.testing.capture_logs() as logs:
+        assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert [(line["event"], line["error"]) for line in logs] == [("would_refuse", CLOSED)]
+    assert bench.counters.refusals == []

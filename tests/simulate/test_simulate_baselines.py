@@ -38,7 +38,7 @@ def test_mean_and_sigma_are_those_of_the_window():
 
 
 def test_percentile_by_weight_ignores_a_burst_that_area_would_see():
-    course = trace([2.0] * 100 + [8.0], step=60.0)
+    course = trace([2.0] * 100 + [8.0] * 3, step=60.0)
     assert forecast("P95 by weight, 24 h half-life", course)[0][-1] == pytest.approx(2.0, rel=0.05)
     course = trace([2.0] * 100 + [8.0] * 6, step=60.0)
     assert forecast("P95 by weight, 24 h half-life", course)[0][-1] == pytest.approx(8.0, rel=0.06)
@@ -75,6 +75,7 @@ def test_tuned_margin_is_the_smallest_that_is_enough():
     # At 89, a is violated in 10 %, b in 10 % and 0 %: 7.5 % on average; at 79 in 15 %.
     assert tuned(needed, 0.075) == pytest.approx(89.0)
     assert tuned(needed, 0.15) == pytest.approx(79.0)
+    assert tuned({"a": [array("d", [0.0, 1.0, 2.0, 3.0])]}, 0.5) == pytest.approx(1.0)
 
 
 @given(st.lists(st.lists(st.floats(-0.5, 5.0), min_size=1, max_size=30).map(sorted), min_size=1), st.floats(0.0, 0.9))

@@ -185,8 +185,10 @@ def test_sweep_tells_every_value_and_recommends_one(run, tmp_path):
 
 
 def test_sweep_of_a_setting_ends_where_the_setting_itself_does(run, tmp_path):
-    run("--example", "--sweep", "alpha=0.01..0.05", "--json", str(tmp_path / "s"))
-    run("--example", "--alpha", "0.05", "--json", str(tmp_path / "a"))
+    (tmp_path / "n.csv").write_text(rows([example()[2]]))
+    node = (str(tmp_path / "n.csv"), "--capacity", "16")
+    run(*node, "--sweep", "alpha=0.01..0.05", "--json", str(tmp_path / "s"))
+    run(*node, "--alpha", "0.05", "--json", str(tmp_path / "a"))
     swept, alone = (json.loads((tmp_path / name).read_text()) for name in "sa")
     assert swept["swept"][-1]["overall"]["score"] == alone["overall"]["score"]
 
@@ -289,6 +291,13 @@ def test_command_line_that_is_wrong_is_status_2(arguments, capsys):
         main(["simulate", *arguments])
     assert ended.value.code == 2
     assert "usage: criproxy simulate" in capsys.readouterr().err
+
+
+def test_other_verbs_still_refuse_what_they_do_not_know(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["version", "--capacity", "4"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --capacity 4" in capsys.readouterr().err
 
 
 def test_help_names_the_options(capsys):

@@ -87,6 +87,17 @@ def test_bad_rows_are_counted_and_named_and_the_rest_is_used(rows, flaw, noted, 
     assert courses == {"a": left}
 
 
+@pytest.mark.parametrize("factor", [1000, 10**6, 10**9], ids=["milli", "micro", "nano"])
+def test_times_in_a_finer_unit_are_taken_as_such_and_noted(factor, read):
+    courses, flaws, _ = read(f"id,t,u\na,{1_700_000_000 * factor},1\na,{1_700_000_060 * factor},2\n")
+    assert courses == {"a": [(1_700_000_000, 1), (1_700_000_060, 2)]}
+    assert flaws == {Flaw.FINER_TIME: (2, ["nodes.csv:2", "nodes.csv:3"])}
+
+
+def test_usage_of_nothing_and_of_the_whole_capacity_is_no_flaw(read):
+    assert read("id,t,u\na,0,0\na,60,10\n")[:2] == ({"a": [(0, 0), (60, 10)]}, {})
+
+
 def test_unsorted_and_duplicate_at_once_keep_the_first_of_the_file(read):
     courses, flaws, _ = read("id,t,u\na,60,2\na,0,1\na,60,3\n")
     assert courses == {"a": [(0, 1), (60, 2)]}
@@ -259,8 +270,9 @@ def test_capacity_of_each_node_comes_from_a_file(content, read, tmp_path):
 
 
 def test_capacity_file_may_name_families_and_leave_nodes_out(read, tmp_path):
+    """What it names counts more than what the rows do."""
     (tmp_path / "capacity").write_text("id,capacity,family\na-1,4,big\n")
-    _, flaws, traces = read(GOOD, capacity=str(tmp_path / "capacity"))
+    _, flaws, traces = read("id,t,u,family\na-1,0,1,small\nb-1,0,3,small\n", capacity=str(tmp_path / "capacity"))
     assert [(trace.id, trace.family) for trace in traces] == [("a-1", "big")]
     assert flaws == {Flaw.NO_CAPACITY: (1, ["b-1"])}
 

@@ -79,6 +79,7 @@ def test_bar_on_a_terminal_tells_what_is_done_and_what_is_left():
     terminal, now = Terminal(), [100.0]
     bar = Bar(terminal, lambda: now[0])
     bar.begin("replaying", 4000)
+    assert terminal.getvalue().endswith("replaying [........................]   0%  0 of 4,000 samples")
     now[0] += 2.0
     bar.done(1000)
     assert terminal.getvalue().endswith("replaying [######..................]  25%  1,000 of 4,000 samples, 6 s left")

@@ -1,0 +1,67 @@
+"""criproxy with one cgroup as its node, so that what else runs on the machine is nobody's online load.
+
+`python -m benchmarks.scoped NODE --config F`; NODE is a cgroup that holds kubepods and the box.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.tree import Tree
+from criproxy.config import Loaded, load
+from criproxy.daemon import Daemon
+from criproxy.model import Usage
+from criproxy.observe import log
+from criproxy.watch import FileWatch
+from integration.lab.criproxy import CHECKOUT, START_S, Criproxy
+from integration.lab.process import Process
+
+
+class ScopedDriver:
+    """A driver that takes `node` for the whole node in what it counts of CPU time; all else is the true driver's."""
+
+    def __init__(self, driver: CgroupDriver, node: str) -> None:
+        self._driver = driver
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def node_usage(self) -> Usage:
+        cpu = self._driver.usage(self._node)
+        assert cpu is not None, f"{self._node} is gone"
+        return Usage(cpu.cpu_usage_s, self._driver.node_usage().working_set_bytes)
+
+    def cpu_counter(self, path: str) -> str:
+        return self._driver.cpu_counter(path or self._node)
+
+
+class ScopedCriproxy(Criproxy):
+    """A lab's criproxy, with the cgroup `node` as its node."""
+
+    def run_on(self, node: str) -> Process:
+        """Start it and return once it is ready; to be stopped by the caller."""
+        command = [sys.executable, "-m", "benchmarks.scoped", node, "--config", self.config_file]
+        process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
+        process.wait_until(self.is_ready, START_S, "readiness")
+        return process
+
+
+def main() -> None:
+    node, _, file = sys.argv[1:]
+    watch = FileWatch(Path(file))
+    loaded = load(watch.file)
+    log.configure(loaded.config.observe.log_level)
+    driver: Any = ScopedDriver(detect(Tree()), node)
+    asyncio.run(_serve(watch, loaded, driver))
+
+
+async def _serve(watch: FileWatch, loaded: Loaded, driver: Any) -> None:
+    await Daemon(watch, loaded, driver, dry_run=False).serve()
+
+
+if __name__ == "__main__":
+    main()
