@@ -35,8 +35,9 @@ class ScopedDriver:
         assert cpu is not None, f"{self._node} is gone"
         return Usage(cpu.cpu_usage_s, self._driver.node_usage().working_set_bytes)
 
-    def cpu_counter(self, path: str) -> str:
-        return self._driver.cpu_counter(path or self._node)
+    @property
+    def node_cpu_counter(self) -> str | None:
+        return self._driver.cpu_counter(self._node)
 
 
 class ScopedCriproxy(Criproxy):
@@ -44,7 +45,7 @@ class ScopedCriproxy(Criproxy):
 
     def run_on(self, node: str) -> Process:
         """Start it and return once it is ready; to be stopped by the caller."""
-        command = [sys.executable, "-m", "benchmarks.scoped", node, "--config", self.config_file]
+        command: list[str | Path] = [sys.executable, "-m", "benchmarks.scoped", node, "--config", self.config_file]
         process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
         process.wait_until(self.is_ready, START_S, "readiness")
         return process

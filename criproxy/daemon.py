@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,22 +24,22 @@ from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
-from criproxy.control.guard import Settings as GuardLoopSettings
-from criproxy.control.loop import Loop, LoopSettings
+from criproxy.control.loop import Loop
 from criproxy.control.policy import safe_limits
 from criproxy.hooks import offline_chain
 from criproxy.observe import http
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_s
-from criproxy.proxy import codec, intercept
+from criproxy.proxy import codec
+from criproxy.proxy.intercept import HookInterceptor
 from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, SocketError
 from criproxy.report import Reporter
+from criproxy.standing import Standing
 from criproxy.timetable import Timetable
-from criproxy.upkeep import Settings as UpkeepSettings
 from criproxy.upkeep import Upkeep
 from criproxy.watch import FileWatch
 
@@ -86,10 +87,7 @@ class Daemon:
 
     def __init__(self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
         self._watch = watch
-        self._config = loaded.config
         self._first_config = loaded.config
-        self._pass_through = bool(loaded.errors)
-        self._dry_run = dry_run
         self._log = structlog.get_logger()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -99,13 +97,14 @@ class Daemon:
         config, clock = loaded.config, SystemClock()
         self._clock = clock
         self._timetable = Timetable(config)
-        self._stage = self._timetable.stage(clock.wall_s())
+        stage = self._timetable.stage(clock.wall_s())
+        self._standing = Standing(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
         self._box = Box(driver, safe_limits(derive.policy(config)), time.monotonic)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._connected, self._log)
         self._inventory = Inventory(self._query, lambda placement: _exists(driver, placement))
         self._upkeep = Upkeep(
-            self._upkeep_settings(),
+            self._standing.upkeep(),
             self._inventory,
             self._box,
             stop_sandbox=self._stop_sandbox,
@@ -128,7 +127,7 @@ class Daemon:
             PressureListener(self._box.pressure_file, time.monotonic),
             lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
             clock,
-            self._guard_settings(),
+            self._standing.guard(),
             observer=self._metrics,
             log=self._log,
         )
@@ -136,7 +135,7 @@ class Daemon:
             self._box,
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             clock,
-            self._loop_settings(),
+            self._standing.loop(),
             observer=self._reporter,
             log=self._log,
             guard=self._guard.ceiling,
@@ -144,8 +143,8 @@ class Daemon:
         checkpoint = CheckpointFile(Path(config.control.checkpoint), clock, self._log)
         self._loop.restore(*checkpoint.load())
         self._checkpointer = Checkpointer(checkpoint, clock, self._loop.checkpoint, self._log)
-        self._interceptor = intercept.HookInterceptor(
-            self._intercept_settings(),
+        self._interceptor = HookInterceptor(
+            self._standing.intercept(),
             offline_chain(),
             self._inventory,
             self._box,
@@ -167,7 +166,7 @@ class Daemon:
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         self._notifier.ready("waiting for the runtime")
         endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
-        web = http.serve(*self._config.observe.host_port, endpoints)
+        web = http.serve(*self._first_config.observe.host_port, endpoints)
         tasks = [
             self._task(part)
             for part in (
@@ -229,12 +228,10 @@ class Daemon:
         """The new config, or, with errors in it, the old one on."""
         self._notifier.reloading()
         if not loaded.errors:
-            self._config = loaded.config
-            self._pass_through = False
             self._box.floor = safe_limits(derive.policy(loaded.config))
             self._timetable = Timetable(loaded.config)
-            self._stage = self._timetable.stage(self._clock.wall_s())
-            self._reconfigure()
+            stage = self._timetable.stage(self._clock.wall_s())
+            self._take_standing(replace(self._standing, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
         self._metrics.config_loaded(not loaded.errors)
         self._tell_config(loaded)
@@ -245,65 +242,37 @@ class Daemon:
         while True:
             await self._clock.sleep(_SCHEDULE_EVERY_S)
             stage = self._timetable.stage(self._clock.wall_s())
-            if stage != self._stage:
-                self._stage = stage
-                self._reconfigure()
+            if stage != self._standing.stage:
+                self._take_standing(replace(self._standing, stage=stage))
                 self._tell_stage()
 
-    def _reconfigure(self) -> None:
-        self._interceptor.settings = self._intercept_settings()
-        self._loop.replace_settings(self._loop_settings())
-        self._guard.replace_settings(self._guard_settings())
-        self._upkeep.configure(self._upkeep_settings())
+    def _take_standing(self, standing: Standing) -> None:
+        self._standing = standing
+        self._interceptor.settings = standing.intercept()
+        self._loop.replace_settings(standing.loop())
+        self._guard.replace_settings(standing.guard())
+        self._upkeep.configure(standing.upkeep())
 
     def _tell_stage(self) -> None:
-        stage = self._stage
-        self._reporter.scheduled(stage.words, stage.closed if self._enabled else "")
+        stage = self._standing.stage
+        self._reporter.scheduled(stage.words, stage.closed if self._standing.enabled else "")
         if stage.words:
             self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
-        pending = restart_keys(self._first_config, self._config)
-        self._reporter.configured(self._config, loaded.errors, pending, pass_through=self._pass_through)
+        standing = self._standing
+        pending = restart_keys(self._first_config, standing.config)
+        self._reporter.configured(standing.config, loaded.errors, pending, pass_through=standing.pass_through)
         if loaded.errors:
             self._log.error(
                 "config_refused",
                 errors=[str(error) for error in loaded.errors],
-                consequence="nothing new is placed" if self._pass_through else "the old one holds",
+                consequence="nothing new is placed" if standing.pass_through else "the old one holds",
             )
         else:
             self._log.info(
-                "config_taken", file=str(self._watch.file), enabled=self._enabled, needs_restart=list(pending)
+                "config_taken", file=str(self._watch.file), enabled=standing.enabled, needs_restart=list(pending)
             )
-
-    @property
-    def _enabled(self) -> bool:
-        return self._config.colocation.enabled and not self._pass_through
-
-    def _intercept_settings(self) -> intercept.Settings:
-        rules = self._config.colocation.offline_rules()
-        return intercept.Settings(self._enabled, rules, self._dry_run, self._stage.closed)
-
-    def _loop_settings(self) -> LoopSettings:
-        config = self._config
-        return LoopSettings(
-            self._stage.policy,
-            derive.predictor(config),
-            config.control.interval_s,
-            dry_run=self._dry_run or not self._enabled,
-        )
-
-    def _guard_settings(self) -> GuardLoopSettings:
-        config = self._config
-        law = None if self._dry_run or not self._enabled else derive.guard(config)
-        return GuardLoopSettings(law, config.guard.interval_ms / 1000)
-
-    def _upkeep_settings(self) -> UpkeepSettings:
-        adopt = not self._pass_through and not self._dry_run
-        if self._enabled and not self._dry_run and self._stage.drain:
-            return UpkeepSettings("evict", adopt, "the schedule is off")
-        leave_alone = self._enabled or self._pass_through or self._dry_run
-        return UpkeepSettings(None if leave_alone else self._config.colocation.on_disable, adopt)
 
     # --- the process ------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Node) -> None:
     node.start(config(on_disable="evict"))
     offline, online = [node.run("offline") for _ in range(2)], node.run("online")
     mains, web = [node.add(pod) for pod in offline], node.add(online)
-    pids = [node.client.pid(what) for what in (*offline, *mains)]
+    pids = [*map(node.client.pid, offline), *map(node.client.pid, mains)]
     kept = [node.client.pid(what) for what in (online, web)]
 
     node.switch(config(enabled=False, on_disable="evict"))
@@ -389,7 +389,7 @@ def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets
     (run / "containerd").mkdir(parents=True)
     (run / "containerd" / "containerd.sock").hardlink_to(containerd.socket)
     script = 'mount --bind "$1" /run && exec "$2" -m criproxy run --config /run/criproxy.toml'
-    command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", run, sys.executable]
+    command: list[str | Path] = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", run, sys.executable]
     log = lab / "default.log"
     proxy = Process("criproxy", command, log, {"PYTHONPATH": str(CHECKOUT)})
     try:
@@ -496,7 +496,7 @@ def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(no
     for _ in range(3):
         with pytest.raises(grpc.RpcError) as caught:
             node.client.call("Version", cri.VersionRequest(), timeout_s=WAIT_S)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not node.proxy.status()["runtime"]["ready"]
     (node.lab / "away.sock").rename(socket_file)
     wait_until(node.proxy.is_ready, WAIT_S, "readiness", node.proxy.log)

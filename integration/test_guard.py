@@ -47,7 +47,8 @@ class Node:
         return f"{self.prefix}/kubepods"
 
     def cpu_times(self) -> tuple[float, float]:
-        return tuple(cpu_seconds(self.driver.cpu_counter(path)) for path in (self.prefix, f"{self.prefix}/offline"))
+        node, box = (self.driver.cpu_counter(path) for path in (self.prefix, f"{self.prefix}/offline"))
+        return cpu_seconds(node), cpu_seconds(box)
 
     async def squeeze(self, cores: float) -> object:
         return await self.box.squeeze(cores)

@@ -36,6 +36,10 @@ class AbsentDriver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._fail()
 
+    @property
+    def node_cpu_counter(self) -> str | None:
+        self._fail()
+
     def cpu_counter(self, path: str) -> str:
         self._fail()
 

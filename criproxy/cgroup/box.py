@@ -72,7 +72,7 @@ class Box:
         self._admitted: dict[str, float] = {}
         self._drift = 0
         self._fault = ""
-        self._counters = ("", "", "")
+        self._counters: tuple[str, tuple[str, ...], str] = ("", (), "")
         """The box's path, and the files with the CPU time of the node and of the box there."""
 
     # --- for requests ----------------------------------------------------------------------------------------------
@@ -138,19 +138,26 @@ class Box:
     def cpu_times(self) -> tuple[float, float] | None:
         """CPU seconds of the node and of the box; None: there is no box. Raises OSError.
 
-        For the event loop: two small files that the kernel answers at once.
+        For the event loop: two small files that the kernel answers at once. On v2 the node is kubepods and the box.
         """
         path = self._path
         if path is None:
             return None
         if self._counters[0] != path:
-            self._counters = (path, self._driver.cpu_counter(""), self._driver.cpu_counter(path))
+            self._counters = (path, self._node_counters(path), self._driver.cpu_counter(path))
+        _, node, box = self._counters
         try:
-            return cpu_seconds(self._counters[1]), cpu_seconds(self._counters[2])
+            return sum(cpu_seconds(counter) for counter in node), cpu_seconds(box)
         except OSError as error:
             if error.errno in GONE:
                 return None
             raise
+
+    def _node_counters(self, path: str) -> tuple[str, ...]:
+        node = self._driver.node_cpu_counter
+        if node is not None:
+            return (node,)
+        return self._driver.cpu_counter(parse_box(path).online), self._driver.cpu_counter(path)
 
     def pressure_file(self) -> str | None:
         """Where the kernel tells how long online waits for CPU; None: nowhere, or there is no box."""

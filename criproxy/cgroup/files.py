@@ -80,7 +80,7 @@ def busy_cpu_seconds(stat: str, uptime: str, ticks_per_s: int) -> float:
     total, *rest = stat.splitlines()
     idle, iowait = total.split()[4:6]
     cpus = sum(line.startswith("cpu") for line in rest)
-    return cpus * float(uptime.split()[0]) - (int(idle) + int(iowait)) / ticks_per_s
+    return cpus * float(uptime.split(maxsplit=1)[0]) - (int(idle) + int(iowait)) / ticks_per_s
 
 
 def quota_us(cores: float) -> int:

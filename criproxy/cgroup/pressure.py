@@ -82,10 +82,10 @@ class PressureListener:
     def _heard(self) -> None:
         if self._epoll is None:
             return
-        for _, events in self._epoll.poll(0):
-            if events & select.EPOLLERR:  # the cgroup is gone
-                self.close()
-                return
+        # Polling takes the event away, and the event loop has polled: only what stays, an error, is found here.
+        if any(events & select.EPOLLERR for _, events in self._epoll.poll(0)):
+            self.close()  # the cgroup is gone
+        else:
             self._reported = True
 
 

@@ -99,8 +99,12 @@ class V1Driver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
 
+    @property
+    def node_cpu_counter(self) -> str | None:
+        return self._cpuacct("").file("usage")
+
     def cpu_counter(self, path: str) -> str:
-        return self._cpuacct(checked_path(path) if path else "").file("usage")
+        return self._cpuacct(checked_path(path)).file("usage")
 
     def pressure_file(self, path: str) -> str | None:
         return None

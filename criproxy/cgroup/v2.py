@@ -100,8 +100,12 @@ class V2Driver:
         file = f"{self._mount}{checked_box(box)}/cpu.max"
         return tuple(self._settle(file, f"{files.quota_us(cores)} {files.CFS_PERIOD_US}"))
 
+    @property
+    def node_cpu_counter(self) -> str | None:
+        return None
+
     def cpu_counter(self, path: str) -> str:
-        return f"{self._mount}{checked_path(path) if path else ''}/cpu.stat"
+        return f"{self._mount}{checked_path(path)}/cpu.stat"
 
     def pressure_file(self, path: str) -> str | None:
         return f"{self._mount}{checked_path(path)}/cpu.pressure"

@@ -19,7 +19,6 @@ from criproxy.control.sampler import Reading, Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
 from criproxy.model import Decision, GuardCeiling, LimitChange, Limits, Prediction, Snapshot, Usage
 
-
 HOUR_S: Final = 3600.0
 HOUR_ALPHA_RATIO: Final = 0.05
 HOUR_COLD_START_PROBES: Final = 288

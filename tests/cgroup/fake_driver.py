@@ -22,6 +22,8 @@ class FakeDriver:
         self.writing = threading.Event()
         self.threads: set[str] = set()
         self.drifted = False
+        self.counters = "/nowhere"
+        self.node_cpu_counter: str | None = None
 
     def _call(self, name: str, *arguments: str) -> None:
         self.threads.add(threading.current_thread().name)
@@ -62,7 +64,7 @@ class FakeDriver:
         return (LimitChange("cpu.max", str(old.cpu_cores), str(cores), self.drifted),)
 
     def cpu_counter(self, path: str) -> str:
-        return f"/nowhere{path}/cpu.stat"
+        return f"{self.counters}{path}/cpu.stat"
 
     def pressure_file(self, path: str) -> str | None:
         return f"{path}/cpu.pressure"

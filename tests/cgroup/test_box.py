@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from fake_driver import FakeDriver
@@ -191,6 +192,20 @@ def test_cpu_times_are_none_without_a_box_or_its_files(box: Box) -> None:
     run(lambda: box.admit(A, 0))
 
     assert (before, box.cpu_times()) == (None, None)
+
+
+@pytest.mark.parametrize(("exact", "node_s"), [(True, 9.0), (False, 5.0)], ids=["exact", "sampled"])
+def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
+    box: Box, driver: FakeDriver, tmp_path: Path, exact: bool, node_s: float
+) -> None:
+    driver.counters = str(tmp_path)
+    for cgroup, seconds in {"": 9, "kubelet/kubepods": 3, "kubelet/offline": 2}.items():
+        (tmp_path / cgroup).mkdir(parents=True, exist_ok=True)
+        (tmp_path / cgroup / "cpu.stat").write_text(f"usage_usec {seconds}000000\n")
+    driver.node_cpu_counter = driver.cpu_counter("") if exact else None
+    run(lambda: box.admit(ELSEWHERE, 0))
+
+    assert box.cpu_times() == (node_s, 2.0)
 
 
 def test_pressure_is_that_of_kubelets_own_cgroup(box: Box) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 
 import pytest
 
@@ -51,6 +52,16 @@ AB = {"a-1": [(0, 1), (60, 2)], "b-1": [(0, 3)]}
 def test_csv_of_any_kind_gives_its_samples(content, read):
     courses, flaws, _ = read(content)
     assert (courses, flaws) == (AB, {})
+
+
+def test_csv_time_without_a_zone_is_utc_wherever_one_is(read, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert read("t,u\n1970-01-01T00:00:00,1\n", name="n.csv")[0] == {"n": [(0, 1)]}
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_csv_without_ids_is_one_node_named_by_the_file(read):

@@ -1,0 +1,49 @@
+"""What each part of the daemon is told, from the config, the schedule's stage and how the daemon was started. Pure."""
+
+from dataclasses import dataclass
+
+from criproxy import derive
+from criproxy.config import Config
+from criproxy.control.guard import Settings as GuardSettings
+from criproxy.control.loop import LoopSettings
+from criproxy.proxy.intercept import Settings as InterceptSettings
+from criproxy.timetable import Stage
+from criproxy.upkeep import Settings as UpkeepSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How things stand. `pass_through`: the config at the start was bad. With it or a dry run, nothing is touched."""
+
+    config: Config
+    stage: Stage
+    pass_through: bool
+    dry_run: bool
+
+    @property
+    def enabled(self) -> bool:
+        return self.config.colocation.enabled and not self.pass_through
+
+    @property
+    def writes(self) -> bool:
+        """Whether the box's limits are ours to set."""
+        return self.enabled and not self.dry_run
+
+    def intercept(self) -> InterceptSettings:
+        rules = self.config.colocation.offline_rules()
+        return InterceptSettings(self.enabled, rules, self.dry_run, self.stage.closed)
+
+    def loop(self) -> LoopSettings:
+        interval_s = self.config.control.interval_s
+        return LoopSettings(self.stage.policy, derive.predictor(self.config), interval_s, dry_run=not self.writes)
+
+    def guard(self) -> GuardSettings:
+        law = derive.guard(self.config) if self.writes else None
+        return GuardSettings(law, self.config.guard.interval_ms / 1000)
+
+    def upkeep(self) -> UpkeepSettings:
+        adopt = not self.pass_through and not self.dry_run
+        if self.writes and self.stage.drain:
+            return UpkeepSettings("evict", adopt, "the schedule is off")
+        leave_alone = self.enabled or self.pass_through or self.dry_run
+        return UpkeepSettings(None if leave_alone else self.config.colocation.on_disable, adopt)
