@@ -21,7 +21,7 @@ def load(cgroup: str) -> None:
     for hierarchy in hierarchies():
         with contextlib.suppress(OSError):  # a hierarchy without controllers need not be joined
             (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
-    pipes = []
+    pipes: list[int] = []
     for _ in os.sched_getaffinity(0):
         reader, writer = os.pipe()
         if os.fork() == 0:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.proxy import cpu_seconds
-from benchmarks.stage import Stage, cpu, settle, stage
+from benchmarks.stage import Quota, Stage, cpu, settle, stage
 from benchmarks.table import table
 from integration.lab.clean import clean
 from integration.lab.criproxy import Config
@@ -66,20 +66,22 @@ class Sample:
     online: float
     box: float
     prediction: float | None
-    limit: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the guard does under a load without steps: medians of offline's cores with it and without, interleaved."""
+    """What the guard does under a load without steps, with it and without in turn.
+
+    `quota_` is the box's mean quota: what offline could have had, whatever else ran on the machine.
+    """
 
     load: str
     seconds: float
     squeezes: int
     needless: int
-    offline_cores_with: float
-    offline_cores_without: float
-    offline_ratio: float
+    quota_cores_with: float
+    quota_cores_without: float
+    quota_ratio: float
     criproxy_cpu_ratio_with: float
     criproxy_cpu_ratio_without: float
 
@@ -117,28 +119,33 @@ def _p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-def response(on: Stage) -> list[Sample]:
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The samples, and each quota with its time since the step."""
+
+    samples: list[Sample]
+    quotas: list[tuple[float, float]]
+
+
+def response(on: Stage) -> Response:
     """Idle, all CPUs for 8 s, idle again."""
     settle(on, 0.6 * on.cores)
     samples: list[Sample] = []
     start_s = time.monotonic() + 4.0
     on.burn(start_s, 8.0)
-    quota, prediction = on.seen[-1].cores, cpu(on)["prediction_cores"]
+    prediction = cpu(on)["prediction_cores"]
     before = on.meter.read()
     for count in range(int(32.0 / _SAMPLE_S)):
         time.sleep(max(0.0, start_s - 4.0 + (count + 1) * _SAMPLE_S - time.monotonic()))
         now = on.meter.read()
-        for seen in on.quotas():
-            quota = seen.cores
         if count % 4 == 0:
             prediction = cpu(on)["prediction_cores"]
-        samples.append(
-            Sample(
-                now.at_s - start_s, now.cores_since(before, "online"), now.cores_since(before, "box"), prediction, quota
-            )
-        )
+        online, box = now.cores_since(before, "online"), now.cores_since(before, "box")
+        samples.append(Sample(now.at_s - start_s, online, box, prediction))
         before = now
-    return samples
+    on.quotas()
+    quotas = [(seen.at_s - start_s, seen.cores) for seen in on.seen]
+    return Response(samples, [*quotas, (samples[-1].t_s, quotas[-1][1])])
 
 
 def cost(on: Stage, name: str, busy_s: float, period_s: float) -> Cost:
@@ -155,7 +162,8 @@ def cost(on: Stage, name: str, busy_s: float, period_s: float) -> Cost:
         after, now = on.proxy.status()["guard"], on.meter.read()
         assert after["enabled"] == enabled, "the reload has not been taken up"
         seconds = now.at_s - before.at_s
-        took[enabled].append((now.cores_since(before, "box"), (cpu_seconds(on.pid) - spent_s) / seconds))
+        on.quotas()
+        took[enabled].append((_mean_quota(on.seen, before.at_s, now.at_s), (cpu_seconds(on.pid) - spent_s) / seconds))
         squeezes += after["squeezes"] - guard["squeezes"]
         needless += after["false_alarms"] - guard["false_alarms"]
     medians = {enabled: [statistics.median(column) for column in zip(*took[enabled], strict=True)] for enabled in took}
@@ -164,17 +172,26 @@ def cost(on: Stage, name: str, busy_s: float, period_s: float) -> Cost:
         seconds=_ROUNDS * _PHASE_S,
         squeezes=squeezes,
         needless=needless,
-        offline_cores_with=medians[True][0],
-        offline_cores_without=medians[False][0],
-        offline_ratio=medians[True][0] / medians[False][0],
+        quota_cores_with=medians[True][0],
+        quota_cores_without=medians[False][0],
+        quota_ratio=medians[True][0] / medians[False][0],
         criproxy_cpu_ratio_with=medians[True][1],
         criproxy_cpu_ratio_without=medians[False][1],
     )
 
 
+def _mean_quota(seen: Sequence[Quota], from_s: float, until_s: float) -> float:
+    """What held from one moment to another, on average, in cores."""
+    total = 0.0
+    for quota, after in zip(seen, [*(later.at_s for later in seen[1:]), until_s], strict=True):
+        total += quota.cores * max(0.0, min(after, until_s) - max(quota.at_s, from_s))
+    return total / (until_s - from_s)
+
+
 def _steady(guard: bool) -> Config:
     """The defaults, with a predictor that knows a load within seconds."""
-    return {"control": {"predictor": "histogram", "half_life_s": 30.0}, "guard": {"enabled": guard}}
+    control = {"predictor": "histogram", "half_life_s": 30.0, "max_raise_ratio": 1.0}
+    return {"control": control, "guard": {"enabled": guard}}
 
 
 def report(steps: int, plot: Path | None) -> dict[str, Any]:
@@ -183,9 +200,9 @@ def report(steps: int, plot: Path | None) -> dict[str, Any]:
         try:
             with stage(directory, _QUICK) as on:
                 with on.ahead():
-                    samples = response(on)
+                    followed = response(on)
                 if plot:
-                    draw(samples, on.cores, plot)
+                    draw(followed, on.cores, plot)
                 reaction = reactions(on, steps)
                 print(table([reaction]))
                 costs = [
@@ -200,12 +217,12 @@ def report(steps: int, plot: Path | None) -> dict[str, Any]:
     return {
         "conditions": conditions,
         "reaction": asdict(reaction),
-        "response": [asdict(sample) for sample in samples],
+        "response": asdict(followed),
         "cost": [asdict(one) for one in costs],
     }
 
 
-def draw(samples: Sequence[Sample], cores: int, file: Path) -> None:
+def draw(followed: Response, cores: int, file: Path) -> None:
     """The step response as a picture."""
     import matplotlib  # here, because only those who want a picture should need it
 
@@ -213,11 +230,12 @@ def draw(samples: Sequence[Sample], cores: int, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, (whole, detail) = pyplot.subplots(2, 1, figsize=(11, 8), layout="constrained")
+    samples = followed.samples
     times = [sample.t_s for sample in samples]
     for axes, (left, right) in ((whole, (times[0], times[-1])), (detail, (-0.3, 0.7))):
         axes.step(times, [sample.online for sample in samples], where="pre", label="online's usage", color="#2f6fb0")
         axes.step(times, [sample.box for sample in samples], where="pre", label="the box's usage", color="#7fb77e")
-        axes.step(times, [sample.limit for sample in samples], where="post", label="the box's quota", color="#c62828")
+        axes.step(*zip(*followed.quotas, strict=True), where="post", label="the box's quota", color="#c62828")
         known = [(sample.t_s, sample.prediction) for sample in samples if sample.prediction is not None]
         axes.step(*zip(*known, strict=True), where="post", label="prediction", color="#e08a00", linestyle="--")
         axes.set(xlim=(left, right), ylim=(0, cores * 1.1), ylabel="cores")

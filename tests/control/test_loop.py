@@ -58,6 +58,29 @@ def node():
     return Node()
 
 
+def test_outlook_is_what_the_last_tick_reckoned_with_the_guard_aside():
+    node = Node()
+    before = node.loop.outlook()
+    node.ticks(20)
+    free = node.box.limits.cpu_cores
+    node.ceiling = GuardCeiling(0.5, "a step")
+    node.ticks()
+    outlook = node.loop.outlook()
+    assert before is None
+    assert node.box.limits.cpu_cores == 0.5 < free
+    assert (outlook.capacity_cores, outlook.limit_cores) == (4.0, pytest.approx(free, abs=0.1))
+    assert outlook.predicted_cores == node.observer.seen[-1][1].prediction.cpu_cores
+    node.ceiling = None
+    node.ticks()
+    assert node.box.limits.cpu_cores == pytest.approx(free, abs=0.1)
+
+
+def test_outlook_of_an_unlimited_box_is_infinite():
+    node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(UNLIMITED), StaticSettings(UNLIMITED))))
+    node.ticks(3)
+    assert node.loop.outlook().limit_cores == math.inf
+
+
 def test_tick_first_one_has_no_rates_and_changes_nothing(node):
     assert node.ticks() == [True]
     assert (node.box.applied, node.observer.seen) == ([], [])
