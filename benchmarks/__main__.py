@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import predictor, proxy, replay
+from benchmarks import loop, predictor, proxy, replay
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
     "proxy": proxy.report,
+    "loop": loop.report,
     "predictor": predictor.report,
     "replay": replay.report,
 }

@@ -33,19 +33,36 @@ ANSWERS = {
         version=b"0.1.0", runtime_name=b"backend", runtime_version=b"1", runtime_api_version=b"v1"
     ).SerializeToString(),
     f"{_RUNTIME}ListContainers": b"",
-    f"{_RUNTIME}ListPodSandbox": b"",
-    f"{_RUNTIME}RunPodSandbox": cri.RunPodSandboxResponse(pod_sandbox_id=b"0" * 64).SerializeToString(),
     f"{_RUNTIME}ListContainerStats": padding(200_000),
     f"{_RUNTIME}ListPodSandboxStats": padding(15_000_000),
 }
 
 
 class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """`ANSWERS`, and sandboxes that are listed once they run: a pod's uid is its sandbox's id."""
+
+    def __init__(self) -> None:
+        self._sandboxes: dict[bytes, cri.PodSandbox] = {}
+
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        match details.method.removeprefix(_RUNTIME):
+            case "RunPodSandbox":
+                return grpc.unary_unary_rpc_method_handler(self._run)
+            case "ListPodSandbox":
+                return grpc.unary_unary_rpc_method_handler(self._list)
         answer = ANSWERS.get(details.method)
         if answer is None:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
+
+    def _run(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
+        config = cri.RunPodSandboxRequest.FromString(request).config
+        uid = config.metadata.uid
+        self._sandboxes[uid] = cri.PodSandbox(id=uid, metadata=config.metadata, annotations=config.annotations)
+        return cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString()
+
+    def _list(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
+        return cri.ListPodSandboxResponse(items=self._sandboxes.values()).SerializeToString()
 
 
 def main() -> None:

@@ -63,19 +63,22 @@ class Footprint:
     start_to_first_call_s: float
 
 
-def cases(prefix: str) -> tuple[Case, ...]:
-    def run(name: str, offline: bool) -> bytes:
-        marks = [cri.StringEntry(key=b"colocation.criproxy.io/class", value=b"offline")] if offline else []
-        parent = f"{prefix}/kubepods/besteffort/pod{name}".encode()
-        metadata = cri.PodSandboxMetadata(name=name.encode(), uid=name.encode(), namespace=b"bench")
-        config = cri.PodSandboxConfig(metadata=metadata, labels=marks, linux={"cgroup_parent": parent})
-        return cri.RunPodSandboxRequest(config=config).SerializeToString()
+def run_request(prefix: str, name: str, *, offline: bool) -> bytes:
+    """A RunPodSandboxRequest as kubelet sends it for a BestEffort pod, with `prefix` before its kubepods."""
+    marks = [cri.StringEntry(key=b"colocation.criproxy.io/class", value=b"offline")] if offline else []
+    parent = f"{prefix}/kubepods/besteffort/pod{name}".encode()
+    metadata = cri.PodSandboxMetadata(name=name.encode(), uid=name.encode(), namespace=b"bench")
+    config = cri.PodSandboxConfig(metadata=metadata, labels=marks, linux={"cgroup_parent": parent})
+    return cri.RunPodSandboxRequest(config=config).SerializeToString()
 
+
+def cases(prefix: str) -> tuple[Case, ...]:
+    online, offline = (run_request(prefix, name, offline=name == "offline") for name in ("online", "offline"))
     return (
         Case("small call (Version)", "Version", b"", 200),
         Case("200 KB list", "ListContainerStats", b"", 50),
-        Case("RunPodSandbox, online (opened, unchanged)", "RunPodSandbox", run("online", False), 100),
-        Case("RunPodSandbox, offline (rewritten, box bounded)", "RunPodSandbox", run("offline", True), 100),
+        Case("RunPodSandbox, online (opened, unchanged)", "RunPodSandbox", online, 100),
+        Case("RunPodSandbox, offline (rewritten, box bounded)", "RunPodSandbox", offline, 100),
     )
 
 
