@@ -21,7 +21,7 @@ from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
-from integration.lab.pods import processes_of, strays
+from integration.lab.pods import assert_within, processes_of
 from integration.lab.process import Process, wait_until
 
 APIS: tuple[Api, ...] = get_args(Api)
@@ -240,7 +240,7 @@ def test_message_of_15_mib_passes_hooked_and_not(site: Site, pair: tuple[Raw, Ra
     code, details, _ = through.call("RunPodSandbox", start)
     assert code == "OK", details
     (sandbox_id,) = through.sandboxes()
-    assert strays(sandbox_id, f"{site.box}/pod{uid}") == []
+    assert_within(sandbox_id, f"{site.box}/pod{uid}")
 
 
 # --- clients that vanish, and slow calls ------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, 
     cancel_some()
     assert site.open_files() <= files
     assert site.rss_bytes() - size < 8 * MIB
-    assert strays(running.container.pod.id, f"{site.box}/pod{running.uid}") == []
+    assert_within(running.container.pod.id, f"{site.box}/pod{running.uid}")
 
 
 CROWD = """
@@ -312,7 +312,7 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     crowd.kill()
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls to end", poll_s=0.2)
     wait_until(lambda: site.open_files() <= files, LONG_S, "the connections to be closed", poll_s=0.2)
-    assert strays(running.container.pod.id, f"{site.box}/pod{running.uid}") == []
+    assert_within(running.container.pod.id, f"{site.box}/pod{running.uid}")
 
 
 def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, running: Running) -> None:
@@ -328,7 +328,7 @@ def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, runnin
     assert container.pod.id in {pod.id for pod in client.list_pods()}
     uid = str(uuid.uuid4())
     quick = client.run_pod("quick", uid=uid, labels=OFFLINE, cgroup_parent=kubelet_parent(site, uid))
-    assert strays(quick.id, f"{site.box}/pod{uid}") == []
+    assert_within(quick.id, f"{site.box}/pod{uid}")
     assert [call for call in slow if call.done()] == []
 
     # Who opens it from now on finds a file; who waits at the FIFO is let go, again and again until all have come.
@@ -467,7 +467,7 @@ def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_p
     code, details, _ = through.call("StartContainer", started.SerializeToString())
     assert code == "OK", details
     assert len(processes_of(sandbox_id)) == 2
-    assert strays(sandbox_id, f"{site.box}/pod{uid}" if labels else kubelet_parent(site, uid)) == []
+    assert_within(sandbox_id, f"{site.box}/pod{uid}" if labels else kubelet_parent(site, uid))
 
 
 @pytest.fixture
@@ -504,7 +504,7 @@ def test_placement_that_an_online_pod_claims_is_not_believed_after_a_restart(
         own_proxy.restart()
         wait_until(through.is_ready, LONG_S, "the client's connection")
         container = through.run_container(pod, "main", FOREVER)
-        assert strays(pod.id, kubelet_parent(site, uid)) == []
+        assert_within(pod.id, kubelet_parent(site, uid))
         shares = cri.LinuxContainerResources(cpu_shares=300)
         through.call(
             "UpdateContainerResources", cri.UpdateContainerResourcesRequest(container_id=container.id, linux=shares)

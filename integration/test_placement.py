@@ -17,7 +17,7 @@ from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
-from integration.lab.pods import cgroups_of, strays
+from integration.lab.pods import assert_within, cgroups_of, strays
 from integration.lab.process import wait_until
 
 APIS: tuple[Api, ...] = get_args(Api)
@@ -104,7 +104,7 @@ def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
         assert set(paths.values()) == {f"{place}/{what.id}"}
         assert paths.keys() >= {name for h in cgroups.hierarchies() for name in h.controllers}
     assert len(cgroups_of(started.pod.id)) >= 4  # pause, the shell, its child, and what was executed
-    assert strays(started.pod.id, place) == []
+    assert_within(started.pod.id, place)
 
 
 @pytest.mark.parametrize("qos", QOS)
@@ -132,7 +132,7 @@ def test_pod_with_a_preset_s_mark_is_in_the_box(
     parent = f"{site.root}/kubepods/besteffort/pod{uid}"
     pod = through.run_pod("marked", uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent)
     through.run_container(pod, "main", FOREVER)
-    assert strays(pod.id, f"{site.box}/pod{uid}") == []
+    assert_within(pod.id, f"{site.box}/pod{uid}")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_static_pod_of_kube_system_stays_where_it_is_whatever_its_marks(
         cgroup_parent=parent,
     )
     through.run_container(pod, "main", FOREVER)
-    assert strays(pod.id, f"{site.box}/pod{uid}" if placed else parent) == []
+    assert_within(pod.id, f"{site.box}/pod{uid}" if placed else parent)
 
 
 @pytest.mark.parametrize("length", [64, 13])
@@ -171,7 +171,7 @@ def test_container_follows_its_sandbox_whatever_its_own_request_says(
     config.CopyFrom(started.pod.config)
     config.labels.clear()
     container = through.run_container(Pod(started.pod.id[:length], config), "second", FOREVER)
-    assert strays(started.pod.id, f"{site.box}/pod{started.uid}") == []
+    assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
     assert len(cgroups_of(started.pod.id)) == 5
     assert through.pid(container) in cgroups_of(started.pod.id)
 
@@ -268,7 +268,7 @@ def test_update_of_an_offline_container_succeeds_and_leaves_it_at_the_bottom(
     request = cri.UpdateContainerResourcesRequest(container_id=started.container.id[:length], linux=update)
     through.call("UpdateContainerResources", request)
     assert_lowest(site, f"{site.box}/pod{started.uid}/{started.container.id}", memory_bytes)
-    assert strays(started.pod.id, f"{site.box}/pod{started.uid}") == []
+    assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
 
 
 def test_update_of_an_online_container_does_what_it_says(site: Site, through: CriClient) -> None:

@@ -1,10 +1,13 @@
 """Where a pod's processes are: found below its shim, so that one outside the pod's cgroups is found too."""
 
 import contextlib
+import time
 from pathlib import Path
 
 from integration.lab.cgroups import of_process
-from integration.lab.process import all_pids, argv_of, descendants
+from integration.lab.process import POLL_S, all_pids, argv_of, descendants
+
+HELPERS_S = 60
 
 
 def processes_of(sandbox_id: str) -> set[int]:
@@ -28,11 +31,22 @@ def cgroups_of(sandbox_id: str) -> dict[int, dict[str, str]]:
 def strays(sandbox_id: str, cgroup: str) -> list[str]:
     """The processes of a pod that are not below this cgroup in every controller, a line for each."""
     return [
-        f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()}) is in {path} of {controller or 'cgroup v2'}"
+        f"process {pid} ({argv_of(pid)}) is in {path} of {controller or 'cgroup v2'}"
         for pid, paths in cgroups_of(sandbox_id).items()
         for controller, path in paths.items()
         if not path.startswith(f"{cgroup}/")
     ]
+
+
+def assert_within(sandbox_id: str, cgroup: str) -> None:
+    """Every process of a pod is below this cgroup, once the runtime's own helpers have ended.
+
+    Those of a call that was cut off may take a while; what is the pod's own never moves.
+    """
+    deadline = time.monotonic() + HELPERS_S
+    while (found := strays(sandbox_id, cgroup)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    assert found == []
 
 
 def _is_shim(argv: list[str], sandbox_id: str) -> bool:
