@@ -189,17 +189,6 @@ class Direct:
 
 
 @pytest.fixture(scope="module")
-def say(pytestconfig: pytest.Config) -> Iterator[Say]:
-    """Writes a line past pytest's capture, from any thread."""
-    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
-    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-        terminal = os.dup(1)
-    began_s = time.monotonic()
-    yield lambda text: os.write(terminal, f"\n  [{time.monotonic() - began_s:3.0f} s] {text}\n".encode())
-    os.close(terminal)
-
-
-@pytest.fixture(scope="module")
 def machine(say: Say, pytestconfig: pytest.Config) -> list[str]:
     """What belongs to the machine's own kubelet, before any of the lab's ran."""
     capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
