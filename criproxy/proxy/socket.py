@@ -23,16 +23,6 @@ class SocketError(Exception):
     """The socket cannot be had; the message names the path, what is wrong with it and the remedy."""
 
 
-def parse_endpoint(endpoint: str) -> Path:
-    """The path of a unix endpoint, given as `unix:///run/x.sock` or `/run/x.sock`. Raises SocketError."""
-    path = endpoint.removeprefix("unix://")
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise SocketError(
-            f"endpoint {endpoint!r} is no unix socket: write unix:///path or /path, with an absolute path"
-        )
-    return Path(path)
-
-
 def grpc_target(path: Path) -> str:
     """How gRPC spells the unix socket at `path`. Source: gRPC naming; the path is part of a URI."""
     return f"unix:{quote(str(path))}"

@@ -1,5 +1,6 @@
 """Reading config files: all errors at once, and what is salvaged beside them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,21 @@ def test_file_that_is_a_directory_is_an_error(tmp_path: Path) -> None:
 def test_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("[colocation]\nenabled = true\n")
     assert load(tmp_path / "c").config.colocation.enabled
+
+
+@pytest.mark.parametrize("endpoint", ["unix:///run/a b/x.sock", "/run/a b/x.sock"])
+def test_socket_with_and_without_scheme_is_a_path(endpoint: str) -> None:
+    loaded = read(f"[proxy]\nlisten = {json.dumps(endpoint)}")
+    assert (loaded.config.proxy.listen_path, loaded.errors) == ("/run/a b/x.sock", ())
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "x.sock", "unix://x.sock", "unix:/x.sock", "tcp://127.0.0.1:80", "npipe:////./pipe/x", "/run/", "/a\0b"],
+)
+def test_socket_that_is_no_unix_path_is_refused(endpoint: str) -> None:
+    (error,) = read(f"[proxy]\nlisten = {json.dumps(endpoint)}").errors
+    assert "an absolute path of a socket (/path or unix:///path)" in str(error)
 
 
 def test_socket_paths_are_plain_and_normal() -> None:

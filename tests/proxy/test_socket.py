@@ -14,7 +14,7 @@ import pytest
 from conftest import build_rig
 from grpc import aio
 
-from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target, parse_endpoint
+from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
 
 @contextmanager
@@ -46,23 +46,6 @@ def serving(listen: ListenSocket) -> Iterator[None]:
 def connects(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(path)) == 0
-
-
-# --- endpoints -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("endpoint", ["unix:///run/a b/x.sock", "/run/a b/x.sock"])
-def test_endpoint_with_and_without_scheme_is_a_path(endpoint: str) -> None:
-    assert parse_endpoint(endpoint) == Path("/run/a b/x.sock")
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    ["", "x.sock", "unix://x.sock", "unix:/x.sock", "tcp://127.0.0.1:80", "npipe:////./pipe/x", "/run/", "/a\0b"],
-)
-def test_endpoint_that_is_no_unix_path_is_refused(endpoint: str) -> None:
-    with pytest.raises(SocketError, match=r"endpoint .* write unix:///path or /path"):
-        parse_endpoint(endpoint)
 
 
 # --- claim and publish ---------------------------------------------------------------------------------------------
