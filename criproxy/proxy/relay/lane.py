@@ -1,0 +1,42 @@
+"""What goes to one peer: the runs of frames that pass as they came, and what is put between them."""
+
+from criproxy.proxy.relay.frames import Bytes
+
+
+class Lane:
+    """Bytes on their way to one peer, in order. A run is the part `start` to `end` of the piece that is being read."""
+
+    __slots__ = ("_parts", "_view", "end", "start")
+
+    def __init__(self) -> None:
+        self._parts: list[Bytes] = []
+        self._view = memoryview(b"")
+        self.start = 0
+        self.end = 0
+
+    def open(self, view: memoryview) -> None:
+        self._view = view
+        self.start = self.end = 0
+
+    def cut(self) -> None:
+        """The run so far goes; what is sent next comes after it."""
+        if self.end > self.start:
+            self._parts.append(self._view[self.start : self.end])
+            self.start = self.end
+
+    def send(self, data: Bytes) -> None:
+        self.cut()
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self.cut()
+        self._view = memoryview(b"")
+        self.start = self.end = 0
+
+    def take(self) -> Bytes:
+        """All that is to be sent by now, in one piece; it stays valid."""
+        parts = self._parts
+        if not parts:
+            return b""
+        self._parts = []
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,142 @@
+"""Accept clients, and relay each to a connection of its own to the runtime."""
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from criproxy.proxy.engine import Interceptor
+from criproxy.proxy.relay.blind import BlindRelay
+from criproxy.proxy.relay.core import Relay
+from criproxy.proxy.relay.shell import Connection, Core, Parts, RelayMetrics
+from criproxy.proxy.relay.side import ReadBuffer
+from criproxy.proxy.socket import ListenSocket, SocketError
+
+_BACKLOG: Final = 128
+_GONE: Final = "criproxy goes: call again"
+_FLUSH_S: Final = 0.05
+
+_AWAY_S: Final = 20.0
+"""For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
+
+_BROKEN: Final = 5
+_BROKEN_S: Final = 60.0
+"""So many connections broken within this time say that the relay, not a peer, is wrong."""
+
+
+class RelayServer:
+    """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
+
+    When connections break again and again, all new ones are piped to the socket that `fallback` tells (or raises
+    OSError), for as long as this server lives; without a `fallback`, it goes on as before.
+    """
+
+    def __init__(
+        self,
+        interceptor: Interceptor,
+        metrics: RelayMetrics,
+        listen: ListenSocket,
+        runtime: Path,
+        clock: Callable[[], float],
+        *,
+        blind: bool = False,
+        fallback: Callable[[], Awaitable[Path]] | None = None,
+    ) -> None:
+        self._interceptor = interceptor
+        self._listen = listen
+        self._blind = blind
+        self._changed = asyncio.Event()
+        self._runtime = runtime
+        self._fallback = fallback
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._parts = Parts(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._broken_s: deque[float] = deque(maxlen=_BROKEN)
+        self.given_up = False
+        """Whether new connections go to the fallback."""
+        self._connections: set[Connection] = set()
+        self._draining = False
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._listen.claim()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._listen.private():
+                listening.bind(str(self._listen.own))
+        except OSError as error:
+            listening.close()
+            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._accept, sock=listening, backlog=_BACKLOG)
+
+    async def drain(self, limit_s: float) -> None:
+        self._draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: not self._busy)
+                self._end_endless()
+                async with asyncio.timeout(_AWAY_S):
+                    await self._until(lambda: not self._connections)
+        self._end_endless()
+
+    async def stop(self, grace_s: float) -> None:
+        self._listen.release()
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.turn_away(_GONE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._until(lambda: not self._busy)
+        self._end_endless()
+        for connection in list(self._connections):
+            connection.cut()
+        await asyncio.sleep(_FLUSH_S)
+
+    @property
+    def _busy(self) -> bool:
+        return any(connection.busy for connection in self._connections)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        blind = self._blind or self.given_up
+        core: Core = BlindRelay() if blind else Relay(self._interceptor.wants)
+        upstream = self._fallback if self.given_up and self._fallback is not None else self._to_runtime
+        connection = Connection(core, upstream, self._parts, self._gone)
+        self._connections.add(connection)
+        if self._draining:
+            connection.drain()
+        return connection.client
+
+    async def _to_runtime(self) -> Path:
+        return self._runtime
+
+    def _gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._changed.set()
+        if connection.broken:
+            self._count_broken()
+
+    def _count_broken(self) -> None:
+        times = self._broken_s
+        times.append(self._clock())
+        often = len(times) == _BROKEN and times[-1] - times[0] <= _BROKEN_S
+        if often and self._fallback is not None and not self.given_up:
+            self.given_up = True
+            self._log.error("relay_given_up", broken=_BROKEN, within_s=_BROKEN_S, consequence="the fallback serves")
+
+    def _end_endless(self) -> None:
+        for connection in list(self._connections):
+            connection.end_endless(_GONE)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,286 @@
+"""A relay's two sockets: what comes goes into the core, and what the core says is done.
+
+No side is read while the other is behind with taking what was read.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket
+from criproxy.proxy.methods import is_endless, label
+from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
+from criproxy.proxy.relay.frames import Bytes
+from criproxy.proxy.relay.side import ReadBuffer, Side
+
+_LEARN_S: Final = 0.005
+"""For so long the runtime's further bytes wait with an answer that is being learned, which takes far less."""
+
+_INTERNAL: Final = 13
+_UNAVAILABLE: Final = 14
+
+CODES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""gRPC's status codes by number. Source: gRPC core, statuscodes."""
+
+
+class RelayMetrics(Protocol):
+    """Where calls and broken connections are counted. Every `on_start` is followed by one `on_call`."""
+
+    def on_start(self) -> None: ...
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+    def on_broken(self, reason: str) -> None:
+        """A connection was closed, as what a peer sent could not be followed."""
+        ...
+
+
+class Core(Protocol):
+    """`core.Relay`, or `blind.BlindRelay`."""
+
+    @property
+    def greeted(self) -> bool: ...
+    def client_bytes(self, chunk: Bytes) -> list[Action]: ...
+    def upstream_bytes(self, chunk: Bytes) -> list[Action]: ...
+    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]: ...
+    def refuse(self, stream: int, code: int, message: str) -> list[Action]: ...
+    def learned(self, stream: int) -> list[Action]: ...
+    def resume(self) -> list[Action]: ...
+    def drain(self) -> list[Action]: ...
+    def end(self, stream: int, message: str) -> list[Action]: ...
+    def turn_away(self, message: str) -> None: ...
+    def client_closed(self) -> list[Action]: ...
+    def upstream_closed(self) -> list[Action]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all connections of a server have in common. `on_change`: a call has ended."""
+
+    interceptor: Interceptor
+    metrics: RelayMetrics
+    clock: Callable[[], float]
+    log: structlog.typing.FilteringBoundLogger
+    buffer: ReadBuffer
+    on_change: Callable[[], None]
+
+
+class Connection:
+    """One client, one connection to `upstream` of its own, and the `core` between them.
+
+    `broken`: it was closed as what a peer sent could not be followed, though it began as HTTP/2.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        upstream: Callable[[], Awaitable[Path]],
+        parts: Parts,
+        on_closed: Callable[["Connection"], None],
+    ) -> None:
+        self._core = core
+        self._find_upstream = upstream
+        self._parts = parts
+        self.broken = False
+        self._on_closed = on_closed
+        self._calls: dict[int, tuple[float, str]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._stopped = False
+        self.client = Side(
+            parts.buffer,
+            on_made=self._accepted,
+            on_bytes=self._client_bytes,
+            on_lost=lambda: self._run(self._core.client_closed),
+            on_behind=lambda behind: self._hold(self._upstream, behind),
+        )
+        self._upstream = Side(
+            parts.buffer,
+            on_made=lambda: self.client.unblock("connecting"),
+            on_bytes=self._upstream_bytes,
+            on_lost=lambda: self._run(self._core.upstream_closed),
+            on_behind=lambda behind: self._hold(self.client, behind),
+        )
+        self.client.block("connecting")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way that will end by itself."""
+        return any(not is_endless(method) for _, method in self._calls.values())
+
+    def drain(self) -> None:
+        """Ask the client to go; the connection closes with its last call."""
+        self._run(self._core.drain)
+
+    def end_endless(self, message: str) -> None:
+        """End the calls that never end by themselves."""
+        for stream, (_, method) in list(self._calls.items()):
+            if is_endless(method):
+                self._run(self._core.end, stream, message)
+
+    def turn_away(self, message: str) -> None:
+        """Answer all further calls with UNAVAILABLE."""
+        self._core.turn_away(message)
+
+    def cut(self) -> None:
+        """Close both sides; the client's calls end with UNAVAILABLE."""
+        self._run(self._core.upstream_closed)
+        self._close()
+
+    # --- bytes -------------------------------------------------------------------------------------------------------
+
+    def _accepted(self) -> None:
+        self._spawn(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            path = await self._find_upstream()
+            await loop.create_unix_connection(lambda: self._upstream, str(path))
+        except OSError:  # what a client sees of a runtime that is away
+            self._close()
+            return
+        if self._closed:
+            self._upstream.close()
+
+    def _client_bytes(self, view: memoryview) -> None:
+        self._run(self._core.client_bytes, view)
+
+    def _upstream_bytes(self, view: memoryview) -> None:
+        if self._stopped:  # an answer is being learned; this is kept, and no more is to come
+            self._upstream.block("learning")
+        self._run(self._core.upstream_bytes, view)
+
+    def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
+        """Tell the core, and do what it says. An error of its own is the end of this connection alone."""
+        try:
+            actions = step(*arguments)
+        except Exception:
+            self._parts.log.exception("relay_failed")
+            self._break("the relay failed")
+            self._close()
+        else:
+            self._do(actions)
+
+    def _break(self, reason: str) -> None:
+        self.broken = self._core.greeted
+        self._parts.metrics.on_broken(reason)
+        self._parts.log.warning("connection_broken", reason=reason)
+
+    def _hold(self, side: Side, behind: bool) -> None:
+        if behind:
+            side.block("behind")
+        else:
+            side.unblock("behind")
+
+    # --- actions -----------------------------------------------------------------------------------------------------
+
+    def _do(self, actions: list[Action]) -> None:
+        parts = self._parts
+        for action in actions:
+            if type(action) is ToUpstream:
+                self._upstream.write(action.data, wait=type(actions[-1]) is Ask)
+            elif type(action) is ToClient:
+                self.client.write(action.data, wait=type(actions[-1]) is Learn)
+            elif type(action) is Started:
+                self._calls[action.stream] = (parts.clock(), action.method)
+                parts.metrics.on_start()
+            elif type(action) is Ended:
+                self._ended(action)
+            elif isinstance(action, Close):
+                if action.broken:
+                    self._break(action.reason)
+                self._close()
+            else:
+                self._intercept(action)
+
+    def _intercept(self, action: Action) -> None:
+        match action:
+            case Ask(stream):
+                self._asking[stream] = self._spawn(self._ask(action))
+                asyncio.get_running_loop().call_soon(self._upstream.flush)
+            case Forget(stream):
+                if (task := self._asking.pop(stream, None)) is not None:
+                    task.cancel()
+            case Learn():
+                self._stopped = True
+                loop = asyncio.get_running_loop()
+                self._spawn(self._learn(action, loop.call_later(_LEARN_S, self._go_on)))
+                loop.call_soon(self.client.flush)
+
+    def _ended(self, call: Ended) -> None:
+        if (begun := self._calls.pop(call.stream, None)) is None:
+            return
+        code = CODES[call.code] if 0 <= call.code < len(CODES) else "UNKNOWN"
+        self._parts.metrics.on_call(label(call.method), code, self._parts.clock() - begun[0], call.hooked)
+        self._parts.on_change()
+
+    async def _ask(self, ask: Ask) -> None:
+        verdict: Forward | Refuse
+        try:
+            verdict = await self._parts.interceptor.request(ask.method, ask.message)
+        except Exception as error:
+            self._parts.log.exception("interceptor_failed", method=ask.method)
+            verdict = Refuse(_INTERNAL, f"criproxy: {type(error).__name__}")
+        self._asking.pop(ask.stream, None)
+        if isinstance(verdict, Refuse):
+            self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
+        else:
+            self._run(self._core.forward, ask.stream, verdict.message, verdict.ticket)
+
+    async def _learn(self, learn: Learn, later: asyncio.TimerHandle) -> None:
+        """To the end even if the client gives up now: the runtime has acted."""
+        try:
+            await self._parts.interceptor.answered(learn.ticket, learn.message)
+        except Exception:
+            self._parts.log.exception("interceptor_failed")
+        later.cancel()
+        self._stopped = False
+        self._upstream.unblock("learning")
+        self._run(self._core.learned, learn.stream)
+
+    def _go_on(self) -> None:
+        self._stopped = False
+        self._upstream.unblock("learning")
+        self._run(self._core.resume)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
+            self._ended(Ended(stream, self._calls[stream][1], _UNAVAILABLE, hooked=False))
+        self.client.close()
+        self._upstream.close()
+        self._on_closed(self)

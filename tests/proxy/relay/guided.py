@@ -1,0 +1,48 @@
+"""The relay's core under a coverage-guided fuzzer: whatever comes, from either side, it never raises.
+
+`pip install -r tests/proxy/relay/requirements-fuzz.txt`, then `python -m tests.proxy.relay.guided [-max_total_time=60]
+[CORPUS]`; the arguments are libFuzzer's.
+"""
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["criproxy.proxy.relay"]):
+    from criproxy.proxy.relay.actions import Ask, Close, Learn
+    from criproxy.proxy.relay.core import Relay
+from criproxy.proxy.relay.frames import PREFACE
+from tests.proxy.relay.talk import HOOKED, SETTINGS
+
+_PIECE = 64
+
+
+def once(data: bytes) -> None:
+    """Each piece of the input is for the side, and in the frame or not, that its first byte says."""
+    relay = Relay(lambda path: path == HOOKED or path.startswith("/h"))
+    actions = [*relay.client_bytes(PREFACE + SETTINGS), *relay.upstream_bytes(SETTINGS)]
+    source = atheris.FuzzedDataProvider(data)
+    while source.remaining_bytes() and not any(isinstance(action, Close) for action in actions):
+        how = source.ConsumeInt(1) % 8
+        piece = source.ConsumeBytes(source.ConsumeIntInRange(0, _PIECE))
+        if how & 4:  # a whole frame, which chance alone would seldom make
+            head = bytes((source.ConsumeInt(1) % 10, source.ConsumeInt(1) & 0x2D))
+            piece = len(piece).to_bytes(3) + head + (source.ConsumeInt(1) % 8).to_bytes(4) + piece
+        actions = relay.client_bytes(piece) if how & 1 else relay.upstream_bytes(piece)
+        for action in actions:
+            match action:
+                case Ask(stream, _, message) if how & 2:
+                    actions += relay.forward(stream, message * 2, "ticket")
+                case Ask(stream):
+                    actions += relay.refuse(stream, 9, "no")
+                case Learn(stream):
+                    actions += relay.learned(stream) if how & 2 else relay.resume()
+
+
+def main() -> None:
+    atheris.Setup(sys.argv, once)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""What the relay's core does, told as conversations."""
+
+import pytest
+
+from criproxy.proxy.relay import frames
+from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started
+from criproxy.proxy.relay.frames import CANCEL, DATA, GOAWAY, HEADERS, MAX_STREAM, PING, RST_STREAM, WINDOW_UPDATE
+from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
+
+
+def test_passing_call_is_the_very_bytes_that_came() -> None:
+    talk = Talk()
+    request, answer = talk.request(1, PASSING, b"in"), talk.answer(1, b"out")
+    talk.from_client(request)
+    talk.from_upstream(answer)
+    assert (talk.upstream, talk.client) == (request, answer)
+    assert talk.actions == [Started(1, PASSING), Ended(1, PASSING, 0, False)]
+    assert talk.relay.calls == 0
+
+
+def test_hooked_request_waits_for_its_verdict_but_its_headers_do_not() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b"in"))
+    assert [kind for kind, _, _ in talk.upstream_sees()] == [HEADERS]
+    assert talk.all(Ask) == [Ask(1, HOOKED, b"in")]
+    talk.do(talk.relay.forward(1, b"other"))
+    assert talk.upstream_sees() == [(DATA, 1, prefixed(b"other"))]
+
+
+def test_incomplete_hooked_message_is_paid_back_at_once() -> None:
+    talk = Talk()
+    talk.from_client(talk.request_headers(1, HOOKED) + frames.frame(DATA, 0, 1, bytes(100)))
+    assert talk.client == frames.window_update(0, 100) + frames.window_update(1, 100)
+
+
+def test_grown_message_is_paid_by_later_window_updates() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b"x" * 10))
+    talk.do(talk.relay.forward(1, b"x" * 110))
+    talk.from_upstream(frames.window_update(0, 60))
+    assert talk.client == b""
+    talk.from_upstream(frames.window_update(0, 60))
+    assert talk.client == frames.window_update(0, 20)
+
+
+def test_shrunken_message_is_paid_back() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b"x" * 100))
+    talk.do(talk.relay.forward(1, b"x" * 10))
+    assert talk.client == frames.window_update(0, 90)
+
+
+def test_passing_data_waits_while_the_debt_has_used_up_the_window() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b""))
+    talk.do(talk.relay.forward(1, bytes(65_535 - 5)))
+    data = frames.frame(DATA, frames.END_STREAM, 3, bytes(100))
+    talk.from_client(talk.request_headers(3, PASSING))
+    talk.upstream.clear()
+    talk.from_client(data)
+    assert talk.upstream == b""
+    talk.from_upstream(frames.window_update(0, 40))
+    talk.from_upstream(frames.window_update(0, 80))
+    assert talk.upstream_sees() == [(DATA, 3, bytes(40)), (DATA, 3, bytes(60))]
+
+
+def held_data(talk: Talk, data: bytes) -> None:
+    """Have a passing call's DATA wait for the upstream's window."""
+    talk.from_client(talk.request(1, HOOKED, b""))
+    talk.do(talk.relay.forward(1, bytes(65_535 - 5)))
+    talk.from_client(talk.request_headers(3, PASSING))
+    talk.clear()
+    talk.from_client(data)
+    assert talk.upstream == b""
+
+
+def test_padding_of_held_data_is_paid_back_as_it_goes_no_further() -> None:
+    talk = Talk()
+    held_data(talk, frames.frame(DATA, frames.PADDED, 3, b"\x09" + b"data" + bytes(9)))
+    assert talk.client == frames.window_update(3, 10)
+    talk.from_upstream(frames.window_update(0, 1000))
+    assert talk.upstream == frames.frame(DATA, 0, 3, b"data")
+
+
+@pytest.mark.parametrize("by", ["client", "runtime"])
+def test_held_data_of_a_reset_call_goes_nowhere(by: str) -> None:
+    talk = Talk()
+    held_data(talk, frames.frame(DATA, 0, 3, bytes(100)))
+    if by == "client":
+        talk.from_client(frames.rst_stream(3, CANCEL))
+        assert talk.upstream == frames.rst_stream(3, CANCEL)
+    else:
+        talk.from_upstream(frames.rst_stream(3, CANCEL))
+    talk.upstream.clear()
+    talk.from_upstream(frames.window_update(0, 65_535))
+    assert talk.upstream == b""
+    assert (talk.relay._wire.ledger.debt, talk.relay._wire.ledger.waiting) == (0, 0)
+
+
+def test_settings_ack_does_not_overtake_held_data() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b""))
+    talk.do(talk.relay.forward(1, bytes(65_535 - 5)))
+    talk.from_client(talk.request_headers(3, PASSING) + frames.frame(DATA, 0, 3, bytes(100)))
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 10))
+    talk.upstream.clear()
+    talk.from_client(SETTINGS_ACK)
+    talk.from_client(SETTINGS_ACK)
+    assert talk.upstream == b""
+    talk.from_upstream(frames.window_update(0, 1000))
+    assert talk.upstream == frames.frame(DATA, 0, 3, bytes(100)) + SETTINGS_ACK * 2
+
+
+def test_window_lowered_with_a_hooked_call_open_holds_its_message() -> None:
+    talk = Talk()
+    talk.from_client(SETTINGS_ACK)
+    talk.from_client(talk.request(1, HOOKED, b""))
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 0))
+    talk.from_client(SETTINGS_ACK)
+    talk.upstream.clear()
+    talk.do(talk.relay.forward(1, b"more"))
+    assert talk.upstream == b""
+    talk.from_upstream(frames.window_update(1, 100))
+    assert talk.upstream_sees() == [(DATA, 1, prefixed(b"more"))]
+
+
+def test_client_can_send_a_hooked_request_whatever_the_runtimes_window() -> None:
+    talk = Talk()
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 0))
+    talk.from_client(SETTINGS_ACK * 2)
+    talk.client.clear()
+    talk.from_client(talk.request_headers(1, HOOKED))
+    assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
+
+
+def test_client_can_go_on_with_a_hooked_request_when_the_runtimes_window_shrinks() -> None:
+    talk = Talk()
+    talk.from_client(SETTINGS_ACK + talk.request_headers(1, HOOKED))
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 0))
+    talk.client.clear()
+    talk.from_client(SETTINGS_ACK)
+    assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before headers", "after headers"])
+def test_refusal_resets_the_runtime_and_answers_the_client(answered: bool) -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b"in"))
+    if answered:
+        talk.from_upstream(talk.answer_headers(1))
+    talk.client_sees()
+    talk.upstream.clear()
+    talk.do(talk.relay.refuse(1, 9, "nö: 100 %"))
+    assert talk.upstream == frames.rst_stream(1, CANCEL)
+    [window, (kind, stream, fields)] = sorted(talk.client_sees(), reverse=True)
+    assert window == (WINDOW_UPDATE, 0, (7).to_bytes(4))
+    assert (kind, stream) == (HEADERS, 1)
+    status = {"grpc-status": "9", "grpc-message": "n%C3%B6: 100 %25"}
+    assert fields == (status if answered else {":status": "200", "content-type": "application/grpc", **status})
+    assert talk.all(Ended) == [Ended(1, HOOKED, 9, True)]
+
+
+def test_late_answer_to_a_refused_call_goes_nowhere_and_the_next_is_understood() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING))
+    talk.do(talk.relay.refuse(1, 9, ""))
+    talk.client_sees()
+    talk.upstream.clear()
+    late = talk.answer_headers(1, ("x-new", "1")) + frames.frame(DATA, 0, 1, bytes(50))
+    talk.from_upstream(late + talk.answer_headers(3, ("x-new", "1")))
+    assert talk.client_sees() == [(HEADERS, 3, {":status": "200", "x-new": "1"})]
+    assert talk.upstream == frames.window_update(0, 50)
+
+
+def test_answer_is_learned_before_its_end_passes() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED))
+    talk.do(talk.relay.forward(1, b"", "ticket"))
+    answer = talk.answer(1, b"id")
+    talk.from_upstream(answer)
+    assert talk.actions[-1] == Learn(1, "ticket", b"id")
+    assert [kind for kind, _, _ in talk.client_sees()] == [HEADERS, DATA]
+    talk.do(talk.relay.learned(1))
+    assert talk.client_sees() == [(HEADERS, 1, {"grpc-status": "0"})]
+    assert talk.all(Ended) == [Ended(1, HOOKED, 0, True)]
+
+
+@pytest.mark.parametrize("status, message", [(5, b"id"), (0, None)], ids=["an error", "no message"])
+def test_what_is_no_ok_answer_is_not_learned(status: int, message: bytes | None) -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED))
+    talk.do(talk.relay.forward(1, b"", "ticket"))
+    data = b"" if message is None else frames.frame(DATA, 0, 1, prefixed(message))
+    talk.from_upstream(talk.answer_headers(1) + data + talk.trailers(1, status))
+    assert talk.all(Learn) == []
+    assert talk.all(Ended) == [Ended(1, HOOKED, status, True)]
+
+
+def test_calls_beside_one_that_is_being_learned_pass_and_are_understood() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING) + talk.request(5, PASSING))
+    talk.do(talk.relay.forward(1, b"", "ticket"))
+    later = [talk.answer(1, b"id", ("x-new", "1")), talk.answer(3, b"", ("x-new", "1")), talk.answer(5)]
+    talk.from_upstream(b"".join(later))
+    assert [stream for _, stream, _ in talk.client_sees()] == [1, 1]
+    talk.do(talk.relay.resume())
+    seen = talk.client_sees()
+    assert [stream for _, stream, _ in seen] == [3, 3, 3, 5, 5, 5]
+    assert seen[2][2] == {"grpc-status": "0", "x-new": "1"}
+    talk.do(talk.relay.learned(1))
+    assert talk.client_sees() == [(HEADERS, 1, {"grpc-status": "0", "x-new": "1"})]
+
+
+def test_client_reset_forgets_the_question() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED, b"in"))
+    talk.from_client(frames.rst_stream(1, CANCEL))
+    assert talk.actions[-2:] == [Ended(1, HOOKED, 1, True), Forget(1)]
+    assert talk.client == frames.window_update(0, 7)
+    assert talk.relay.forward(1, b"late") == []
+    assert talk.relay.calls == 0
+
+
+@pytest.mark.parametrize("error, code", [(0, 13), (7, 14), (8, 1), (11, 8), (12, 7), (99, 13)], ids=str)
+def test_runtimes_reset_is_counted_as_grpc_reads_it(error: int, code: int) -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, PASSING))
+    talk.from_upstream(frames.rst_stream(1, error))
+    assert talk.client == frames.rst_stream(1, error)
+    assert talk.all(Ended) == [Ended(1, PASSING, code, False)]
+
+
+# --- the end of a connection -----------------------------------------------------------------------------------------
+
+
+def test_drain_asks_waits_for_the_calls_and_closes() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, PASSING))
+    talk.do(talk.relay.drain())
+    [(kind, _, last), (ping, _, opaque)] = talk.client_sees()
+    assert (kind, last, ping) == (GOAWAY, MAX_STREAM.to_bytes(4) + bytes(4), PING)
+    assert isinstance(opaque, bytes)
+    talk.from_client(talk.request(3, PASSING))  # was on its way
+    talk.upstream.clear()
+    talk.from_client(frames.frame(PING, frames.ACK, 0, opaque))
+    assert talk.upstream == b""
+    assert talk.client_sees() == [(GOAWAY, 0, (3).to_bytes(4) + bytes(4))]
+    talk.from_upstream(talk.answer(1))
+    assert talk.all(Close) == []
+    talk.from_upstream(talk.answer(3))
+    assert talk.actions[-1] == Close("drained")
+
+
+def test_drain_before_the_runtime_has_spoken_waits_for_it() -> None:
+    talk = Talk(greet=False)
+    talk.do(talk.relay.drain())
+    assert talk.client == b""
+    talk.from_client(frames.PREFACE + SETTINGS)
+    talk.from_upstream(SETTINGS)
+    assert [kind for kind, _, _ in talk.client_sees()] == [frames.SETTINGS, GOAWAY, PING]
+
+
+def test_runtimes_goaway_passes_and_never_grows() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, PASSING))
+    talk.do(talk.relay.drain())
+    talk.from_client(frames.frame(PING, frames.ACK, 0, b"hand-off"))
+    talk.client_sees()
+    talk.from_upstream(frames.goaway(MAX_STREAM, 2, b"why") + frames.goaway(0, 0))
+    assert talk.client == frames.goaway(1, 2, b"why") + frames.goaway(0, 0)
+
+
+def test_drain_after_the_runtimes_goaway_does_not_grow_it() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, PASSING) + talk.request(3, PASSING))
+    talk.from_upstream(frames.goaway(1, 0))
+    talk.do(talk.relay.drain())
+    talk.from_client(frames.frame(PING, frames.ACK, 0, b"hand-off"))
+    assert [payload for kind, _, payload in talk.client_sees() if kind == GOAWAY] == [(1).to_bytes(4) + bytes(4)] * 2
+
+
+def test_client_gone_cancels_its_calls() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, PASSING) + talk.request(3, HOOKED))
+    talk.clear()
+    talk.do(talk.relay.client_closed())
+    assert talk.all(Ended) == [Ended(1, PASSING, 1, False), Ended(3, HOOKED, 1, True)]
+    assert talk.actions[-2:] == [Forget(3), Close("the client has closed")]
+    assert talk.relay.client_bytes(b"more") == talk.relay.upstream_bytes(b"more") == []
+
+
+def test_runtime_gone_waits_for_what_is_being_learned() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED))
+    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.from_upstream(talk.answer(1, b"id"))
+    talk.do(talk.relay.upstream_closed())
+    assert talk.all(Close) == []
+    talk.do(talk.relay.learned(1))
+    assert talk.client_sees()[-1] == (HEADERS, 1, {"grpc-status": "0"})
+    assert talk.actions[-1] == Close("the runtime has closed")
+
+
+def test_call_can_be_ended_at_any_moment() -> None:
+    talk = Talk()
+    talk.from_client(talk.request_headers(1, PASSING))
+    talk.from_upstream(talk.answer_headers(1) + frames.frame(DATA, 0, 1, b"half"))
+    talk.client_sees()
+    talk.upstream.clear()
+    talk.do(talk.relay.end(1, "going"))
+    assert talk.client_sees() == [
+        (HEADERS, 1, {"grpc-status": "14", "grpc-message": "going"}),
+        (RST_STREAM, 1, bytes(4)),
+    ]
+    assert talk.upstream == frames.rst_stream(1, CANCEL)
+
+
+def test_call_turned_away_never_reaches_the_runtime() -> None:
+    talk = Talk()
+    talk.relay.turn_away("going")
+    talk.from_client(talk.request(1, PASSING, b"in"))
+    assert talk.upstream == b""
+    [(kind, _, fields), *_] = talk.client_sees()
+    assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
+    assert talk.all(Started) == []

@@ -1,0 +1,20 @@
+"""Random connections between strict peers, for as long as a test may take; see `fuzz` for longer runs."""
+
+import itertools
+import time
+
+from tests.proxy.relay.fuzz import Fuzz
+
+SECONDS = 45
+AT_LEAST = 200
+
+
+def test_random_connections_come_out_right() -> None:
+    end = time.monotonic() + SECONDS
+    for seed in itertools.count():
+        if seed >= AT_LEAST and time.monotonic() > end:
+            break
+        try:
+            Fuzz(seed).run()
+        except Exception as error:
+            raise AssertionError(f"python -m tests.proxy.relay.fuzz --seed {seed}") from error
