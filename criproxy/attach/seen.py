@@ -1,0 +1,87 @@
+"""Whether this node's kubelet uses criproxy, as far as its process tells: for `criproxy status`.
+
+Only files are read, and of processes only kubelet's own: whoever asks for the status each second costs next to nothing,
+and the daemon needs no YAML parser for it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from criproxy.attach import byhand, dropin
+from criproxy.attach.flags import ENDPOINT_FLAG, Argument, flag, socket_path
+from criproxy.attach.record import STATE, Record, from_json, sha256
+from criproxy.observe.status import AttachStatus
+
+_PROCS: Final = tuple(
+    f"/sys/fs/cgroup/{hierarchy}system.slice/{byhand.UNIT}/cgroup.procs" for hierarchy in ("", "systemd/", "unified/")
+)
+_KEY: Final = re.compile(r"""^[^#\n]*\bcontainerRuntimeEndpoint["']?\s*:\s*["']?([^\s"',}]+)""", re.MULTILINE)
+
+
+def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
+    """Whether kubelet uses the socket `listen`, and by what. Never raises."""
+    try:
+        words = _kubelet(root)
+        if not words:
+            return AttachStatus("unknown", f"no {byhand.UNIT} runs")
+        given = flag(words, ENDPOINT_FLAG)
+        endpoint, origin = (given.text, "a flag") if given else _by_configuration(words, root)
+        if socket_path(endpoint) != listen:
+            return AttachStatus("no", f"kubelet uses {endpoint or 'its default'}; see `criproxy attach`")
+        return AttachStatus("yes", _where(root) if given else f"by {origin}")
+    except (OSError, ValueError) as error:
+        return AttachStatus("unknown", str(error))
+
+
+def _read(root: Path, path: str) -> bytes:
+    """The content; empty when there is no such file."""
+    try:
+        return (root / path.lstrip("/")).read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def _kubelet(root: Path) -> list[Argument]:
+    """The command line of the unit's kubelet, which may have helpers; empty when there is none."""
+    for path in _PROCS:
+        for pid in _read(root, path).split():
+            if _read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
+                words = _read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
+                return [Argument(word, "") for word in words]
+    return []
+
+
+def _by_configuration(words: Sequence[Argument], root: Path) -> tuple[str, str]:
+    """The endpoint that the configuration of this command line names, and where; ("", "") when it names none."""
+    found = "", ""
+    for path in _configuration(words, root):
+        if names := _KEY.findall(_read(root, path).decode(errors="replace")):
+            found = names[-1], f"containerRuntimeEndpoint in {path}"
+    return found
+
+
+def _configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
+    """Its files, the later over the earlier."""
+    config, directory = flag(words, "--config"), flag(words, "--config-dir")
+    if config:
+        yield config.text
+    if directory:
+        files = (root / directory.text.lstrip("/")).glob("**/*.conf")
+        yield from sorted(f"/{file.relative_to(root)}" for file in files)
+
+
+def _where(root: Path) -> str:
+    path = dropin.path(byhand.UNIT)
+    if not _read(root, path):
+        return "by a flag"
+    content = _read(root, STATE)
+    return f"by {path}{_outdated(root, from_json(content)) if content else ''}"
+
+
+def _outdated(root: Path, record: Record) -> str:
+    """The command that we copied may have been changed since by a package, or by somebody."""
+    if not record.copied_file or sha256(_read(root, record.copied_file)) == record.copied_sha256:
+        return ""
+    return f"; {record.copied_file} has changed since: `criproxy attach` again takes that up"

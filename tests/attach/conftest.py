@@ -1,0 +1,14 @@
+"""A bench for each test."""
+
+from pathlib import Path
+
+import pytest
+from attach_bench import Bench
+from fake_node import FakeNode
+
+
+@pytest.fixture
+def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    return Bench(FakeNode(tmp_path / "root"), config, capsys)

@@ -1,0 +1,201 @@
+"""What others change while kubelet is attached, and detach in every state of the node."""
+
+from pathlib import Path
+
+import pytest
+from attach_bench import DROPIN_WITH_FLAG, FLAGS, KUBEADM, KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
+from fake_node import CONFIG, DROPIN, KUBEADM_DROPIN, LISTEN, RUNTIME, STATE, UNIT
+
+
+def test_kubeadm_upgrade_leaves_kubelet_attached(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.write(FLAGS, f'KUBELET_KUBEADM_ARGS="--v=4 --container-runtime-endpoint={ON_RUNTIME}"\n')
+    bench.node.write(KUBELET_CONFIG, f"{CONFIG}containerRuntimeEndpoint: {ON_RUNTIME}\n")
+    bench.node.boot()
+    assert bench.node.endpoint == ON_PROXY
+    upgraded = {name: content for name, content in bench.node.files().items() if f"/{name}" != DROPIN}
+    assert bench.attach() == 0
+    assert bench.out.startswith("already attached")
+    assert bench.detach() == 0
+    assert bench.node.files() == upgraded
+
+
+def test_a_new_command_of_the_package_is_taken_up_by_the_next_attach(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.write(KUBEADM, KUBEADM_DROPIN.replace("/usr/bin/kubelet $", "/usr/bin/kubelet --new $"))
+    package = bench.node.text(KUBEADM)
+    bench.node.boot()
+    assert "--new" not in (bench.node.text(DROPIN) or "")
+    assert bench.attach() == 0, bench.err
+    assert "--new" in (bench.node.text(DROPIN) or "")
+    assert bench.node.endpoint == ON_PROXY
+    assert bench.detach() == 0
+    assert (bench.node.text(DROPIN), bench.node.text(KUBEADM)) == (None, package)
+
+
+def test_renewal_that_fails_leaves_the_old_attachment(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.write(KUBEADM, KUBEADM_DROPIN.replace("/usr/bin/kubelet $", "/usr/bin/kubelet --new $"))
+    bench.node.boot()
+    before, record = bench.node.files(), bench.record()
+    bench.node.dies = lambda _endpoint: "--new" in (bench.node.text(DROPIN) or "")
+    assert bench.attach() == 1
+    assert (bench.node.files(), bench.record(), bench.node.endpoint) == (before, record, ON_PROXY)
+
+
+def test_detach_keeps_what_somebody_added_to_the_drop_in(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.write(DROPIN, f"{bench.node.text(DROPIN)}Environment=GODEBUG=x\n")
+    assert bench.detach() == 0
+    assert bench.node.text(DROPIN) == "[Unit]\n\n[Service]\nEnvironment=GODEBUG=x\n"
+    assert "was changed since: only what criproxy wrote is taken out" in bench.out
+    assert bench.node.endpoint == ON_RUNTIME
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["record", "lost"])
+def test_detach_keeps_a_command_that_somebody_changed_in_the_drop_in(bench: Bench, recorded: bool) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    if not recorded:
+        (bench.node.root / STATE[1:]).unlink()
+    bench.node.write(DROPIN, (bench.node.text(DROPIN) or "").replace("/usr/bin/kubelet $", "/usr/bin/kubelet --mine $"))
+    assert bench.detach() == 0
+    text = bench.node.text(DROPIN) or ""
+    assert text.endswith("$KUBELET_EXTRA_ARGS\n")
+    assert "--mine" in text
+    assert bench.node.endpoint == ON_RUNTIME
+
+
+def test_detach_keeps_what_somebody_changed_in_the_configuration(bench: Bench) -> None:
+    shell_node(bench.node, f"--config={KUBELET_CONFIG}")
+    bench.attach()
+    edited = (bench.node.text(KUBELET_CONFIG) or "") + "maxPods: 30  # mine\n"
+    bench.node.write(KUBELET_CONFIG, edited)
+    assert bench.detach() == 0
+    assert bench.node.text(KUBELET_CONFIG) == CONFIG + "maxPods: 30  # mine\n"
+
+
+def test_detach_leaves_an_endpoint_that_somebody_else_set_since(bench: Bench) -> None:
+    shell_node(bench.node, f"--config={KUBELET_CONFIG}")
+    bench.attach()
+    other = f"{CONFIG}containerRuntimeEndpoint: unix:///run/other.sock\n"
+    bench.node.write(KUBELET_CONFIG, other)
+    bench.node.served.add("/run/other.sock")
+    assert bench.detach() == 0
+    assert bench.node.text(KUBELET_CONFIG) == other
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (FLAGS, f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={ON_PROXY} --v=2"  \n# end\n'),
+        ("/etc/default/kubelet", f"# mine\nKUBELET_EXTRA_ARGS=--container-runtime-endpoint={ON_PROXY}\n"),
+        (KUBELET_CONFIG, f"{CONFIG}containerRuntimeEndpoint: {ON_PROXY}  # by hand\n"),
+        (f"/etc/systemd/system/{UNIT}.d/20.conf", DROPIN_WITH_FLAG.replace(RUNTIME, LISTEN)),
+    ],
+    ids=["kubeadm-flags", "extra-args", "config", "drop-in"],
+)  # fmt: skip
+def test_an_endpoint_that_was_set_by_hand_is_attached_and_can_be_detached(bench: Bench, path: str, text: str) -> None:
+    bench.node.kubeadm("--v=2")
+    bench.node.write(path, text)
+    bench.node.boot()
+    assert bench.attach() == 0
+    assert bench.out.startswith(f"already attached: kubelet uses {ON_PROXY}, by ")
+    assert path in bench.out
+    assert bench.detach() == 0, bench.err
+    assert bench.node.text(path) == text.replace(LISTEN, RUNTIME)
+    assert bench.node.endpoint == ON_RUNTIME
+
+
+def test_detach_of_a_node_that_is_not_attached_says_so(bench: Bench) -> None:
+    bench.node.kubeadm()
+    ran = list(bench.node.ran)
+    assert bench.detach() == 0
+    assert bench.out == "not attached: kubelet does not use criproxy\n"
+    assert bench.node.ran == ran
+
+
+def test_detach_of_a_kubelet_that_cannot_start_takes_the_drop_in_out(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.write(KUBELET_CONFIG, "[")
+    bench.node.dies = lambda _endpoint: True
+    assert bench.detach() == 1
+    assert f"note: {KUBELET_CONFIG}: is no YAML" in bench.out
+    assert "kubelet's files no longer name criproxy, but" in bench.err
+    assert bench.node.text(DROPIN) is None
+    assert bench.detach() == 0
+    assert bench.out == "not attached: kubelet does not use criproxy\n"
+
+
+def test_detach_without_any_kubelet_is_no_failure(bench: Bench) -> None:
+    assert bench.detach() == 0
+    assert bench.out == "not attached: there is no kubelet.service\n"
+
+
+def test_detach_after_kubelet_was_removed_takes_the_drop_in_away(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.stop()
+    (bench.node.root / "usr/lib/systemd/system/kubelet.service").unlink()
+    bench.node.reload()
+    assert bench.detach() == 0
+    assert (bench.node.text(DROPIN), bench.record()) == (None, None)
+    assert not (bench.node.root / DROPIN[1:]).parent.exists()
+
+
+def test_detach_tells_of_offline_pods_and_how_they_are_released(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.offline = [("batch", "job")]
+    assert bench.detach() == 0
+    assert "1 offline pods are in the box still" in bench.out
+    assert "\n  batch/job\n" in bench.out
+    assert "colocation.enabled = false" in bench.out
+
+
+def test_detach_is_not_taken_back_when_the_runtime_is_ill(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.node.served = {LISTEN}
+    assert bench.detach() == 1
+    assert "kubelet's files no longer name criproxy, but kubelet has ended" in bench.err
+    assert bench.node.text(DROPIN) is None
+
+
+def test_detach_that_cannot_write_leaves_kubelet_attached(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    attached = bench.node.files()
+
+    def refuse(_self: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr("pathlib.Path.unlink", refuse)
+        assert bench.detach() == 1
+    assert "Read-only file system" in bench.out
+    assert (bench.node.files(), bench.node.endpoint) == (attached, ON_PROXY)
+
+
+def test_a_changed_listen_asks_for_a_detach_first(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    bench.config.write_text('[proxy]\nlisten = "/run/criproxy/new.sock"\n')
+    assert bench.attach() == 1
+    assert "`criproxy detach` first" in bench.err
+    assert bench.detach() == 0
+    assert bench.node.endpoint == ON_RUNTIME
+
+
+def test_files_keep_owner_and_mode(bench: Bench) -> None:
+    shell_node(bench.node, f"--config={KUBELET_CONFIG}")
+    file = bench.node.root / KUBELET_CONFIG[1:]
+    file.chmod(0o640)
+    bench.attach()
+    assert file.stat().st_mode & 0o7777 == 0o640
+    assert (bench.node.root / STATE[1:]).stat().st_mode & 0o077 == 0o044

@@ -1,0 +1,99 @@
+"""What `criproxy status` says of the attachment."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_node import DROPIN, LISTEN, STATE, FakeNode
+
+from criproxy.attach.command import run
+from criproxy.attach.seen import attachment
+
+KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
+CONFIG = "/var/lib/kubelet/config.yaml"
+SEE = "; see `criproxy attach`"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path / "root").kubeadm()
+
+
+def attach(node: FakeNode) -> None:
+    config = node.root / "config.toml"
+    config.write_text("")
+    assert run("attach", config, False, node, node.root) == 0
+
+
+def told(node: FakeNode) -> tuple[str, str]:
+    found = attachment(LISTEN, node.root)
+    return found.state, found.where
+
+
+def test_kubelet_on_its_runtime_is_not_attached(node: FakeNode) -> None:
+    assert told(node) == ("no", "kubelet uses unix:///run/containerd/containerd.sock; see `criproxy attach`")
+
+
+def test_attached_kubelet_is_told_with_its_drop_in(node: FakeNode) -> None:
+    attach(node)
+    assert told(node) == ("yes", f"by {DROPIN}")
+
+
+def test_copy_of_a_command_that_has_changed_is_told(node: FakeNode) -> None:
+    attach(node)
+    node.write(KUBEADM, f"{node.text(KUBEADM)}# new\n")
+    assert told(node) == ("yes", f"by {DROPIN}; {KUBEADM} has changed since: `criproxy attach` again takes that up")
+
+
+def test_kubelet_that_was_not_restarted_since_is_told_as_it_runs(node: FakeNode) -> None:
+    attach(node)
+    (node.root / DROPIN[1:]).unlink()
+    assert told(node) == ("yes", "by a flag")
+
+
+@pytest.mark.parametrize(
+    ("config", "drop_in", "found"),
+    [
+        (f"containerRuntimeEndpoint: unix://{LISTEN}  # x\n", "", ("yes", f"by containerRuntimeEndpoint in {CONFIG}")),
+        (f'{{"containerRuntimeEndpoint":"unix://{LISTEN}"}}', "", ("yes", f"by containerRuntimeEndpoint in {CONFIG}")),
+        (f"a: 1\n# containerRuntimeEndpoint: unix://{LISTEN}\n", "", ("no", f"kubelet uses its default{SEE}")),
+        (f"containerRuntimeEndpoint: unix://{LISTEN}\n", "unix:///o", ("no", f"kubelet uses unix:///o{SEE}")),
+        ("a: 1\n", f"unix://{LISTEN}", ("yes", "by containerRuntimeEndpoint in /k.d/1.conf")),
+    ],
+    ids=["yaml", "json", "comment", "drop-in-of-another", "drop-in"],
+)  # fmt: skip
+def test_endpoint_of_the_configuration_is_told_with_its_file(
+    node: FakeNode, config: str, drop_in: str, found: tuple[str, str]
+) -> None:
+    node.write("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--config-dir=/k.d\n")
+    node.write("/k.d/1.conf", f"containerRuntimeEndpoint: {drop_in}\n" if drop_in else "b: 1\n")
+    node.write(CONFIG, config)
+    node.served.add("/o")
+    node.boot()
+    assert told(node) == found
+
+
+def _gone(node: FakeNode) -> None:
+    node.write("/sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs", "")
+
+
+def _spoilt_record(node: FakeNode) -> None:
+    attach(node)
+    node.write(STATE, "{")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [(_gone, "no kubelet.service runs"), (_spoilt_record, "Input data was truncated")],
+    ids=["not-running", "spoilt-record"],
+)
+def test_what_cannot_be_told_is_unknown(node: FakeNode, prepare: Callable[[FakeNode], None], why: str) -> None:
+    prepare(node)
+    state, where = told(node)
+    assert (state, where.startswith(why)) == ("unknown", True)
+
+
+def test_helpers_of_kubelet_are_not_taken_for_it(node: FakeNode) -> None:
+    node.write("/proc/7/comm", "mount.nfs\n")
+    node.write("/sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs", f"7\n{node.pid}\n")
+    assert told(node)[0] == "no"
