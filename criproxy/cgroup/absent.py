@@ -49,6 +49,9 @@ class AbsentDriver:
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         self._fail()
 
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        self._fail()
+
     def pods(self, box: str) -> tuple[str, ...]:
         self._fail()
 

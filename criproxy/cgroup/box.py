@@ -4,13 +4,13 @@ Its promise: a pod is let in only when the box's limits are in force. Everything
 thread, so that there is one order of events; what happened is kept there too, whether or not the caller still waits.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from criproxy.cgroup.counter import cpu_seconds
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_box
+from criproxy.cgroup.naming import BoxPath, PodParent, parse_box
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
@@ -82,16 +82,29 @@ class Box:
 
         Raises AdmissionError.
         """
-        await self._for_request(f"admit {place.in_box}", place, lambda: self._admit(place, memory_bytes))
+        await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Set an admitted pod's own memory limit; 0: leave it alone. Raises AdmissionError."""
         job = lambda: self._driver.ensure_pod(place.in_box, memory_bytes)  # noqa: E731
-        await self._for_request(f"resize {place.in_box}", place, job)
+        await self._for_request(f"resize {place.in_box}", job)
 
     def forget(self, name: str) -> None:
         """The pod's start is over: from now on `sweep` goes by what the runtime knows."""
         self._admitted.pop(name, None)
+
+    @property
+    def admitted(self) -> tuple[str, ...]:
+        """The names of the pods that are starting."""
+        return tuple(self._admitted)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """These pods, which another process has admitted, are starting."""
+        self._admitted.update(dict.fromkeys(names, self._clock()))
+
+    async def settle(self) -> None:
+        """Wait until what was asked for has been written. Raises CgroupError."""
+        await self._writer.run("finish", lambda: None)
 
     # --- for the loop ----------------------------------------------------------------------------------------------
 
@@ -101,7 +114,6 @@ class Box:
         Limits that the kernel still holds stay in force until the first decision; with `lifted` there shall be none.
         Raises AdmissionError.
         """
-        _check_shape(box)
         job = lambda: self._guarded(lambda: self._adopt(box.path, lifted))  # noqa: E731
         try:
             await self._writer.run(f"adopt {box.path}", job)
@@ -122,6 +134,14 @@ class Box:
     async def release(self) -> tuple[LimitChange, ...]:
         """Lift the limits; the priority stays lowest. A later `admit` starts from the floor. Raises CgroupError."""
         return await self._writer.run("lift limits", lambda: self._guarded(self._release))
+
+    async def tend(self) -> tuple[str, ...]:
+        """Keep what kubelet's own cgroups of the pods in the box need (`CgroupDriver.keep_anchors`), limits or not.
+
+        Returns what was started or stopped. Raises CgroupError.
+        """
+        path = self._path
+        return () if path is None else await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
     async def usage(self) -> Usages:
         """Raises CgroupError."""
@@ -189,8 +209,7 @@ class Box:
 
     # --- jobs, on the threads --------------------------------------------------------------------------------------
 
-    async def _for_request(self, what: str, place: PodParent, job: Callable[[], None]) -> None:
-        _check_shape(place.box)
+    async def _for_request(self, what: str, job: Callable[[], None]) -> None:
         try:
             await self._writer.run(what, job)
         except CgroupError as error:
@@ -211,6 +230,7 @@ class Box:
         self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
         self._driver.ensure_pod(place.in_box, memory_bytes)
         self._admitted[place.name] = self._clock()
+        self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))
 
     def _adopt(self, path: str, lifted: bool) -> None:
@@ -278,14 +298,7 @@ class Box:
                 self._admitted.pop(name, None)
         kept = known | self._admitted.keys()
         there = self._driver.pods(self._path)
-        removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(f"{self._path}/{name}"))
+        box = parse_box(self._path)
+        removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self._pods = tuple(name for name in there if name not in removed)
         return removed
-
-
-def _check_shape(box: BoxPath) -> None:
-    if box.driver is Driver.SYSTEMD:
-        raise AdmissionError(
-            f"kubelet's cgroup driver is systemd (the box would be {box.path}), which is not supported yet: set "
-            "cgroupDriver: cgroupfs for kubelet and for the container runtime, or switch colocation off"
-        )

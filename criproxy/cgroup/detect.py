@@ -1,8 +1,14 @@
 """Finds the cgroup hierarchy of this machine and gives its driver."""
 
+import os
+
 from criproxy.cgroup import files
+from criproxy.cgroup.anchor import Anchors
+from criproxy.cgroup.by_shape import ByShape
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.systemd import SystemdDriver
 from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.units import Units
 from criproxy.cgroup.v1 import V1Driver
 from criproxy.cgroup.v2 import V2Driver
 
@@ -10,8 +16,18 @@ _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
 
 
-def detect(tree: Tree, proc: str = "/proc") -> CgroupDriver:
-    """The driver for what is mounted: v1, hybrid (v1 with a bare v2 mount beside it) or v2. For cgroupfs' paths alone.
+def detect_any(tree: Tree, units: Units, proc: str = "/proc") -> CgroupDriver:
+    """The driver for what is mounted and for paths of either shape. Systemd is asked when a first slice comes.
+
+    Raises as `detect`.
+    """
+    kernel = detect(tree, proc)
+    anchors = Anchors(kernel.mount, tree, units) if isinstance(kernel, V2Driver) else None
+    return ByShape(kernel, SystemdDriver(kernel, units, os.sysconf("SC_PAGE_SIZE")), anchors)
+
+
+def detect(tree: Tree, proc: str = "/proc") -> V1Driver | V2Driver:
+    """The files of what is mounted: v1, hybrid (v1 with a bare v2 mount beside it) or v2. By itself, for cgroupfs.
 
     Raises CgroupError when cpu and memory are not to be had in one version.
     """
@@ -27,7 +43,7 @@ def detect(tree: Tree, proc: str = "/proc") -> CgroupDriver:
     return V1Driver(mounts.v1, mounts.v2, tree, proc)
 
 
-def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> CgroupDriver:
+def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> V2Driver:
     if mounts.v2 is None:
         raise CgroupError(
             f"{file} has no cgroup mount of the whole tree: run on the host, or in a container with the host's "

@@ -42,7 +42,7 @@ def too_full(file: str, held: str, want_bytes: int, usage_bytes: int) -> CgroupE
 
 
 class CgroupDriver(Protocol):
-    """One hierarchy (cgroup v1 or v2). Paths (`box`, `pod`) are below the hierarchy's root, as in a cgroup_parent.
+    """One hierarchy (cgroup v1 or v2). Paths (`box`, `pod`) are as in a cgroup_parent: below the root, or a slice.
 
     All methods raise CgroupError, also for a path that is not of the kind named; what "does not exist" means is said
     per method.
@@ -71,7 +71,7 @@ class CgroupDriver(Protocol):
         ...
 
     def read(self, box: str) -> Limits:
-        """The limits that the kernel holds now."""
+        """The limits that the kernel holds now, of the box or of a pod in it."""
         ...
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
@@ -104,6 +104,13 @@ class CgroupDriver(Protocol):
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         """Make a pod's cgroup in the box, at the lowest weight. `memory_bytes`: its own limit, 0: leave alone."""
+        ...
+
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        """Keep what kubelet's own cgroups of the pods in the box need there; returns what was started or stopped.
+
+        Only systemd on v2 needs any (see `anchor`).
+        """
         ...
 
     def pods(self, box: str) -> tuple[str, ...]:

@@ -45,6 +45,13 @@ class BoxPath:
         head, suffix = self.path.removesuffix(".slice"), ".slice" if self.driver is Driver.SYSTEMD else ""
         return f"{head.removesuffix(BOX)}kubepods{suffix}"
 
+    @property
+    def online_parents(self) -> tuple[str, ...]:
+        """The cgroups that kubelet makes pods' cgroups in: `online` (guaranteed pods), and those of the QoS classes."""
+        head, dot, suffix = self.online.partition(".slice")
+        joint = "-" if dot else "/"
+        return (self.online, *(f"{head}{joint}{qos}{dot}{suffix}" for qos in _QOS_CLASSES))
+
 
 @dataclass(frozen=True, slots=True)
 class PodParent:
@@ -107,6 +114,19 @@ def parse_box(path: str) -> BoxPath:
     if parts[-1] != BOX:
         raise ValueError(f"{path!r} is not the path of a box, which ends in {BOX!r}")
     return BoxPath(driver, path)
+
+
+def directory_of(path: str) -> str:
+    """The cgroup's directory below the hierarchy's root: of `a-b.slice`, /a.slice/a-b.slice. Source: systemd.slice(5).
+
+    Raises ValueError when `path` is neither a slice nor an absolute path that does not climb.
+    """
+    if path.endswith(".slice") and "/" not in path:
+        parts = _slice_parts(path, path)
+        return "".join(f"/{'-'.join(parts[:length])}.slice" for length in range(1, len(parts) + 1))
+    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not an absolute cgroup path")
+    return path
 
 
 def _check_length(path: str) -> None:

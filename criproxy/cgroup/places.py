@@ -1,43 +1,43 @@
-"""Which paths a driver may touch: boxes and the pods in them, both in cgroupfs' shape, and nothing else for writing."""
+"""Which paths a driver may touch: boxes and the pods in them, and nothing else for writing; and their directories."""
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_box, parse_placement
+from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 
 
 def checked_box(path: str) -> str:
-    """`path`, when it is a box's. Raises CgroupError otherwise."""
+    """The directory of the box that `path` names, below the hierarchy's root. Raises CgroupError for another path."""
     try:
-        return _cgroupfs(parse_box(path), path)
+        return directory_of(parse_box(path).path)
     except ValueError as error:
         raise CgroupError(str(error)) from error
 
 
-def checked_pod(path: str) -> PodParent:
-    """The pod in a box that `path` names. Raises CgroupError otherwise."""
+def is_slice(path: str) -> bool:
+    """Whether systemd makes this cgroup: one made by hand below a slice loses its controllers."""
+    return path.endswith(".slice")
+
+
+def checked_pod(path: str) -> tuple[str, str]:
+    """The directories of the box and of the pod in it that `path` names. Raises CgroupError for another path."""
     try:
         pod = parse_placement(path)
+        return directory_of(pod.box.path), directory_of(pod.in_box)
     except ValueError as error:
         raise CgroupError(str(error)) from error
-    _cgroupfs(pod.box, path)
-    return pod
-
-
-def is_pod(box: str, name: str) -> bool:
-    """Whether a cgroup of this name in the box is a pod's."""
-    try:
-        return parse_placement(f"{box}/{name}").name == name
-    except ValueError:
-        return False
 
 
 def checked_path(path: str) -> str:
-    """`path`, when it is absolute and does not climb: for reading only. Raises CgroupError otherwise."""
-    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        raise CgroupError(f"{path!r} is not an absolute cgroup path")
-    return path
+    """The directory of any cgroup that does not climb: for reading only. Raises CgroupError otherwise."""
+    try:
+        return directory_of(path)
+    except ValueError as error:
+        raise CgroupError(str(error)) from error
 
 
-def _cgroupfs(box: BoxPath, path: str) -> str:
-    if box.driver is not Driver.CGROUPFS:
-        raise CgroupError(f"{path!r} is a systemd slice, and this driver writes cgroupfs alone")
-    return path
+def pod_named(box: str, directory: str) -> str | None:
+    """What the pod is called whose cgroup in the box is this directory; None: it is no pod's."""
+    try:
+        pod = parse_placement(directory if is_slice(box) else f"{box}/{directory}")
+    except ValueError:
+        return None
+    return pod.name if pod.box.path == box else None

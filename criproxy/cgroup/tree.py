@@ -37,6 +37,14 @@ class Tree:
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
+    def identity(self, directory: str) -> int | None:
+        """Tells a cgroup from a later one of the same name; None when it does not exist."""
+        with _named(f"look at {directory}"):
+            try:
+                return os.stat(directory).st_ino
+            except FileNotFoundError:
+                return None
+
     def mkdir(self, directory: str) -> bool:
         """Make one cgroup. False when it was there already."""
         with _named(f"make cgroup {directory}"):

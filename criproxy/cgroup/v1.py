@@ -8,7 +8,7 @@ from typing import Final
 from criproxy.cgroup import files
 from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
 from criproxy.cgroup.ledger import Ledger
-from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_pod
+from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import Cpu, CpuAcct, CpuSet, Memory
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
@@ -67,7 +67,11 @@ class V1Driver:
     def exists(self, path: str) -> bool:
         return self._tree.exists(self._mounts["cpu"] + checked_path(path))
 
+    def identity(self, path: str) -> int | None:
+        return self._tree.identity(self._mounts["cpu"] + checked_path(path))
+
     def ensure(self, box: str) -> None:
+        self._expect_slice(box)
         box = checked_box(box)
         for hierarchy in self._hierarchies:
             self._make(hierarchy, box)
@@ -79,7 +83,8 @@ class V1Driver:
             memory.use_hierarchy = True
 
     def read(self, box: str) -> Limits:
-        cpu = self._cpu(checked_box(box))
+        box = checked_path(box)
+        cpu = self._cpu(box)
         quota_us, limit_bytes = cpu.cfs_quota_us, self._memory(box).limit_in_bytes
         return Limits(
             cpu_cores=UNLIMITED if quota_us is None else quota_us / cpu.cfs_period_us,
@@ -110,7 +115,8 @@ class V1Driver:
         return None
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        box = checked_pod(pod).box.path
+        self._expect_slice(pod)
+        box, pod = checked_pod(pod)
         for hierarchy in self._hierarchies:
             self._make_one(hierarchy, box, pod)
         tuple(self._settle(self._cpu(pod), "shares", LOWEST_SHARES))
@@ -121,13 +127,16 @@ class V1Driver:
                 held = _text(memory.limit_in_bytes)
                 raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
 
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        return ()
+
     def pods(self, box: str) -> tuple[str, ...]:
-        box = checked_box(box)
-        names = {name for hierarchy in self._hierarchies for name in self._tree.children(hierarchy + box)}
-        return tuple(sorted(name for name in names if is_pod(box, name)))
+        directory = checked_box(box)
+        names = {name for hierarchy in self._hierarchies for name in self._tree.children(hierarchy + directory)}
+        return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
 
     def remove_pod(self, pod: str) -> bool:
-        path = checked_pod(pod).in_box
+        path = checked_pod(pod)[1]
         if self.processes(path):
             return False
         for hierarchy in self._hierarchies:
@@ -142,6 +151,11 @@ class V1Driver:
         for hierarchy in self._hierarchies:
             pids |= self._tree.processes(hierarchy + path)
         return tuple(sorted(pids))
+
+    def _expect_slice(self, path: str) -> None:
+        """Systemd makes slices, but not in all hierarchies: runc joins cpuset, freezer and others too."""
+        if is_slice(path) and not self.exists(path):
+            raise CgroupError(f"{path} does not exist: systemd has not made it, or has stopped it")
 
     # --- directories -----------------------------------------------------------------------------------------------
 

@@ -7,12 +7,16 @@ from typing import Final
 from criproxy.cgroup import files
 from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
 from criproxy.cgroup.ledger import Ledger
-from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_pod
+from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 NO_LIMIT: Final = "max"
 LOWEST_WEIGHT: Final = "1"
+LOWEST_IO_WEIGHT: Final = "default 1"
+
+# The io controller's weight is of use with the io.cost model alone, BFQ's with that scheduler.
+_IO_WEIGHTS: Final = ("io.weight", "io.bfq.weight")
 
 # What kubelet asks of a pod's cgroup, as far as the kernel has it.
 _CONTROLLERS: Final = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pids"})
@@ -25,7 +29,7 @@ class V2Driver:
     """
 
     def __init__(self, mount: str, tree: Tree, proc: str = "/proc") -> None:
-        self._mount = mount
+        self.mount = self._mount = mount
         self._tree = tree
         self._proc = proc
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
@@ -67,8 +71,14 @@ class V2Driver:
     def exists(self, path: str) -> bool:
         return self._tree.exists(self._mount + checked_path(path))
 
+    def identity(self, path: str) -> int | None:
+        return self._tree.identity(self._mount + checked_path(path))
+
     def ensure(self, box: str) -> None:
         directory = self._mount
+        if is_slice(box):
+            self._made(directory + checked_box(box))
+            return
         for name in checked_box(box).split("/")[1:]:
             self._enable_controllers(directory)
             directory = f"{directory}/{name}"
@@ -76,7 +86,7 @@ class V2Driver:
         self._enable_controllers(directory)
 
     def read(self, box: str) -> Limits:
-        directory = self._mount + checked_box(box)
+        directory = self._mount + checked_path(box)
         quota, period_us = self._tree.read(f"{directory}/cpu.max").split()
         limit = self._tree.read(f"{directory}/memory.max")
         return Limits(
@@ -111,8 +121,8 @@ class V2Driver:
         return f"{self._mount}{checked_path(path)}/cpu.pressure"
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        directory = self._mount + checked_pod(pod).in_box
-        self._make(directory)
+        directory = self._mount + checked_pod(pod)[1]
+        self._made(directory) if is_slice(pod) else self._make(directory)
         tuple(self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT))
         if memory_bytes > 0:
             size_bytes = self._whole_pages(memory_bytes)
@@ -122,12 +132,15 @@ class V2Driver:
                 in_use_bytes = self._number(f"{directory}/memory.current")
                 raise too_full(f"{directory}/memory.max", held, size_bytes, in_use_bytes)
 
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        return ()
+
     def pods(self, box: str) -> tuple[str, ...]:
-        box = checked_box(box)
-        return tuple(sorted(name for name in self._tree.children(self._mount + box) if is_pod(box, name)))
+        names = self._tree.children(self._mount + checked_box(box))
+        return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
 
     def remove_pod(self, pod: str) -> bool:
-        directory = self._mount + checked_pod(pod).in_box
+        directory = self._mount + checked_pod(pod)[1]
         if self._tree.processes(directory) or not self._tree.remove(directory):
             return False
         self._ledger.forget(directory)
@@ -142,6 +155,10 @@ class V2Driver:
         if self._tree.mkdir(directory):
             self._ledger.forget(directory)
 
+    def _made(self, directory: str) -> None:
+        if not self._tree.exists(directory):
+            raise CgroupError(f"{directory} does not exist: systemd has not made it, or has stopped it")
+
     def _enable_controllers(self, directory: str) -> None:
         available = set(self._tree.read(f"{directory}/cgroup.controllers").split())
         enabled = set(self._tree.read(f"{directory}/cgroup.subtree_control").split())
@@ -151,21 +168,29 @@ class V2Driver:
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 
     def _settle(self, file: str, want: str) -> Iterator[LimitChange]:
-        old = self._tree.read(file)
+        old = self._first_line(file)
         if old == want:
             self._ledger.kept(file, old)
             return
         self._tree.write(file, want)
-        new = self._tree.read(file)
+        new = self._first_line(file)
         if new != want:
             raise contested(file, want, new)
         yield self._ledger.changed(file, old, new)
 
+    def _first_line(self, file: str) -> str:
+        """All there is, but in io.weight, where weights of single devices may follow."""
+        return self._tree.read(file).partition("\n")[0]
+
     def _settle_priority(self, directory: str) -> Iterator[LimitChange]:
         # While idle, the kernel refuses any write of cpu.weight (EINVAL).
         if self._tree.exists(f"{directory}/cpu.idle"):
-            return self._settle(f"{directory}/cpu.idle", "1")
-        return self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT)
+            yield from self._settle(f"{directory}/cpu.idle", "1")
+        else:
+            yield from self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT)
+        for file in (f"{directory}/{name}" for name in _IO_WEIGHTS):
+            if self._tree.exists(file):
+                yield from self._settle(file, LOWEST_IO_WEIGHT)
 
     def _settle_swap(self, directory: str, *, limited: bool) -> Iterator[LimitChange]:
         """No swap while memory is limited, so that squeezed memory does not become disk traffic."""

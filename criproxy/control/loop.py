@@ -108,6 +108,7 @@ class Loop:
         self._decided: tuple[float, float | None] | None = None
         """Capacity and prediction, in cores, of the last decision."""
         self._trouble: str | None = None
+        self._drifting = False
         self.history = History()
         self.counters = Counters()
 
@@ -164,6 +165,7 @@ class Loop:
         decision, self._state = decide(snapshot, prediction, self._state, settings.policy, self._guard())
         self._decided = snapshot.capacity_cores, prediction.cpu_cores
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
+        self._tell_drift(changes)
         self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
@@ -175,6 +177,14 @@ class Loop:
         note = f"no sample for {t_s - last.t_s:.0f} s"
         with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
             await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+
+    def _tell_drift(self, changes: tuple[LimitChange, ...]) -> None:
+        """Once, until a tick has found the box as the last one left it: somebody may go on and on."""
+        drifted = [change for change in changes if change.drift]
+        if drifted and not self._drifting:
+            files = {change.file: f"{change.old} -> {change.new}" for change in drifted}
+            self._log.warning("box_drifted", files=files, consequence="put back; somebody else writes the box's limits")
+        self._drifting = bool(drifted)
 
     def _failed(self, error: Exception) -> None:
         self.counters.failed_ticks += 1

@@ -3,6 +3,7 @@
 import threading
 
 from criproxy.cgroup.driver import Capabilities, CgroupError
+from criproxy.cgroup.naming import parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 
@@ -22,6 +23,7 @@ class FakeDriver:
         self.writing = threading.Event()
         self.threads: set[str] = set()
         self.drifted = False
+        self.anchors: tuple[str, ...] = ()
         self.counters = "/nowhere"
         self.node_cpu_counter: str | None = None
 
@@ -71,18 +73,22 @@ class FakeDriver:
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         self._call("ensure_pod", pod, str(memory_bytes))
-        box, _, name = pod.rpartition("/")
-        self.pods_in[box][name] = memory_bytes
+        place = parse_placement(pod)
+        self.pods_in[place.box.path][place.name] = memory_bytes
+
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        self._call("keep_anchors", box)
+        return self.anchors
 
     def pods(self, box: str) -> tuple[str, ...]:
         return tuple(sorted(self.pods_in.get(box, {})))
 
     def remove_pod(self, pod: str) -> bool:
         self._call("remove_pod", pod)
-        box, _, name = pod.rpartition("/")
-        if name in self.busy:
+        place = parse_placement(pod)
+        if place.name in self.busy:
             return False
-        del self.pods_in[box][name]
+        del self.pods_in[place.box.path][place.name]
         return True
 
     def processes(self, path: str) -> tuple[int, ...]:

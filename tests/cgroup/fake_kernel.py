@@ -38,6 +38,7 @@ _V2_FILES = {
         "cpu.max": "max 100000",
         "cpu.stat": "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 2500000",
     },
+    "io": {"io.weight": "default 100"},
     "memory": {
         "memory.high": "max",
         "memory.max": "max",

@@ -64,7 +64,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert driver.log == [("ensure", "/offline"), ("write", "/offline"), ("ensure_pod", "/offline/poda", "4096")]
+    assert driver.log[:3] == [("ensure", "/offline"), ("write", "/offline"), ("ensure_pod", "/offline/poda", "4096")]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -98,12 +98,29 @@ def test_box_that_could_not_be_bounded_welcomes_again_after_a_success(box: Box, 
     assert (box.state().welcome, box.state().reason) == (True, "")
 
 
-def test_pod_of_a_systemd_node_is_refused_with_the_remedy(box: Box, driver: FakeDriver) -> None:
-    for call in (lambda: box.admit(SLICE, 0), lambda: box.update_pod(SLICE, 0), lambda: box.adopt(SLICE.box)):
-        with pytest.raises(AdmissionError, match="cgroupDriver: cgroupfs"):
-            run(call)
+def test_pod_whose_anchor_cannot_be_had_is_refused(box: Box, driver: FakeDriver) -> None:
+    driver.fail_on = {"keep_anchors"}
 
-    assert driver.log == []
+    with pytest.raises(AdmissionError, match="cannot keep_anchors"):
+        run(lambda: box.admit(SLICE, 0))
+
+
+def test_tend_keeps_the_anchors_of_the_box(box: Box, driver: FakeDriver) -> None:
+    driver.anchors = ("kubepods-criproxy.slice",)
+
+    nowhere, _, kept = run(box.tend, lambda: box.admit(SLICE, 0), box.tend)
+
+    assert (nowhere, kept) == ((), driver.anchors)
+    assert driver.log[-1] == ("keep_anchors", "offline.slice")
+
+
+def test_sweep_names_pods_in_the_shape_of_the_box(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(SLICE, 0))
+    box.forget("poda")
+
+    (swept,) = run(lambda: box.sweep(()))
+
+    assert (swept, driver.log[-1]) == (("poda",), ("remove_pod", "offline-poda.slice"))
 
 
 def test_pod_of_another_prefix_is_refused_while_the_box_is_in_use(box: Box, driver: FakeDriver) -> None:
@@ -317,6 +334,30 @@ def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeD
     box.forget("poda")
 
     assert run(lambda: box.sweep(set())) == [("poda",)]
+
+
+def test_sweep_keeps_a_pod_that_another_process_has_admitted(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": 0, "podb": 0}
+    box.expect(["poda"])
+    assert box.admitted == ("poda",)
+
+    assert run(lambda: box.adopt(parse_box("/offline")), lambda: box.sweep(set()))[1] == ("podb",)
+
+    clock.now_s += STARTING_S + 1
+    assert run(lambda: box.sweep(set())) == [("poda",)]
+
+
+def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDriver) -> None:
+    async def play() -> None:
+        asyncio.create_task(box.admit(A, 0)).cancel()
+        cut = asyncio.create_task(box.admit(B, 0))
+        await asyncio.sleep(0)
+        cut.cancel()
+        await box.settle()
+        assert box.admitted == ("podb",)
+        assert driver.pods("/offline") == ("podb",)
+
+    asyncio.run(play())
 
 
 def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: Clock) -> None:

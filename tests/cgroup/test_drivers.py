@@ -316,7 +316,8 @@ OUTSIDE = [
     "/kubelet/offline/other",
     "/kubelet/offline/",
     "offline/poda",
-    "offline-poda.slice",
+    "offline-poda-b.slice",
+    "kubepods-poda.slice",
 ]
 
 

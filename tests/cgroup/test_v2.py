@@ -89,6 +89,32 @@ def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKe
     assert kernel.file(f"cg{BOX}/memory.high") == str(64 * MIB)
 
 
+def test_io_weight_is_the_lowest_and_a_devices_own_stays(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    kernel.by_hand(f"cg{BOX}/io.weight", "default 100\n8:0 50")
+    kernel.by_hand(f"cg{BOX}/io.bfq.weight", "default 100")
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    written = kernel.file(f"cg{BOX}/io.weight"), kernel.file(f"cg{BOX}/io.bfq.weight")
+    kernel.by_hand(f"cg{BOX}/io.weight", "default 1\n8:0 50")
+    kernel.writes.clear()
+
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert written == ("default 1", "default 1")
+    assert kernel.writes == []
+
+
+def test_kernel_without_io_weights_is_bounded_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    kernel = FakeKernel(tmp_path / "plain", 2, lacks=("io.weight",))
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert kernel.file(f"cg{BOX}/memory.max") == str(512 * MIB)
+
+
 def test_oom_group_is_left_off(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     driver.write(BOX, Limits(1.0, 512 * MIB))

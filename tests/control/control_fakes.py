@@ -54,6 +54,7 @@ class FakeBox:
     usage_error: Exception | None = None
     apply_error: Exception | None = None
     apply_takes_s: float = 0.0
+    drifts: bool = False
     _last_s: float | None = None
     _node_s: float = 0.0
     _box_s: float = 0.0
@@ -73,9 +74,9 @@ class FakeBox:
         if self.apply_error:
             raise self.apply_error
         self.applied.append(limits)
-        if limits == self.limits:
+        if limits == self.limits and not self.drifts:
             return ()
-        change = LimitChange("cpu.max", str(self.limits), str(limits), drift=False)
+        change = LimitChange("cpu.max", str(self.limits), str(limits), drift=self.drifts)
         self.limits = limits
         return (change,)
 

@@ -207,6 +207,20 @@ def test_tick_failure_keeps_the_limits_is_counted_and_logged_once(node, where):
     assert len(node.observer.seen) == heard + 2
 
 
+def test_tick_drift_is_logged_once_until_a_tick_finds_none(node):
+    node.ticks(10)
+    node.box.drifts = True
+    node.ticks(3)
+    fought_over = node.log.names()
+    node.box.drifts = False
+    node.ticks(1)
+    node.box.drifts = True
+    node.ticks(2)
+    assert fought_over == ["box_drifted"]
+    assert node.log.names() == ["box_drifted"] * 2
+    assert set(node.log.events[0][2]["files"]) == {"cpu.max"}
+
+
 def test_tick_another_kind_of_failure_is_logged_again(node):
     node.box.usage_error = OSError("one")
     node.ticks(3)

@@ -1,0 +1,185 @@
+"""The box as a systemd slice: limits that last, without systemd ever waiting for memory or killing for it.
+
+Systemd resets what it did not write itself whenever the first pod enters, somebody sets any property, or it reloads:
+so it is told each limit. A limit on memory sinks in the kernel's files first, in steps, and systemd is told what they
+hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.places import checked_box, checked_pod
+from criproxy.cgroup.slices import (
+    Properties,
+    Value,
+    limit_properties,
+    pod_properties,
+    standing_properties,
+)
+from criproxy.cgroup.units import INVALID_ARGS, UnitError, Units
+from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+
+
+class Files(CgroupDriver, Protocol):
+    """The kernel's files (`V1Driver`, `V2Driver`): for slices, too, once systemd has made them."""
+
+    def identity(self, path: str) -> int | None:
+        """Tells a cgroup from an earlier one of the same name; None: there is none."""
+        ...
+
+
+@dataclass(slots=True)
+class _Slice:
+    """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write."""
+
+    cgroup: int | None
+    told: dict[str, Value]
+    left: Limits | None = None
+
+
+class SystemdDriver:
+    """What a `CgroupDriver` does otherwise when its paths are slices. All methods raise CgroupError."""
+
+    def __init__(self, kernel: Files, units: Units, page_bytes: int) -> None:
+        self._kernel = kernel
+        self._units = units
+        self._page_bytes = page_bytes
+        self._version = kernel.capabilities.version
+        self._knows_idle = True
+        self._slices: dict[str, _Slice] = {}
+
+    def ensure(self, box: str) -> None:
+        """Start the slice, unless it is the one that was started; on v1 also make it where systemd does not."""
+        checked_box(box)
+        known = self._slices.get(box)
+        if known is None or known.cgroup is None or known.cgroup != self._kernel.identity(box):
+            self._slices[box] = self._start(box)
+        self._kernel.ensure(box)
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        """See `CgroupDriver.write`; the files are settled also when systemd does not answer.
+
+        Each write of a quota, of the same one too, gives the box a fresh one at once (kernel/sched/core.c,
+        tg_set_cfs_bandwidth): so systemd alone writes it, and once.
+        """
+        record, held, want = self._slices[box], self._kernel.read(box), self._as_held(limits)
+        first, through = self._through_systemd(box, record.left or held, held, want)
+        changes = (*through, *self._kernel.write(box, first))
+        if any(change.drift for change in changes):
+            record.told.clear()
+        rises = first.memory_bytes != want.memory_bytes
+        size = want.memory_bytes if rises else self._lasting(record, want.memory_bytes, self._kernel.read(box))
+        try:
+            told = self._tell(box, record, Limits(want.cpu_cores, size))
+        except CgroupError:
+            self._kernel.write(box, replace(want, memory_bytes=first.memory_bytes))
+            raise
+        if told:
+            # Systemd has written all that it knows, which is less than there is.
+            again = self._kernel.write(box, want)
+            changes = (*changes, *(replace(change, drift=False) for change in again))
+        record.left = self._kernel.read(box)
+        return changes
+
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        """At once, in the file; the next `write` makes it last."""
+        changes = self._kernel.squeeze(box, cores)
+        if record := self._slices.get(box):
+            record.left = self._kernel.read(box)
+        return changes
+
+    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+        """A pod whose slice is there keeps what it has, but for the limit."""
+        checked_pod(pod)
+        size_bytes = files.whole_pages(memory_bytes, self._page_bytes)
+        new = not self._kernel.exists(pod)
+        self._units.start(pod, pod_properties(self._version, size_bytes if new else 0))
+        if size_bytes and not new and self._rises(self._kernel.read(pod).memory_bytes, size_bytes):
+            self._units.set(pod, {"MemoryMax": size_bytes})
+        self._kernel.ensure_pod(pod, memory_bytes)
+        if size_bytes and not new:
+            self._units.set(pod, {"MemoryMax": size_bytes})
+
+    def remove_pod(self, pod: str) -> bool:
+        """Stopping a slice kills what is in it: so only an empty one. On v1, some of its directories are left to us."""
+        checked_pod(pod)
+        if self._kernel.processes(pod) or not self._units.stop(pod):
+            return False
+        return self._kernel.remove_pod(pod)
+
+    def _start(self, box: str) -> _Slice:
+        standing = self._standing()
+        try:
+            self._units.start(box, standing)
+            if (better := self._standing()) != standing:  # only with a first cgroup, cpu.idle is to be seen
+                self._units.set(box, better)
+        except UnitError as error:
+            if error.name != INVALID_ARGS or not self._knows_idle:
+                raise
+            # Systemd before 252 has no CPUWeight=idle; it leaves cpu.idle alone, too, once it is written.
+            self._knows_idle = False
+            return self._start(box)
+        return _Slice(self._kernel.identity(box), dict(better))
+
+    def _standing(self) -> Properties:
+        return standing_properties(self._version, cpu_idle=self._knows_idle and self._kernel.capabilities.cpu_idle)
+
+    # --- limits ----------------------------------------------------------------------------------------------------
+
+    def _as_held(self, limits: Limits) -> Limits:
+        """The limits as the kernel will read them back."""
+        cores, size = limits.cpu_cores, limits.memory_bytes
+        return Limits(
+            cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
+            size if size is UNLIMITED else files.whole_pages(size, self._page_bytes),
+        )
+
+    def _through_systemd(
+        self, box: str, left: Limits, held: Limits, want: Limits
+    ) -> tuple[Limits, tuple[LimitChange, ...]]:
+        """What is left to us to write first, and the changes that systemd is to make.
+
+        On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_tell`.
+        """
+        first, changes = want, []
+        if self._version == 2 and want.cpu_cores != held.cpu_cores:
+            first, drift = replace(first, cpu_cores=held.cpu_cores), left.cpu_cores != held.cpu_cores
+            changes.append(LimitChange(f"{box}: CPUQuota", str(held.cpu_cores), str(want.cpu_cores), drift))
+        if self._version == 2 and self._rises(held.memory_bytes, want.memory_bytes):
+            first, drift = replace(first, memory_bytes=held.memory_bytes), left.memory_bytes != held.memory_bytes
+            changes.append(LimitChange(f"{box}: MemoryMax", str(held.memory_bytes), str(want.memory_bytes), drift))
+        return first, tuple(changes)
+
+    @staticmethod
+    def _rises(held: int | type_unlimited, want: int | type_unlimited) -> bool:
+        return held is not UNLIMITED and (want is UNLIMITED or want > held)
+
+    @staticmethod
+    def _lasting(record: _Slice, want: int | type_unlimited, reached: Limits) -> int | type_unlimited:
+        """What systemd is told of memory: a limit on its way down not step by step: each call gives a fresh quota."""
+        size, told = reached.memory_bytes, record.told.get("MemoryMax")
+        if size is UNLIMITED or size == want or not isinstance(told, int):
+            return size
+        return told if size <= told < size + size // 16 else size
+
+    def _tell(self, box: str, record: _Slice, limits: Limits) -> bool:
+        """Tell systemd these limits, in one call. False: it knows them already."""
+        lasting = dict(limit_properties(self._version, limits))
+        if self._version == 1:
+            # With each quota systemd tries cpu.shares too, which is refused beside cpu.idle, and logs that: so it gets
+            # a first one only, and puts that back, for a tick, when it reloads.
+            lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.told}
+        news = {name: value for name, value in lasting.items() if record.told.get(name) != value}
+        if not news:
+            return False
+        if not record.told:  # somebody else has changed something: all anew
+            news = {**self._standing(), **news}
+        try:
+            self._units.set(box, news)
+        except CgroupError:
+            record.told.clear()  # it may have been done all the same
+            raise
+        record.told.update(news)
+        return True

@@ -1,0 +1,122 @@
+"""A systemd that makes slices in the fake kernel, writes there what it was told, and forgets nothing."""
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from fake_kernel import FakeKernel
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import directory_of
+from criproxy.cgroup.slices import INFINITY, Properties, Value
+from criproxy.cgroup.units import INVALID_ARGS, UnitError
+
+_V1_HIERARCHIES = ("cpu,cpuacct", "memory", "pids", "systemd")
+
+
+class FakeSystemd:
+    """`Units`. `away` fails every call; `old` does not know CPUWeight=idle; `waited` tells that it had to reclaim."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.kernel = kernel
+        self.units: dict[str, dict[str, Value]] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.away = self.old = self.waited = self.stubborn = False
+        if kernel.version == 2:
+            kernel.write(f"{kernel.root}/cg/cgroup.subtree_control", "+cpu +io +memory")
+
+    def start(self, unit: str, properties: Properties) -> None:
+        self._call("start", unit, properties)
+        self.units.setdefault(unit, {}).update(properties)
+        for directory in self._directories(unit):
+            self._make(directory)
+        self.reset(unit)
+
+    def set(self, unit: str, properties: Properties) -> None:
+        self._call("set", unit, properties)
+        self.units[unit].update(properties)
+        self.reset(unit)
+
+    def stop(self, unit: str) -> bool:
+        self._call("stop", unit, {})
+        if self.stubborn:
+            return False
+        self.units.pop(unit, None)
+        for directory in self._directories(unit):
+            assert not self.kernel.processes(directory), f"{unit} is stopped, and with it what runs there"
+            self.kernel.remove(directory)
+        return True
+
+    def reset(self, unit: str) -> None:
+        """Write all that the unit's properties say, as at a reload or when a first pod comes."""
+        told = self.units[unit]
+        if self.kernel.version == 2:
+            self._write_v2(self._directories(unit)[-1], told)
+        else:
+            self._write_v1(directory_of(unit), told)
+
+    def by_hand(self, unit: str, **properties: Value) -> None:
+        """Somebody else's set-property."""
+        self.units[unit].update(properties)
+        self.reset(unit)
+
+    def _call(self, name: str, unit: str, properties: Properties) -> None:
+        self.calls.append((name, unit))
+        if self.away:
+            raise UnitError(f"systemd was asked for {unit}: no answer")
+        if self.old and properties.get("CPUWeight") == 0:
+            raise UnitError("systemd refused it", INVALID_ARGS)
+
+    def _directories(self, unit: str) -> list[str]:
+        roots = ["cg"] if self.kernel.version == 2 else _V1_HIERARCHIES
+        return [f"{self.kernel.root}/{root}{directory_of(unit)}" for root in roots]
+
+    def _make(self, directory: str) -> None:
+        missing = [Path(directory)]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            self.kernel.mkdir(str(path))
+            if self.kernel.version == 2:
+                self.kernel.write(f"{path}/cgroup.subtree_control", "+cpu +io +memory")
+
+    def _write_v2(self, directory: str, told: Properties) -> None:
+        self._write(directory, "cpu.idle", str(int(told.get("CPUWeight") == 0)))
+        if told.get("CPUWeight"):
+            self._write(directory, "cpu.weight", str(told["CPUWeight"]))
+        self._write(directory, "io.weight", f"default {int(told.get('IOWeight', 100))}")
+        quota = told.get("CPUQuotaPerSecUSec", INFINITY)
+        assert isinstance(quota, int)
+        self._write(directory, "cpu.max", f"{'max' if quota == INFINITY else quota // 10} 100000")
+        for name, file in (
+            ("MemoryHigh", "memory.high"),
+            ("MemoryMax", "memory.max"),
+            ("MemorySwapMax", "memory.swap.max"),
+        ):
+            size = told.get(name, INFINITY)
+            assert isinstance(size, int)
+            self.waited |= name != "MemorySwapMax" and size < int(self.kernel.read(f"{directory}/memory.current"))
+            self._write(directory, file, "max" if size == INFINITY else str(size))
+
+    def _write_v1(self, path: str, told: Properties) -> None:
+        quota, size = told.get("CPUQuotaPerSecUSec", INFINITY), told.get("MemoryMax", INFINITY)
+        assert isinstance(quota, int)
+        assert isinstance(size, int)
+        cpu, memory = f"{self.kernel.root}/cpu,cpuacct{path}", f"{self.kernel.root}/memory{path}"
+        self._write(cpu, "cpu.shares", str(told.get("CPUShares", 1024)))
+        self._write(cpu, "cpu.cfs_quota_us", "-1" if quota == INFINITY else str(quota // 10))
+        self.waited |= size < int(self.kernel.read(f"{memory}/memory.usage_in_bytes"))
+        self._write(memory, "memory.limit_in_bytes", "-1" if size == INFINITY else str(size))
+
+    def _write(self, directory: str, file: str, value: str) -> None:
+        """A value that the kernel refuses is logged, and no more."""
+        if os.path.exists(f"{directory}/{file}"):
+            try:
+                self.kernel.write(f"{directory}/{file}", value)
+            except CgroupError as error:
+                assert error.errno in (errno.EINVAL, errno.EBUSY)
+
+
+def names(calls: Iterable[tuple[str, str]]) -> list[str]:
+    return [name for name, _ in calls]
