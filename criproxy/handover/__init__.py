@@ -1,0 +1,19 @@
+"""An upgrade without a failed call: the running criproxy starts the new one, hands all over, and finishes its calls.
+
+    old                                   new
+    start it, by its own command   ->     read the config, find the runtime and list it
+                                   <-     Ready
+    close the status port, stop all
+    that writes, save the checkpoint,
+    hold pods that ask to be let in
+    Take                           ->     take over checkpoint and box, swap the symlink, go to work
+                                   <-     Serving
+    tell systemd (MAINPID)
+    Main                           ->     feed the watchdog
+    drain; a pod that still asks
+    here is let in there: Admit    ->     the one that writes to the box
+                                   <-     Done
+    end
+
+Whatever fails before Serving ends the new one, and the old one goes on as if nothing had been.
+"""

@@ -1,0 +1,101 @@
+"""What the old and the new process say to each other, and how: JSON, a line each, over a socket of their own.
+
+The two may be of different versions: a message that is not understood is ignored.
+"""
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+import msgspec
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
+
+    version: str
+    listen: str
+    errors: tuple[str, ...] = ()
+
+
+class Take(msgspec.Struct, frozen=True, tag="take"):
+    """The old one writes no more. `box` is the box's path; `admitted` the pods that were let in and are starting."""
+
+    box: str | None
+    admitted: tuple[str, ...]
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """The public name leads to the new one."""
+
+
+class Main(msgspec.Struct, frozen=True, tag="main"):
+    """The service manager has been told of the new one."""
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit"):
+    """Let a pod into the box; to be answered by the Done of the same `number`."""
+
+    number: int
+    place: str
+    memory_bytes: int
+
+
+class Resize(msgspec.Struct, frozen=True, tag="resize"):
+    """Change a pod's own memory limit; answered as Admit is."""
+
+    number: int
+    place: str
+    memory_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """What has become of an Admit or Resize; `error` "": all is well."""
+
+    number: int
+    error: str
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """The runtime's pods have changed by a call that the old one carried. `started`: a pod whose start is over."""
+
+    started: str = ""
+
+
+Message = Ready | Take | Serving | Main | Admit | Resize | Done | Changed
+
+_DECODER: Final = msgspec.json.Decoder(Message)
+
+
+class Channel:
+    """One end, made by `open`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> "Channel":
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: Message) -> None:
+        """Never raises, and does nothing when the other end has gone: `receive` tells."""
+        if not self._writer.is_closing():
+            self._writer.write(msgspec.json.encode(message) + b"\n")
+
+    async def receive(self) -> Message | None:
+        """The next message; None: the other process has gone."""
+        while True:
+            try:
+                line = await self._reader.readline()
+            except (OSError, ValueError):
+                return None
+            if not line.endswith(b"\n"):
+                return None
+            with contextlib.suppress(msgspec.MsgspecError):
+                message: Message = _DECODER.decode(line)
+                return message
+
+    def close(self) -> None:
+        self._writer.close()

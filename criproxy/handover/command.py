@@ -1,0 +1,161 @@
+"""`criproxy upgrade`: have the running criproxy start the one that is installed now, and wait for that to take over."""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from criproxy.observe.status import Status, from_json
+from criproxy.proxy.runtime import CHANNEL_OPTIONS
+from criproxy.proxy.socket import grpc_target
+
+_LIMIT_S: Final = 60.0
+"""Longer than the old process waits for the new one, so that its word on it is heard."""
+
+_ANSWER_S: Final = 10.0
+_POLL_S: Final = 0.05
+_HTTP_S: Final = 3.0
+_VERSION: Final = "/runtime.v1.RuntimeService/Version"
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Source: unix(7), SO_PEERCRED: pid, uid, gid."""
+
+
+class NotUpgradedError(Exception):
+    """Why there is no new process; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """From process `old` to `new`, which answers since `seconds` after it was asked for. Versions: "": not known."""
+
+    old: int
+    old_version: str
+    new: int
+    new_version: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"criproxy {self.old_version}, pid {self.old} -> {self.new_version}, pid {self.new}: took over in "
+            f"{self.seconds:.1f} s; pid {self.old} finishes its calls"
+        )
+
+
+class Running:
+    """The criproxy that serves at `listen`, and whose status is at `host` and `port`."""
+
+    def __init__(self, listen: Path, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._listen = listen
+        self._host = host
+        self._port = port
+        self._clock = clock
+
+    def upgrade(self) -> Upgraded:
+        """Raises NotUpgradedError."""
+        started_s = self._clock()
+        before = self._status()
+        old = self._pid()
+        if old is None:
+            raise NotUpgradedError(self._why_nobody_serves(before))
+        if not _takes_the_signal(old):
+            raise NotUpgradedError(f"pid {old} is of a version that can't hand over: restart criproxy")
+        os.kill(old, signal.SIGUSR2)
+        new = self._successor(old, before.upgrade.failed if before else 0)
+        self._await_answer(new)
+        after = self._status()
+        return Upgraded(
+            old,
+            before.version if before else "",
+            new,
+            after.version if after and after.pid == new else "",
+            self._clock() - started_s,
+        )
+
+    def _pid(self) -> int | None:
+        """Who serves now; None: nobody, or no criproxy."""
+        try:
+            target = os.readlink(self._listen)
+        except OSError:
+            return None
+        named = re.fullmatch(re.escape(self._listen.name) + r"\.(\d+)", target)
+        return int(named[1]) if named and int(named[1]) == _listener(self._listen) else None
+
+    def _why_nobody_serves(self, status: Status | None) -> str:
+        if status is None:
+            return f"no criproxy serves at {self._listen}: start it"
+        return (
+            f"pid {status.pid} does not serve at {self._listen}: has proxy.listen changed since it started? Restart "
+            "criproxy, and kubelet with its new endpoint"
+        )
+
+    def _successor(self, old: int, failed: int) -> int:
+        for _ in self._polls(_LIMIT_S):
+            if (new := self._pid()) not in (None, old):
+                assert new is not None
+                return new
+            status = self._status()
+            if status is not None and status.pid == old and status.upgrade.failed > failed:
+                raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
+            if not Path(f"/proc/{old}").exists():
+                raise NotUpgradedError(f"pid {old} has ended, and no other serves at {self._listen}: see its log")
+        raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
+
+    def _await_answer(self, new: int) -> None:
+        error = ""
+        with grpc.insecure_channel(grpc_target(self._listen), options=CHANNEL_OPTIONS) as channel:
+            version = channel.unary_unary(_VERSION)
+            for _ in self._polls(_ANSWER_S):
+                try:
+                    version(b"", timeout=_ANSWER_S)
+                except grpc.RpcError as failure:
+                    if failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        return
+                    error = failure.details()
+                else:
+                    return
+        raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
+
+    def _status(self) -> Status | None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_HTTP_S)
+        with contextlib.closing(connection), contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            connection.request("GET", "/status")
+            return from_json(connection.getresponse().read().decode())
+        return None
+
+    def _polls(self, limit_s: float) -> Iterator[None]:
+        end_s = self._clock() + limit_s
+        while self._clock() < end_s:
+            yield
+            time.sleep(_POLL_S)
+
+
+def _listener(path: Path) -> int | None:
+    """The process that listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_HTTP_S)
+        try:
+            probe.connect(str(path))
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return None
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def _takes_the_signal(pid: int) -> bool:
+    """Whether it handles SIGUSR2, which would end it otherwise. Source: proc(5), SigCgt."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1)

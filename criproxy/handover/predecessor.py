@@ -1,0 +1,100 @@
+"""The new process's side: tell the old one that we could, take over when it says so, and serve its last pods."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Final
+
+from criproxy.cgroup.naming import parse_placement
+from criproxy.handover.channel import Admit, Changed, Channel, Done, Main, Ready, Resize, Serving, Take
+from criproxy.model import AdmissionError
+from criproxy.proxy.intercept import Admission
+
+CHANNEL: Final = "CRIPROXY_HANDOVER"
+"""The environment variable with the descriptor of the new process's end of the channel."""
+
+
+class Predecessor:
+    """The criproxy that has started this one, made by `of_environment`."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._channel: Channel | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self.gone = asyncio.Event()
+
+    @classmethod
+    def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
+        """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
+        descriptor = environ.pop(CHANNEL, "")
+        if not descriptor.isdecimal():
+            return None
+        os.set_inheritable(int(descriptor), False)
+        return cls(socket.socket(fileno=int(descriptor)))
+
+    async def turn(self, ready: Ready) -> Take | None:
+        """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
+        self._channel = await Channel.open(self._end)
+        self._channel.send(ready)
+        while (message := await self._channel.receive()) is not None:
+            if isinstance(message, Take):
+                return message
+        return None
+
+    def serving(self) -> None:
+        """Only after `turn`, as what follows."""
+        self._opened.send(Serving())
+
+    async def serve(
+        self, admission: Admission, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed."""
+        changed = asyncio.Event()
+        changed.set()  # by what it did between our listing and now
+        following = asyncio.create_task(_follow(changed, on_changed))
+        try:
+            while (message := await self._opened.receive()) is not None:
+                match message:
+                    case Main():
+                        on_main()
+                    case Admit() | Resize():
+                        self._spawn(self._answer(message, admission))
+                    case Changed(started):
+                        if started:
+                            admission.forget(started)
+                        changed.set()
+        finally:
+            self.gone.set()
+            following.cancel()
+        on_main()  # it may have died before it could say so
+        await on_changed()
+
+    async def _answer(self, question: Admit | Resize, admission: Admission) -> None:
+        error = ""
+        try:
+            place = parse_placement(question.place)
+            if isinstance(question, Admit):
+                await admission.admit(place, question.memory_bytes)
+            else:
+                await admission.update_pod(place, question.memory_bytes)
+        except (AdmissionError, ValueError) as refusal:
+            error = str(refusal) or type(refusal).__name__
+        self._opened.send(Done(question.number, error))
+
+    def _spawn(self, job: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(job)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    @property
+    def _opened(self) -> Channel:
+        assert self._channel is not None
+        return self._channel
+
+
+async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await event.wait()
+        event.clear()
+        await call()
