@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,15 +17,37 @@ from integration.lab.clean import clean, clean_abandoned, leftovers
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root, claimed, mounts_below
+from integration.lab.throwaway import is_throwaway
+from integration.node import table
 
 HERE = Path(__file__).parent
+LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Those tests change a whole machine, and need systemd as its init.
+collect_ignore = [] if is_throwaway() else ["systemd"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out(config, items)
     if os.geteuid() != 0:
         for item in items:
             if item.path.is_relative_to(HERE):
                 item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what can't run on this node ($CRIPROXY_NODE); `pytest_terminal_summary` says so."""
+    node = os.environ.get("CRIPROXY_NODE", table.HOST)
+    for item in list(items):
+        if entry := table.left_out(node, item.nodeid):
+            items.remove(item)
+            config.stash.setdefault(LEFT_OUT, Counter())[entry.reason] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
+        terminalreporter.write_line(f"LEFT OUT ON THIS NODE: {count} tests: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")

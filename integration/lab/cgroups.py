@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from integration.lab.naming import Driver, driver, spelled, told
 from integration.lab.process import LabError, kill_all, wait_until
 
 CPUSET_FILES = ("cpuset.mems", "cpuset.cpus")
@@ -21,8 +23,8 @@ class Hierarchy:
     version: int
 
     def directory(self, path: str) -> Path:
-        """Where the cgroup `path` (absolute, as in a cgroup_parent) lies."""
-        return self.mount / path.lstrip("/")
+        """Where the cgroup `path` (absolute, as `naming` has it) lies."""
+        return self.mount / spelled(path).lstrip("/")
 
 
 @cache
@@ -52,23 +54,27 @@ def version() -> int:
 
 
 def of_process(pid: int) -> dict[str, str]:
-    """The cgroup of a process in each hierarchy, by controller ("" is v2).
+    """The cgroup of a process in each hierarchy, by controller ("" is v2), as `naming.told` has it.
 
     Raises FileNotFoundError or ProcessLookupError when it is gone. Source: cgroups(7), /proc/[pid]/cgroup.
     """
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     fields = [line.split(":", 2) for line in lines]
-    return {controller: path for _, controllers, path in fields for controller in controllers.split(",")}
+    return {controller: told(path) for _, controllers, path in fields for controller in controllers.split(",")}
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The cgroup `path` and all below it, in every hierarchy."""
+    """The cgroup `path` (as `naming` has it) and all below it, in every hierarchy."""
 
     path: str
 
     def make(self) -> None:
-        """Make the cgroup everywhere, ready for children in every controller. Raises LabError when that is refused."""
+        """Make the cgroup everywhere, ready for children in every controller. Raises LabError when that is refused.
+
+        Under systemd, as a slice; the controllers in which it would not be are added, as kubelet does.
+        """
+        _systemctl("start", self.path)
         for hierarchy in hierarchies():
             try:
                 _make(hierarchy, hierarchy.directory(self.path))
@@ -79,6 +85,19 @@ class Tree:
         """Every directory of the tree that exists, children first, in the hierarchies of these versions."""
         roots = [hierarchy.directory(self.path) for hierarchy in hierarchies() if hierarchy.version in versions]
         return [Path(top) for root in roots for top, _, _ in os.walk(root, topdown=False)]
+
+    def cgroups(self, versions: Collection[int] = (1, 2)) -> set[str]:
+        """`directories`, as `naming` has them."""
+        roots = [hierarchy for hierarchy in hierarchies() if hierarchy.version in versions]
+        return {
+            told(f"/{os.path.relpath(directory, root.mount)}")
+            for root in roots
+            for directory, _, _ in os.walk(root.directory(self.path))
+        }
+
+    def children(self) -> set[str]:
+        """The names of the cgroups directly below it, in any hierarchy."""
+        return {name for above, name in map(os.path.split, self.cgroups()) if above == self.path}
 
     def pids(self) -> set[int]:
         """The processes in the tree."""
@@ -102,6 +121,8 @@ class Tree:
                     directory.rmdir()
             return not left
 
+        if self.directories():
+            _systemctl("stop", self.path)
         wait_until(gone, 10, f"the kernel to let go of the cgroups of {self.path}")
 
 
@@ -109,6 +130,16 @@ class Tree:
 def _v1_controllers() -> frozenset[str]:
     lines = Path("/proc/cgroups").read_text().splitlines()
     return frozenset(line.split("\t")[0] for line in lines if not line.startswith("#"))
+
+
+def _systemctl(verb: str, path: str) -> None:
+    """Have systemd start or stop a slice; nothing happens under cgroupfs. Raises LabError when it refuses."""
+    unit = os.path.basename(spelled(path))
+    if driver() is Driver.CGROUPFS or not unit.endswith(".slice"):
+        return
+    done = subprocess.run(["systemctl", verb, unit], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LabError(f"systemctl {verb} {unit}: {done.stderr.strip()}")
 
 
 def _pids(directory: Path) -> list[int]:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import CALL_S, Container, CriClient, Pod
+from integration.lab.naming import spelled
 from integration.lab.process import LabError
 
 RETRY_S = 0.2
@@ -88,7 +89,7 @@ class RecordingClient(CriClient):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A pod as it should be. `cgroup_parent` is what kubelet sends."""
+    """A pod as it should be. `cgroup_parent` as `naming` has it."""
 
     uid: str
     cgroup_parent: str
@@ -100,7 +101,7 @@ class Spec:
             metadata=cri.PodSandboxMetadata(name=self.uid, uid=self.uid, namespace="default", attempt=attempt),
             labels={UID: self.uid, **self.labels},
             linux=cri.LinuxPodSandboxConfig(
-                cgroup_parent=self.cgroup_parent,
+                cgroup_parent=spelled(self.cgroup_parent),
                 security_context=cri.LinuxSandboxSecurityContext(namespace_options=host),
             ),
         )

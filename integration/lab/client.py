@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.images import BUSYBOX
+from integration.lab.naming import spelled
 
 Api = Literal["runtime.v1", "runtime.v1alpha2"]
 
@@ -28,7 +29,7 @@ OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.use_local_subchannel_pool", 1),  # else clients of one socket share a connection, and its back-off
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # how long one attempt may take, too, on a slow node
     ("grpc.max_reconnect_backoff_ms", 200),
 )
 METHODS: Mapping[str, MethodDescriptor] = {
@@ -116,14 +117,14 @@ class CriClient:
         attempt: int = 0,
         log_directory: str = "",
     ) -> Pod:
-        """Run a sandbox on the host's network, with its resources as given."""
+        """Run a sandbox on the host's network, with its resources as given. `cgroup_parent` as `naming` has it."""
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace, attempt=attempt),
             labels=labels,
             annotations=annotations,
             log_directory=log_directory,
             linux=cri.LinuxPodSandboxConfig(
-                cgroup_parent=cgroup_parent,
+                cgroup_parent=spelled(cgroup_parent),
                 security_context=cri.LinuxSandboxSecurityContext(
                     namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
                 ),

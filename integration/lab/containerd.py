@@ -9,6 +9,7 @@ from integration.lab import images
 from integration.lab.cgroups import Tree
 from integration.lab.client import CriClient
 from integration.lab.directory import socket_path
+from integration.lab.naming import Driver, driver, told_of_spec
 from integration.lab.process import LabError, Process, all_pids, argv_of, descendants, kill_all
 
 START_S = 60
@@ -42,14 +43,14 @@ disabled_plugins = [
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       Root = "{runc}"
-      SystemdCgroup = false
+      SystemdCgroup = {systemd}
 """
 
 
 class Containerd:
-    """A containerd in `directory`, with the lab's images. Pods must use the host's network: there is no CNI network.
+    """A containerd in `directory`, with the lab's images and the node's cgroup driver.
 
-    `log` is its log, `socket` its CRI socket.
+    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -110,6 +111,7 @@ class Containerd:
             cni=self.directory / "cni",
             socket=self.socket,
             pause=images.PAUSE,
+            systemd=str(driver() is Driver.SYSTEMD).lower(),
             restrict_oom_score_adj=str(not _has_capability(CAP_SYS_RESOURCE)).lower(),
             # An overlay can't be the upper layer of another one (a live system, a container).
             snapshotter="native" if _filesystem(self.directory) == OVERLAYFS else "overlayfs",
@@ -174,7 +176,7 @@ def _bundles(directory: Path) -> list[Path]:
 
 def _cgroup_paths(bundles: list[Path]) -> list[str]:
     specs = [json.loads(file.read_text()) for bundle in bundles if (file := bundle / "config.json").exists()]
-    return [path for spec in specs if (path := spec["linux"].get("cgroupsPath"))]
+    return [told_of_spec(path) for spec in specs if (path := spec["linux"].get("cgroupsPath"))]
 
 
 def _has_capability(number: int) -> bool:

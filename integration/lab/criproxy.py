@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import urllib.error
@@ -53,7 +54,7 @@ class Criproxy:
         """Write the configuration; text is written as it is. criproxy takes it up when it sees the file or `reload`."""
         self.directory.mkdir(parents=True, exist_ok=True)
         unseen = self.config_file.with_suffix(".new")
-        unseen.write_text(config if isinstance(config, str) else _toml_file(self._complete(config)))
+        unseen.write_text(config if isinstance(config, str) else toml_file(self._complete(config)))
         unseen.rename(self.config_file)
 
     def start(
@@ -65,7 +66,7 @@ class Criproxy:
         minute.
         """
         command: list[str | Path] = [self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
-        self._process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT), **(env or {})})
+        self._process = Process("criproxy", command, self.log, {"PYTHONPATH": python_path(), **(env or {})})
         if until_ready:
             self._process.wait_until(self.is_ready, START_S, "readiness")
         else:
@@ -138,13 +139,18 @@ class Criproxy:
         return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
 
 
+def python_path() -> str:
+    """This checkout before whatever else packages are taken from."""
+    return os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def end(directory: Path) -> None:
     """End the criproxy of the lab in `directory`, whoever started it."""
     config = str(directory.absolute() / "criproxy.toml")
     kill_all(lambda: [pid for pid in all_pids() if (argv := argv_of(pid)) and "criproxy" in argv and config in argv])
 
 
-def _toml_file(config: Config) -> str:
+def toml_file(config: Config) -> str:
     tables = [
         [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())] for table, keys in config.items()
     ]

@@ -18,6 +18,7 @@ from typing import Any
 from integration.lab.cgroups import Tree, version
 from integration.lab.directory import cgroup_root, lab_name
 from integration.lab.images import BUSYBOX
+from integration.lab.naming import driver
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
 
@@ -177,12 +178,12 @@ class Kubelet:
 
     def wait_gone(self, pod: PodStatus) -> None:
         """Wait until kubelet forgot a removed pod and its own cgroup is gone. Raises LabError after three minutes."""
-        own = f"pod{pod.uid}"
+        kubepods = f"{self.cgroup_root.rstrip('/')}/kubepods"
+        own = [Tree(f"{kubepods}{qos}/pod{pod.uid}") for qos in ("", "/burstable", "/besteffort")]
 
         def gone() -> bool:
             # Beside v1, runc makes cgroups in v2 too, which kubelet does not know and leaves.
-            directories = Tree(f"{self.cgroup_root.rstrip('/')}/kubepods").directories([version()])
-            return pod.name not in self.pods() and not any(directory.name == own for directory in directories)
+            return pod.name not in self.pods() and not any(tree.directories([version()]) for tree in own)
 
         self._running().wait_until(gone, POD_S, f"pod {pod.name} to go", POLL_S)
 
@@ -223,7 +224,7 @@ class Kubelet:
             "port": port,
             "readOnlyPort": self._port,
             "healthzPort": healthz,
-            "cgroupDriver": "cgroupfs",
+            "cgroupDriver": driver().value,
             "cgroupRoot": self.cgroup_root,
             "failSwapOn": False,
             "oomScoreAdj": 0,

@@ -50,6 +50,15 @@ class Cgroup:
         name = "memory.max_usage_in_bytes" if version() == 1 else "memory.peak"
         return int(self._read("memory", name))
 
+    def lift_quota(self) -> None:
+        """Take the CPU quota away, as somebody else might."""
+        name, unlimited = ("cpu.cfs_quota_us", "-1") if version() == 1 else ("cpu.max", "max")
+        self.file("cpu", name).write_text(unlimited)
+
+    def file(self, controller: str, name: str) -> Path:
+        """A file of the cgroup, in the hierarchy of the controller (of v1, or v2 as a whole)."""
+        return self._directory(controller) / name
+
     def _directory(self, controller: str) -> Path:
         name = controller if version() == 1 else ""
         return next(one.directory(self.path) for one in hierarchies() if name in one.controllers)

@@ -1,0 +1,50 @@
+"""What a node is made of: release, size, packages, and where the results are kept. All from the environment."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from integration.node.spawn import NodeError, output
+
+PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "kmod", "iproute2", "procps", "init-system-helpers", "busybox-static"),
+    *("containerd", "runc", "containernetworking-plugins", "python3", "python3-venv"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`suite` is the Debian release; `cache` holds images and snapshots; `mirror` None: the one that apt uses here."""
+
+    suite: str
+    cpus: int
+    memory_mib: int
+    qemu: str
+    cache: Path
+    mirror: str | None
+    packages: tuple[str, ...]
+
+    @staticmethod
+    def from_environment() -> "Settings":
+        """Raises ValueError when NODE_CPUS or NODE_MEM is no number."""
+        environ = os.environ
+        cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Settings(
+            suite=environ.get("NODE_SUITE", "trixie"),
+            cpus=int(environ.get("NODE_CPUS", "2")),
+            memory_mib=int(environ.get("NODE_MEM", "3072")),
+            qemu=environ.get("NODE_QEMU", "qemu-system-x86_64"),
+            cache=Path(environ.get("NODE_CACHE", Path(cache) / "criproxy" / "node")),
+            mirror=environ.get("NODE_MIRROR"),
+            packages=(*PACKAGES, *environ.get("NODE_PACKAGES", "").split()),
+        )
+
+    def find_mirror(self) -> str:
+        """A Debian archive's address. Raises NodeError when none is known."""
+        if self.mirror:
+            return self.mirror
+        uris = output(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]).split()
+        for uri in uris:
+            if uri.rstrip("/").endswith("/debian"):
+                return uri
+        raise NodeError("apt's sources name no Debian archive: set NODE_MIRROR=http://…/debian")

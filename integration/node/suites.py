@@ -1,0 +1,163 @@
+"""Runs tests of integration/ on nodes, each file on a fresh one: `python -m integration.node.suites`.
+
+    suites smoke [NODE...]             a few minutes: what matters most, on each node (all of them: no NODE)
+    suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
+    suites all                         everything on every node: hours
+
+The nodes, and what can't run on one of them, are in table.py.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from integration.lab.kubelet import find_kubelet
+from integration.node.build import Wanted, find_snapshot, mount_all
+from integration.node.command import FAILED, TIMED_OUT
+from integration.node.machine import Command, Machine, Start
+from integration.node.packages import CHECKOUT, find_packages
+from integration.node.settings import Settings
+from integration.node.spawn import NodeError
+from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
+
+SMOKE = "integration/test_smoke.py"
+SMOKE_S, FILE_S = 420, 3600
+TEST_S = 900
+"""A test's own time-out: Python is fifteen times slower there."""
+PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"
+NOTHING_COLLECTED = 5
+"""pytest's status when all tests of a file are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one file fared on one node."""
+
+    node: str
+    file: str
+    status: int
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return self.status not in (0, NOTHING_COLLECTED)
+
+    def __str__(self) -> str:
+        words = {0: "passed", NOTHING_COLLECTED: "left out", TIMED_OUT: "TIMED OUT", FAILED: "THE NODE FAILED"}
+        return f"{self.node:21} {self.file:45} {self.seconds:6.0f} s  {words.get(self.status, 'FAILED')}"
+
+
+class Stand:
+    """One node's images and packages, ready for any number of fresh machines."""
+
+    def __init__(self, name: str, binds: Mapping[str, Path]) -> None:
+        """`binds` are more trees or files, by their path in the guest. Makes what is missing: minutes."""
+        node = NODES[name]
+        self._name = name
+        self._settings = replace(Settings.from_environment(), suite=node.release)
+        self._image, self._snapshot = find_snapshot(self._settings, _wanted(node))
+        python = find_packages(self._settings.cache, PYTHONS[node.release])
+        self._binds = {PACKAGES: python, **binds}
+
+    def run(self, file: str, arguments: Sequence[str], timeout_s: float) -> Outcome:
+        """Run pytest on one file, on a fresh machine; its output passes through."""
+        began_s = time.monotonic()
+        pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}"]
+        environment = {
+            "PYTHONPATH": f"{PACKAGES}:/w",
+            "PYTHONPYCACHEPREFIX": "/var/tmp/pycache",
+            "PYTHONUNBUFFERED": "1",
+            "CRIPROXY_NODE": self._name,
+            **({"KUBELET": KUBELET} if KUBELET in self._binds else {}),
+        }
+        command = Command([*pytest, *arguments, file], mount_all(self._binds), env=environment)
+        trees = [CHECKOUT, *self._binds.values()]
+        try:
+            with Machine(self._settings, Start(self._image, trees, self._snapshot, resume=True)) as machine:
+                status = machine.run(command, began_s + timeout_s)
+        except TimeoutError:
+            status = TIMED_OUT
+        except NodeError as error:
+            say(f"{self._name}: {error}")
+            status = FAILED
+        return Outcome(self._name, file, status, time.monotonic() - began_s)
+
+
+def _wanted(node: Node) -> Wanted:
+    empty = CHECKOUT / "packaging"  # the preparation needs no source
+    return Wanted(empty, node.prepare, kernel_arguments=node.kernel_arguments)
+
+
+def smoke(names: Sequence[str]) -> list[Outcome]:
+    """The smoke of each node; one that fails keeps no other from running."""
+    outcomes = []
+    for number, name in enumerate(names, 1):
+        say(f"smoke {number}/{len(names)}: {name} ({NODES[name].words})")
+        began_s = time.monotonic()
+        try:
+            outcome = Stand(name, {}).run(SMOKE, [], SMOKE_S)
+        except NodeError as error:
+            say(f"{name}: {error}")
+            outcome = Outcome(name, SMOKE, FAILED, 0)
+        outcomes.append(replace(outcome, seconds=time.monotonic() - began_s))
+        say(str(outcomes[-1]))
+    return outcomes
+
+
+def whole(name: str, arguments: Sequence[str]) -> list[Outcome]:
+    """All files on one node, or those that the arguments name; the other arguments are pytest's."""
+    named = [argument for argument in arguments if (CHECKOUT / argument.partition("::")[0]).exists()]
+    options = [argument for argument in arguments if argument not in named]
+    files = named or suite_files(CHECKOUT)
+    say(f"{name}: {NODES[name].words}")
+    for entry in entries_of(name):
+        say(f"{name}: left out: {entry.tests}: {entry.reason}")
+    stand, began_s = Stand(name, {KUBELET: find_kubelet()}), time.monotonic()
+    outcomes = []
+    for number, file in enumerate(files, 1):
+        say(f"{name} {number}/{len(files)}: {file}, {time.monotonic() - began_s:.0f} s so far")
+        if left_out(name, file):
+            outcomes.append(Outcome(name, file, NOTHING_COLLECTED, 0))
+        else:
+            outcomes.append(stand.run(file, options, FILE_S))
+        say(str(outcomes[-1]))
+    return outcomes
+
+
+def suite_files(checkout: Path) -> list[str]:
+    """The test files of integration/ and of integration/systemd/, relative to the checkout."""
+    found = [*checkout.glob("integration/test_*.py"), *checkout.glob("integration/systemd/test_*.py")]
+    return sorted(str(file.relative_to(checkout)) for file in found)
+
+
+def say(text: str) -> None:
+    print(f"=== {text}", file=sys.stderr, flush=True)
+
+
+def summary(outcomes: Sequence[Outcome]) -> int:
+    """Print how all fared; returns the exit status."""
+    sys.stdout.flush()
+    for outcome in outcomes:
+        say(str(outcome))
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    match arguments:
+        case ["smoke", *names] if set(names) <= NODES.keys():
+            return summary(smoke(names or list(NODES)))
+        case ["whole", name, *rest] if name in NODES:
+            return summary(whole(name, rest))
+        case ["all"]:
+            return summary([outcome for name in NODES for outcome in whole(name, [])])
+    print(f"{__doc__}\nNodes: {', '.join(NODES)}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

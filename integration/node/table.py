@@ -1,0 +1,68 @@
+"""The nodes that the suites of integration/ run on, and what can't run on one of them, with its reason."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HOST = "host"
+
+CGROUPFS = """\
+sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' /etc/containerd/config.toml
+systemctl restart containerd
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A throwaway machine: a Debian release, what its kernel is told, and what a shell does on it before its snapshot.
+
+    `words` describe it for whoever watches.
+    """
+
+    release: str
+    words: str
+    kernel_arguments: str = ""
+    prepare: str = ""
+
+
+NODES: Mapping[str, Node] = {
+    "bookworm-v2": Node("bookworm", "cgroup v2, systemd driver, containerd 1.6"),
+    "bookworm-v2-cgroupfs": Node("bookworm", "cgroup v2, cgroupfs driver, containerd 1.6", prepare=CGROUPFS),
+    "bookworm-v1": Node("bookworm", "cgroup v1, systemd driver, containerd 1.6", "systemd.unified_cgroup_hierarchy=0"),
+    "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7"),
+    "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)"),
+}
+"""Beside them, the suites run on the host as it is."""
+
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}
+"""Each release's Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Tests that can't run on the nodes whose name `nodes` matches; `tests` is searched for in their ids."""
+
+    nodes: str
+    tests: str
+    reason: str
+
+
+LEFT_OUT = (
+    LeftOut(".*-.*", r"^integration/test_demo\.py", "the demo shows pictures of a machine's own speed"),
+    LeftOut("forky-v2", r"^integration/test_kubelet\.py", "kubelet 1.20 speaks CRI v1alpha2, containerd 2.1 v1 alone"),
+    LeftOut("forky-v2", r"^integration/systemd/test_attach\.py", "its kubelet 1.20 speaks CRI v1alpha2 alone"),
+    LeftOut("forky-v2", r"^integration/systemd/test_package\.py", "packages are made for bookworm and trixie"),
+    LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
+    LeftOut("bookworm-v1", r"^integration/systemd/test_(bypass|death|package)", "they read cgroup v2's files"),
+    LeftOut("forky-v2", r"v1alpha2", "containerd 2.1 serves CRI v1 alone"),
+)
+
+
+def entries_of(node: str) -> tuple[LeftOut, ...]:
+    """All that is left out on a node."""
+    return tuple(entry for entry in LEFT_OUT if re.fullmatch(entry.nodes, node))
+
+
+def left_out(node: str, test: str) -> LeftOut | None:
+    """Why the test of this id (`integration/test_x.py::test_y[z]`) can't run on the node; None when it can."""
+    return next((entry for entry in entries_of(node) if re.search(entry.tests, test)), None)

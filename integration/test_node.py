@@ -1,0 +1,110 @@
+"""What the nodes are made from, without starting one: names of cgroups, locks, tables, the disk of trees."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from integration.lab.naming import Driver, placement, spelled, told, told_of_spec
+from integration.node import table
+from integration.node.build import mount_all
+from integration.node.packages import CHECKOUT, SOURCE_ONLY, TESTS_NEED, pinned
+from integration.node.spawn import NodeError
+from integration.node.suites import suite_files
+from integration.node.trees import pack
+
+ID = "0123456789abcdef" * 4
+SPELLINGS = {
+    "root": ("/", "/"),
+    "prefix": ("/lab-1", "/lab_1.slice"),
+    "box": ("/offline", "/offline.slice"),
+    "pod": (
+        "/kubepods/besteffort/pod12-34",
+        "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod12_34.slice",
+    ),
+    "container": (f"/offline/pod1/{ID}", f"/offline.slice/offline-pod1.slice/cri-containerd-{ID}.scope"),
+}
+
+
+@pytest.mark.parametrize(("path", "spelling"), SPELLINGS.values(), ids=SPELLINGS.keys())
+def test_path_is_spelled_as_the_driver_does_and_told_back(path: str, spelling: str) -> None:
+    assert spelled(path, Driver.SYSTEMD) == spelling
+    assert told(spelling, Driver.SYSTEMD) == path
+    assert spelled(path, Driver.CGROUPFS) == told(path, Driver.CGROUPFS) == path
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        pytest.param("/system.slice/node-agent.service", id="a-service"),
+        pytest.param("/offline/pod1", id="cgroupfs"),
+        pytest.param("/offline-pod1.slice", id="not-below-its-parent"),
+        pytest.param(f"/other.slice/offline-pod1.slice/cri-containerd-{ID}.scope", id="below-another-parent"),
+        pytest.param(f"/system.slice/offline-pod1.slice:cri-containerd:{ID}", id="a-driver-s-mistake"),
+    ],
+)
+def test_what_the_systemd_driver_would_not_have_spelled_so_is_told_as_it_is(spelling: str) -> None:
+    assert told(spelling, Driver.SYSTEMD) == spelling
+
+
+def test_placement_is_a_slice_alone_under_systemd() -> None:
+    assert placement("/lab-1/offline/pod1-2", Driver.SYSTEMD) == "lab_1-offline-pod1_2.slice"
+    assert placement("/lab-1/offline/pod1-2", Driver.CGROUPFS) == "/lab-1/offline/pod1-2"
+
+
+@pytest.mark.parametrize(
+    "cgroups_path", [f"/lab-1/offline/pod1-2/{ID}", f"lab_1-offline-pod1_2.slice:cri-containerd:{ID}"]
+)
+def test_bundle_s_cgroups_path_is_told_in_either_form(cgroups_path: str) -> None:
+    assert told_of_spec(cgroups_path) == f"/lab-1/offline/pod1-2/{ID}"
+
+
+def test_lock_has_every_package_that_the_tests_need_with_hashes() -> None:
+    entries = pinned((CHECKOUT / "requirements-dev.lock").read_text())
+    needed = {*pinned((CHECKOUT / "requirements.lock").read_text()), *TESTS_NEED, *SOURCE_ONLY}
+    assert needed <= entries.keys()
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entries[name]) for name in needed)
+
+
+def test_everything_left_out_is_a_test_of_this_checkout_and_a_node_of_the_table() -> None:
+    for entry in table.LEFT_OUT:
+        assert any(re.fullmatch(entry.nodes, node) for node in table.NODES), entry
+        assert not re.fullmatch(entry.nodes, table.HOST), entry
+    ids = [*suite_files(CHECKOUT), "integration/test_x.py::test_y[runtime.v1alpha2]"]
+    assert [entry for entry in table.LEFT_OUT if not any(re.search(entry.tests, test) for test in ids)] == []
+    assert table.left_out("forky-v2", "integration/test_kubelet.py::test_x") is not None
+    assert table.left_out("trixie-v2", "integration/test_kubelet.py::test_x") is None
+    assert {node.release for node in table.NODES.values()} == table.PYTHONS.keys()
+
+
+@pytest.mark.skipif(not shutil.which("unsquashfs"), reason="needs squashfs-tools")
+def test_disk_has_the_trees_by_number_without_caches_and_with_single_files(tmp_path: Path) -> None:
+    source, file = tmp_path / "source", tmp_path / "program"
+    for name in ("a/kept.py", "a/__pycache__/a.pyc", ".git/config", ".venv-node/bin/x"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    (source / "link").symlink_to("a")
+    file.write_text("#!/bin/sh")
+    disk = pack([source, file])
+    command = ["unsquashfs", "-d", "", "-l", f"/proc/self/fd/{disk}"]
+    listed = subprocess.run(command, pass_fds=[disk], capture_output=True, text=True, check=True).stdout
+    os.close(disk)
+    assert {line for line in listed.splitlines() if line.startswith("/")} == {
+        *("/0", "/0/a", "/0/a/kept.py", "/0/link", "/1"),
+    }
+
+
+def test_tree_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=str(tmp_path / "absent")):
+        pack([tmp_path / "absent"])
+
+
+def test_trees_and_files_are_mounted_in_their_order(tmp_path: Path) -> None:
+    file = tmp_path / "program"
+    file.touch()
+    script = mount_all({"/opt/a b": tmp_path, "/opt/program": file})
+    assert "mkdir -p '/opt/a b'; mount --bind /mnt/1 '/opt/a b'" in script
+    assert "touch /opt/program; mount --bind /mnt/2 /opt/program" in script
