@@ -1,0 +1,46 @@
+"""packaging/deb/build: the same bytes from the same checkout, and nothing that lintian objects to."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PARTS = "criproxy", "packaging", "README.md", "config.example.toml", "requirements.lock", "requirements-build.lock"
+
+pytestmark = pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs")
+
+
+def copy(source: Path, directory: Path, mtime_s: int) -> Path:
+    """The sources of a checkout, all of that age."""
+    directory.mkdir(parents=True)
+    for part in PARTS:
+        if (source / part).is_dir():
+            shutil.copytree(source / part, directory / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source / part, directory)
+    for path in [directory, *directory.rglob("*")]:
+        os.utime(path, (mtime_s, mtime_s))
+    return directory
+
+
+def build(checkout: Path, umask: str, zone: str) -> Path:
+    command = f"umask {umask} && packaging/deb/build --out {checkout}/out bookworm"
+    environment = {**os.environ, "TZ": zone}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_two_builds_give_the_same_bytes_that_lintian_accepts(tmp_path: Path) -> None:
+    one = copy(CHECKOUT, tmp_path / "one", 1_500_000_000)
+    another = copy(one, tmp_path / "another" / "place", 1_700_000_000)  # of the same state, whoever edits meanwhile
+    first, second = build(one, "022", "UTC"), build(another, "027", "Asia/Tokyo")
+    assert first.read_bytes() == second.read_bytes()
+    if shutil.which("lintian"):
+        done = subprocess.run(["lintian", "--fail-on", "warning", first], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout

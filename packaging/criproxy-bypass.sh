@@ -1,0 +1,80 @@
+#!/bin/sh
+# The bypass: kubelet's way to its runtime while criproxy is away for longer than a restart takes.
+#
+#   ended   criproxy has ended (ExecStopPost=): arm the bypass
+#   hold    before a start (ExecStartPre=): in a crash loop, leave kubelet in the bypass for a while
+#   wait    armed (criproxy-bypass-arm.service): open the bypass unless `close` comes first
+#   close   criproxy is ready (ExecStartPost=): cut the bypass, so that kubelet dials again and finds criproxy
+#
+# Nothing here needs Python, D-Bus or a disk: it works when criproxy can't. What criproxy knows comes by the
+# environment: CRIPROXY_LISTEN, CRIPROXY_RUNTIME, CRIPROXY_BYPASS_AFTER_S (seconds, or "never").
+
+directory=/run/criproxy
+socket=$directory/bypass.sock
+crashes=$directory/bypass.crashes
+uses=$directory/bypass.uses
+loop_crashes=5
+loop_window_s=300
+hold_s=30
+
+uptime_s() { cut -d . -f 1 /proc/uptime; }
+
+# Whether criproxy has crashed so often lately that a restart alone does not help. By uptime: the clock may jump.
+is_looping() {
+    [ "$(wc -l 2>/dev/null <"$crashes")" = "$loop_crashes" ] || return 1
+    [ $(($(uptime_s) - $(head -n 1 "$crashes"))) -lt "$loop_window_s" ]
+}
+
+count_crash() {
+    { tail -n $((loop_crashes - 1)) "$crashes" 2>/dev/null; uptime_s; } >"$crashes.new" && mv -f "$crashes.new" "$crashes"
+}
+
+ended() {
+    if [ "${SERVICE_RESULT:-success}" = success ]; then rm -f "$crashes"; else count_crash; fi
+    # What waits already goes on; in a crash loop there is nothing to wait for.
+    if is_looping; then verb=restart; else verb=start; fi
+    systemctl --no-block "$verb" criproxy-bypass-arm.service
+}
+
+hold() {
+    is_looping || return 0
+    while systemctl --quiet is-active criproxy-bypass-arm.service; do sleep 0.2; done
+    systemctl --quiet is-active criproxy-bypass.socket || return 0
+    echo "criproxy has crashed $loop_crashes times in $loop_window_s s: the bypass stays open for $hold_s s" >&2
+    sleep "$hold_s"
+}
+
+wait_and_open() {
+    [ "$CRIPROXY_BYPASS_AFTER_S" != never ] || return 0
+    is_looping || sleep "$CRIPROXY_BYPASS_AFTER_S"
+    if systemctl --quiet is-active criproxy.service; then return 0; fi
+    open_bypass
+}
+
+open_bypass() {
+    listen=$CRIPROXY_LISTEN
+    [ "$(readlink -- "$listen")" != "$socket" ] || [ ! -S "$socket" ] || return 0
+    if [ -e "$listen" ] && [ ! -L "$listen" ]; then
+        echo "no bypass: $listen is in the way and not criproxy's symlink; remove it" >&2
+        return 1
+    fi
+    systemctl start criproxy-bypass.socket || return 1
+    chown --reference="$CRIPROXY_RUNTIME" "$socket" && chmod --reference="$CRIPROXY_RUNTIME" "$socket"
+    mkdir -p -m 755 -- "$(dirname -- "$listen")"
+    # A name that criproxy clears away as a leftover of its own, and a rename, so that no moment is without a way.
+    ln -sfn -- "$socket" "$listen.0~" && mv -fT -- "$listen.0~" "$listen" || return 1
+    echo "bypass open: $listen -> $CRIPROXY_RUNTIME; pods that start now are not bounded" >&2
+    echo $(($(cat "$uses" 2>/dev/null || echo 0) + 1)) >"$uses.new" && mv -f "$uses.new" "$uses"
+}
+
+close_bypass() {
+    systemctl stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service
+}
+
+case $1 in
+    ended) ended ;;
+    hold) hold ;;
+    wait) wait_and_open ;;
+    close) close_bypass ;;
+    *) echo "usage: $0 ended|hold|wait|close" >&2; exit 2 ;;
+esac
