@@ -8,17 +8,31 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from criproxy import __version__
+
+if TYPE_CHECKING:
+    from criproxy.config.settings import Proxy
 
 DEFAULT_CONFIG: Final = Path("/etc/criproxy/config.toml")
 _REDRAW: Final = "\x1b[H\x1b[2J"
 _TIMEOUT_S: Final = 3.0
 
+_NOT_WELL: Final = 1
+_NOT_RUNNING: Final = 3
+_NOT_KNOWN: Final = 4
+_STATUS_ENDS: Final = (
+    "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
+    "command line; 3 criproxy does not run; 4 what answers is not criproxy. With --why, 0 for any answer."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a verb; returns the exit status: 0, 1 for a failure that was told, 2 for a wrong command line."""
+    """Run a verb; returns the exit status: 0, 1 for a failure that was told, 2 for a wrong command line.
+
+    That of `status` says more: see its help.
+    """
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if options.verb is _simulate:
@@ -53,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = verbs.add_parser("explain", parents=[config], help="tell what would happen to a pod, and why")
     explain.add_argument("pod", metavar="POD", help="a Pod manifest, JSON or YAML; - reads standard input")
     explain.set_defaults(verb=_explain)
-    status = verbs.add_parser("status", parents=[config], help="show what a running criproxy does")
+    status = verbs.add_parser("status", parents=[config], help="show what a running criproxy does", epilog=_STATUS_ENDS)
     status.add_argument("--json", action="store_true", help="as JSON")
     status.add_argument("--watch", action="store_true", help="again every second")
     status.add_argument(
@@ -69,6 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     # Its many options are its own matter, so that no other verb pays for them.
     simulate = verbs.add_parser("simulate", add_help=False, help="replay recorded usage: what a node would have gained")
     simulate.set_defaults(verb=_simulate)
+    upgrade = verbs.add_parser(
+        "upgrade", parents=[config], help="replace a running criproxy by the one installed now; no call fails"
+    )
+    upgrade.set_defaults(verb=_upgrade)
+    attach = verbs.add_parser("attach", parents=[config], help="send this node's kubelet through criproxy")
+    attach.set_defaults(verb=_attach)
+    detach = verbs.add_parser("detach", parents=[config], help="send this node's kubelet back to its runtime")
+    detach.set_defaults(verb=_detach)
+    for verb in (attach, detach):
+        verb.add_argument("--dry-run", action="store_true", help="show what would change and run, and change nothing")
     version = verbs.add_parser("version", help="print the version")
     version.set_defaults(verb=_version)
     return parser
@@ -130,33 +154,54 @@ def _explain(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from criproxy.config import load
 
-    host, port = load(options.config).config.observe.host_port
+    config = load(options.config).config
+    host, port = config.observe.host_port
     show = _show_status if options.why is None else functools.partial(_show_why, at_s=options.why)
-    if not options.watch:
-        return show(host, port, as_json=options.json)
     while True:
-        if sys.stdout.isatty():
+        if options.watch and sys.stdout.isatty():
             _print(_REDRAW, end="")
-        show(host, port, as_json=options.json)
+        end = show(host, port, as_json=options.json)
+        if end in (_NOT_RUNNING, _NOT_KNOWN):
+            _tell_bypass(config.proxy)
+        if not options.watch:
+            return end
         sys.stdout.flush()
         time.sleep(1)
 
 
-def _show_status(host: str, port: int, *, as_json: bool) -> int:
-    from criproxy.observe.status import from_json, render
+def _tell_bypass(proxy: "Proxy") -> None:
+    """Where kubelet's calls go while criproxy does not say so itself."""
+    from criproxy import bypass
 
-    return _show(host, port, "/status", None if as_json else lambda text: render(from_json(text)))
+    switch = bypass.Bypass((bypass.DIRECTORY,))
+    if words := bypass.while_away(Path(proxy.listen_path), Path(proxy.runtime_path), proxy.bypass, switch):
+        _fail(words)
+
+
+def _show_status(host: str, port: int, *, as_json: bool) -> int:
+    from criproxy.observe.status import from_json
+    from criproxy.observe.status_text import render
+
+    def tell(text: str) -> int:
+        status = from_json(text)
+        _print(text if as_json else render(status), end="\n" if as_json else "")
+        return _NOT_WELL if status.problems else 0
+
+    return _show(host, port, "/status", tell)
 
 
 def _show_why(host: str, port: int, *, as_json: bool, at_s: float) -> int:
     from criproxy.observe.why import from_json, render
 
-    path = "/why" if math.isnan(at_s) else f"/why?at={at_s}"
-    return _show(host, port, path, None if as_json else lambda text: render(from_json(text)))
+    def tell(text: str) -> int:
+        _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
+        return 0
+
+    return _show(host, port, "/why" if math.isnan(at_s) else f"/why?at={at_s}", tell)
 
 
-def _show(host: str, port: int, path: str, render: Callable[[str], str] | None) -> int:
-    """Print what criproxy answers; as it is, without `render`."""
+def _show(host: str, port: int, path: str, tell: Callable[[str], int]) -> int:
+    """`tell` what criproxy answers, whose result is the exit status, or why there is no answer."""
     import http.client
 
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
@@ -165,16 +210,18 @@ def _show(host: str, port: int, path: str, render: Callable[[str], str] | None) 
         answer = connection.getresponse()
         text = answer.read().decode()
         if answer.status != http.HTTPStatus.OK:
-            return _fail(f"{host}:{port} answers {answer.status} {answer.reason}: is it criproxy? Its log may say more")
-        _print(text if render is None else render(text), end="\n" if render is None else "")
+            _fail(f"{host}:{port} answers {answer.status} {answer.reason}: is it criproxy? Its log may say more")
+            return _NOT_KNOWN
+        return tell(text)
     except OSError as error:
         reason = error.strerror or str(error)
-        return _fail(f"no criproxy answers at {host}:{port} ({reason}): is it running, with this config file?")
+        _fail(f"no criproxy answers at {host}:{port} ({reason}): is it running, with this config file?")
+        return _NOT_RUNNING
     except (http.client.HTTPException, ValueError) as error:
-        return _fail(f"{host}:{port} does not answer like criproxy {__version__} ({error}): is another program there?")
+        _fail(f"{host}:{port} does not answer like criproxy {__version__} ({error}): is another program there?")
+        return _NOT_KNOWN
     finally:
         connection.close()
-    return 0
 
 
 def _moment(text: str) -> float:
@@ -190,6 +237,31 @@ def _simulate(options: argparse.Namespace) -> int:
     from criproxy.simulate.command import main as simulate
 
     return simulate(options.arguments)
+
+
+def _upgrade(options: argparse.Namespace) -> int:
+    from criproxy.config import load
+    from criproxy.handover.command import NotUpgradedError, Running
+
+    config = load(options.config).config
+    try:
+        upgraded = Running(Path(config.proxy.listen_path), *config.observe.host_port).upgrade()
+    except (NotUpgradedError, PermissionError) as error:
+        return _fail(f"not upgraded: {error}")
+    _print(str(upgraded))
+    return 0
+
+
+def _attach(options: argparse.Namespace) -> int:
+    from criproxy.attach.command import run
+
+    return run("attach", options.config, options.dry_run)
+
+
+def _detach(options: argparse.Namespace) -> int:
+    from criproxy.attach.command import run
+
+    return run("detach", options.config, options.dry_run)
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.model import Call, Change, Operation, Resources, Target
-from criproxy.observe.status import printable
+from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
 

@@ -1,13 +1,15 @@
 """What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from criproxy import __version__
+from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.naming import parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
@@ -17,28 +19,37 @@ from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
 from criproxy.observe.status import (
+    AttachStatus,
     BoxStatus,
+    CgroupStatus,
     ConfigStatus,
+    PlacementStatus,
     RuntimeStatus,
     ScheduleStatus,
     Status,
+    StrayContainer,
+    UpgradeStatus,
     cpu_status,
+    latest_decisions,
     memory_status,
     offline_pod,
 )
 from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeLink
+from criproxy.unbounded import Unbounded
+from criproxy.verify import Finding, Verifier
 
 _STALLED_S: Final = 30.0
 """A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
 
 _HEADLINE_EVERY_S: Final = 10.0
+_DECISIONS: Final = 5
 
 
 class Reporter:
     """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads.
 
-    `clock`: monotonic, in s.
+    `engine`: what carries the calls. `clock`: monotonic, in s.
     """
 
     def __init__(
@@ -49,6 +60,9 @@ class Reporter:
         link: RuntimeLink,
         notifier: Notifier,
         *,
+        unbounded: Unbounded,
+        verifier: Verifier,
+        engine: str,
         config_file: Path,
         dry_run: bool,
         clock: Callable[[], float],
@@ -56,6 +70,9 @@ class Reporter:
         self._metrics = metrics
         self._box = box
         self._inventory = inventory
+        self._unbounded = unbounded
+        self._verifier = verifier
+        self._engine = engine
         self._link = link
         self._config_file = config_file
         self._notifier = notifier
@@ -64,15 +81,23 @@ class Reporter:
         self._started_s = self._ticked_s = self._headline_s = clock()
         self._stalled_s = _STALLED_S
         self._tick_failures = self._swept = 0
+        self._tick_failed = False
         self._last: tuple[Snapshot, Decision] | None = None
         self._colocation: Literal["on", "off", "pass-through"] = "off"
         self._config = ConfigStatus(str(config_file), (), ())
         self._schedule = ScheduleStatus("", "")
+        self.bypass: Callable[[], BypassStatus | None] = lambda: None
+        """Tells of the bypass; to be set."""
+        self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
+        """Tells whether kubelet uses criproxy; to be set."""
+        self.upgrade = UpgradeStatus()
+        """To be replaced at any time."""
 
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
         self._ticked_s = self._clock()
+        self._tick_failed = False
         decision = self._in_force(decision)
         self._last = (snapshot, decision)
         self._metrics.ticked(snapshot, decision, changes, seconds)
@@ -83,6 +108,7 @@ class Reporter:
     def tick_failed(self, seconds: float) -> None:
         self._ticked_s = self._clock()
         self._tick_failures += 1
+        self._tick_failed = True
         self._metrics.tick_failed(seconds)
 
     def ticks_missed(self, count: int) -> None:
@@ -118,7 +144,7 @@ class Reporter:
             metrics=lambda: self._render_metrics(guard()),
             unhealthy=self.unhealthy,
             unready=self._unready,
-            status=lambda: self._status(guard()),
+            status=lambda: self._status(guard(), history),
             why=lambda asked_s: why.answer(history, asked_s),
         )
 
@@ -133,12 +159,39 @@ class Reporter:
         self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.placed))
+        self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
+        self._metrics.unbounded_pods(len(self._unbounded.pods()))
+        self._metrics.bypass(self.bypass())
         return self._metrics.render()
 
     def _unready(self) -> str | None:
         return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
 
-    def _status(self, guard: GuardStatus) -> Status:
+    def _problems(self) -> Iterator[str]:
+        """Why it is not well: what an operator should look at."""
+        state, bypass = self._box.state(), self.bypass()
+        for problem in (self.unhealthy(), self._unready()):
+            if problem is not None:
+                yield problem
+        if self._config.errors:
+            effect = "nothing new is placed" if self._colocation == "pass-through" else "the one before holds"
+            yield f"the config file has errors, so {effect}"
+        if self._colocation == "on" and not state.version:
+            yield "this machine has no cgroup hierarchy for a box, so offline pods are refused"
+        if self._colocation == "on" and not state.welcome:
+            yield f"no offline pod is let in: {state.reason}"
+        if self._tick_failed:
+            yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        if misplaced := len(self._verifier.misplaced):
+            yield f"{misplaced} containers of offline pods run outside the box"
+        if unbounded := len(self._unbounded.pods()):
+            yield f"{unbounded} offline pods run outside the box"
+        if self.upgrade.problem:
+            yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
+        if bypass is not None and bypass.open_since_s is not None:
+            yield "kubelet's calls pass by criproxy: the bypass is open"
+
+    def _status(self, guard: GuardStatus, history: History) -> Status:
         info = self._link.info
         return Status(
             version=__version__,
@@ -157,6 +210,15 @@ class Reporter:
             box=self._box_status(),
             pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.placed),
             guard=guard,
+            bypass=self.bypass(),
+            unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
+            problems=tuple(self._problems()),
+            engine=self._engine,
+            cgroup=self._cgroup_status(),
+            placement=self._placement_status(),
+            decisions=latest_decisions(history.records(), _DECISIONS),
+            upgrade=self.upgrade,
+            attached=self.attachment(),
         )
 
     def _in_force(self, decision: Decision) -> Decision:
@@ -165,6 +227,16 @@ class Reporter:
             return decision
         limits, reason = self._box.state().limits, f"what the kernel holds, as colocation is {self._colocation}"
         return replace(decision, limits=limits or Limits(UNLIMITED, UNLIMITED), cpu_reason=reason, memory_reason=reason)
+
+    def _cgroup_status(self) -> CgroupStatus:
+        box = self._box.state()
+        return CgroupStatus(box.version, None if box.path is None else parse_box(box.path).driver.value)
+
+    def _placement_status(self) -> PlacementStatus:
+        verifier = self._verifier
+        return PlacementStatus(
+            verifier.verified, tuple(map(_stray, verifier.misplaced)), tuple(map(_stray, verifier.unknown))
+        )
 
     def _box_status(self) -> BoxStatus:
         box, last = self._box.state(), self._last
@@ -176,3 +248,8 @@ class Reporter:
             cpu=cpu_status(*last) if last else None,
             memory=memory_status(*last) if last else None,
         )
+
+
+def _stray(finding: Finding) -> StrayContainer:
+    pod = finding.pod
+    return StrayContainer(pod.namespace, pod.name, pod.uid, finding.container, finding.detail)

@@ -8,7 +8,9 @@ from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.proxy.intercept import Settings as InterceptSettings
 from criproxy.timetable import Stage
+from criproxy.unbounded import Settings as UnboundedSettings
 from criproxy.upkeep import Settings as UpkeepSettings
+from criproxy.verify import Settings as VerifySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Standing:
     def guard(self) -> GuardSettings:
         law = derive.guard(self.config) if self.writes else None
         return GuardSettings(law, self.config.guard.interval_ms / 1000)
+
+    def unbounded(self) -> UnboundedSettings:
+        colocation = self.config.colocation
+        return UnboundedSettings(
+            colocation.offline_rules() if self.writes else None, evict=colocation.on_unbounded == "evict"
+        )
+
+    def verify(self) -> VerifySettings:
+        return VerifySettings(evict=self.writes and self.config.colocation.on_unbounded == "evict")
 
     def upkeep(self) -> UpkeepSettings:
         adopt = not self.pass_through and not self.dry_run

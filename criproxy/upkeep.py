@@ -22,6 +22,9 @@ AGAIN_S: Final = 5.0
 machine may have kept a cgroup for longer than the first sweep waited.
 """
 
+TEND_EVERY_S: Final = 1.0
+"""Kubelet looks each minute or so at what `Box.tend` keeps, and kills the pod when it finds it gone."""
+
 _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
@@ -34,6 +37,8 @@ class Box(Protocol):
     async def release(self) -> tuple[LimitChange, ...]: ...
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
+
+    async def tend(self) -> tuple[str, ...]: ...
 
     @property
     def path(self) -> str | None: ...
@@ -64,7 +69,8 @@ class Settings:
 class Upkeep:
     """`stop_sandbox` stops one at the runtime and raises ConnectionError; `runtime_ready` tells whether lists hold.
 
-    `clock`: monotonic, in s.
+    `on_listed` is called after each listing. `bound` is called in each round, and deals with pods that are outside the
+    box. `clock`: monotonic, in s.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class Upkeep:
         *,
         stop_sandbox: Callable[[str], Awaitable[None]],
         runtime_ready: Callable[[], bool],
+        on_listed: Callable[[], None],
         on_swept: Callable[[int], None],
+        bound: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -83,11 +91,15 @@ class Upkeep:
         self._box = box
         self._stop_sandbox = stop_sandbox
         self._runtime_ready = runtime_ready
+        self._on_listed = on_listed
         self._on_swept = on_swept
+        self._bound = bound
         self._clock = clock
         self._due = asyncio.Event()
         self._evicted: set[str] = set()
-        self._trouble = ""
+        self._condemned: dict[str, str] = {}
+        """Why single pods shall stop, by sandbox id."""
+        self._trouble = self._tend_trouble = ""
         self._log = structlog.get_logger()
 
     def configure(self, settings: Settings) -> None:
@@ -97,12 +109,22 @@ class Upkeep:
 
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
-        await self._inventory.refresh()
+        await self._list()
         await self._adopt()
+        self._due.set()
+
+    async def take_over(self, box: BoxPath) -> None:
+        """Another process has served this box until now; a round follows."""
+        await self._adopt_box(box)
         self._due.set()
 
     def removed(self, _: Sandbox) -> None:
         """The runtime has removed a sandbox of the box."""
+        self._due.set()
+
+    def evict(self, sandbox: Sandbox, why: str) -> None:
+        """Stop this one of the box, whatever the switch says; when it does not stop, each round tries again."""
+        self._condemned.setdefault(sandbox.id, why)
         self._due.set()
 
     async def run(self) -> None:
@@ -124,16 +146,39 @@ class Upkeep:
             await self._release()
             if self._runtime_ready():
                 if refresh:
-                    await self._inventory.refresh()
+                    await self._list()
                 await self._adopt()
                 await self._sweep()
                 await self._evict()
+                await self._bound()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
             self._trouble = str(error)
         else:
             self._trouble = ""
+
+    async def _list(self) -> None:
+        await self._inventory.refresh()
+        self._on_listed()
+
+    async def tend(self) -> None:
+        """Look after the box once a second until cancelled, whether or not its limits are ours to set."""
+        while True:
+            await self.tend_once()
+            await asyncio.sleep(TEND_EVERY_S)
+
+    async def tend_once(self) -> None:
+        """Never raises: a failure is logged once."""
+        try:
+            if changed := await self._box.tend():
+                self._log.info("anchors_changed", slices=list(changed))
+        except Exception as error:
+            if self._tend_trouble != str(error):
+                self._log.error("anchors_failed", error=str(error), consequence="kubelet may restart offline pods")
+            self._tend_trouble = str(error)
+        else:
+            self._tend_trouble = ""
 
     async def _sweep(self) -> None:
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
@@ -145,11 +190,14 @@ class Upkeep:
         return [s.placement for s in self._inventory.placed if s.placement is not None]
 
     async def _adopt(self) -> None:
-        boxes = {parse_placement(place).box for place in self._placements()}
-        if not self._settings.adopt or not boxes or self._box.path is not None:
+        if boxes := {parse_placement(place).box for place in self._placements()}:
+            await self._adopt_box(min(boxes, key=lambda box: box.path))
+
+    async def _adopt_box(self, box: BoxPath) -> None:
+        if not self._settings.adopt or self._box.path is not None:
             return
         try:
-            await self._box.adopt(min(boxes, key=lambda box: box.path), lifted=self._settings.when_off == "release")
+            await self._box.adopt(box, lifted=self._settings.when_off == "release")
         except AdmissionError as error:  # calls must pass all the same
             self._log.error("box_not_adopted", error=str(error))
 
@@ -158,19 +206,19 @@ class Upkeep:
             self._log.info("box_released", files=[change.file for change in changes])
 
     async def _evict(self) -> None:
-        """Stop all pods of the box, at once: one that will not stop must not keep the others."""
-        if self._settings.when_off != "evict":
-            self._evicted.clear()
-            return
-        placed = self._inventory.placed
-        self._evicted &= {sandbox.id for sandbox in placed}
-        stops = [self._stop(sandbox) for sandbox in placed if sandbox.id not in self._evicted]
+        """Stop the pods of the box that shall, at once: one that will not stop must not keep the others."""
+        placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
+        self._condemned = {one: why for one, why in self._condemned.items() if one in placed}
+        everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
+        reasons = everything | self._condemned
+        self._evicted &= reasons.keys()
+        stops = [self._stop(placed[one], why) for one, why in reasons.items() if one not in self._evicted]
         failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
         if failures:
             raise failures[0]
 
-    async def _stop(self, sandbox: Sandbox) -> None:
+    async def _stop(self, sandbox: Sandbox, why: str) -> None:
         pod = sandbox.pod
-        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=self._settings.why)
+        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
         await self._stop_sandbox(sandbox.id)
         self._evicted.add(sandbox.id)

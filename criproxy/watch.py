@@ -1,11 +1,14 @@
-"""Tells when a file has changed and come to rest."""
+"""Tells when a config has changed and come to rest."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from criproxy.config import files_of
+
 
 class FileWatch:
-    """The file as it was when this was made, or at the last `changed` that said so or `read`.
+    """`file` and its drop-ins as they were when this was made, or at the last `changed` that said so or `read`.
 
     A file that is just being written is empty or cut off, and may be valid all the same, with another meaning. So a
     change counts only when the next look finds the same.
@@ -28,10 +31,18 @@ class FileWatch:
         """The file is about to be read, changed or not."""
         self._known = self._seen = self._look()
 
-    def _look(self) -> tuple[int, int, int] | None:
-        """What tells one state of the file from another; None while there is none."""
+    def _look(self) -> tuple[tuple[str, int, int, int], ...]:
+        """What tells one state of the files from another."""
+        return tuple(self._states())
+
+    def _states(self) -> Iterator[tuple[str, int, int, int]]:
         try:
-            status = self.file.stat()
+            files = files_of(self.file)
         except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+            files = (self.file,)
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            yield str(file), status.st_mtime_ns, status.st_size, status.st_ino

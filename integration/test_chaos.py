@@ -31,6 +31,7 @@ from integration.lab.criproxy import QUICK, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.lookout import Lookout
+from integration.lab.naming import placement
 from integration.lab.process import wait_until
 
 pytestmark = pytest.mark.timeout(900)
@@ -176,7 +177,8 @@ class Stage:
     def check(self, direct: CriClient, lookout: Lookout, standing: dict[int, dict[str, str]]) -> None:
         """Nothing is under way now: all is where it should be, and all who keep a list agree."""
         sandboxes = direct.list_pods()
-        wanted = sorted((p.metadata.uid, self.place(p.metadata.uid)) for p in sandboxes if is_offline(p.metadata.uid))
+        uids = [pod.metadata.uid for pod in sandboxes if is_offline(pod.metadata.uid)]
+        wanted = sorted((uid, placement(self.place(uid))) for uid in uids)
         assert self.placed_in_runtime(direct) == wanted, "the runtime's annotations"
         wait_until(
             lambda: self.placed_in_status() == wanted,

@@ -21,7 +21,8 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import CHECKOUT, Config, Criproxy
+from integration.lab.criproxy import Config, Criproxy, python_path
+from integration.lab.naming import placement, spelled, told
 from integration.lab.process import Process, is_running, wait_until
 
 WAIT_S = 60
@@ -151,7 +152,7 @@ class Node:
         pod = what.pod if isinstance(what, Container) else what
         where = parents(self.direct.pid(what))
         boxed = f"{self.box.path}/pod{pod.config.metadata.uid}"
-        assert where in ({boxed}, {pod.config.linux.cgroup_parent})
+        assert where in ({boxed}, {told(pod.config.linux.cgroup_parent)})
         return where == {boxed}
 
     def ticks(self) -> int:
@@ -388,10 +389,15 @@ def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets
     run = lab / "run"  # /run in a mount namespace of its own, so that the defaults are nobody else's
     (run / "containerd").mkdir(parents=True)
     (run / "containerd" / "containerd.sock").hardlink_to(containerd.socket)
-    script = 'mount --bind "$1" /run && exec "$2" -m criproxy run --config /run/criproxy.toml'
+    script = """
+    for bus in systemd dbus; do  # systemd is asked for slices, where it is there
+      [ ! -d /run/$bus ] || { mkdir -p "$1/$bus"; mount --rbind /run/$bus "$1/$bus"; }
+    done
+    mount --rbind "$1" /run && exec "$2" -m criproxy run --config /run/criproxy.toml
+    """
     command: list[str | Path] = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", run, sys.executable]
     log = lab / "default.log"
-    proxy = Process("criproxy", command, log, {"PYTHONPATH": str(CHECKOUT)})
+    proxy = Process("criproxy", command, log, {"PYTHONPATH": python_path()})
     try:
         proxy.wait_until(lambda: "runtime_ready" in log.read_text(), WAIT_S, "the runtime")
         assert "there is no such file" in log.read_text()
@@ -418,7 +424,7 @@ def test_placement_and_limits_survive_a_restart(node: Node, end: str) -> None:
     node.box.quota.write_text("70000")
     node.box.memory.write_text(str(200 * MIB))
     node.start(config({**STATIC, "control": {"policy": "static", "interval_s": 60.0}}))  # no decision for a minute
-    assert node.proxy.status()["box"]["path"] == node.box.path
+    assert node.proxy.status()["box"]["path"] == placement(node.box.path)
     assert node.box.limits() == (70_000, 200 * MIB), "the kernel's limits were to hold until the first decision"
     assert node.is_in_box(node.add(offline, "late"))
     assert not node.is_in_box(node.add(online))
@@ -428,7 +434,7 @@ def test_placement_and_limits_survive_a_restart(node: Node, end: str) -> None:
 def test_forged_placement_moves_nothing_after_a_restart(node: Node) -> None:
     node.start()
     offline = node.run("offline")
-    genuine = f"{node.box.path}/pod{offline.config.metadata.uid}"
+    genuine = placement(f"{node.box.path}/pod{offline.config.metadata.uid}")
     assert node.runtime_annotations() == {offline.config.metadata.uid: genuine}
     places = ["/", genuine, f"{node.prefix}/kubepods", f"{genuine}/..", "offline-podx.slice", "x" * 10_000]
     forgers = [node.run("online", {PLACEMENT: place}) for place in places]
@@ -579,9 +585,9 @@ def test_pod_cgroup_in_the_box_is_removed_with_the_pod_and_kubelet_s_own_is_not(
     pod, other = node.run("offline"), node.run("offline")
     node.add(pod)
     node.add(other)
-    own, boxed = pod.config.linux.cgroup_parent, f"{node.box.path}/pod{pod.config.metadata.uid}"
+    own, boxed = told(pod.config.linux.cgroup_parent), f"{node.box.path}/pod{pod.config.metadata.uid}"
     everywhere = len(cgroups.hierarchies())
-    assert len([path for path in Tree(boxed).directories() if str(path).endswith(boxed)]) == everywhere
+    assert len([path for path in Tree(boxed).directories() if str(path).endswith(spelled(boxed))]) == everywhere
     node.client.stop_and_remove(pod)
     wait_until(lambda: Tree(boxed).directories() == [], WAIT_S, "the pod's cgroup in the box to go", node.proxy.log)
     assert len(Tree(own).directories()) == everywhere
@@ -595,7 +601,7 @@ def test_pod_cgroup_in_the_box_is_removed_with_the_pod_and_kubelet_s_own_is_not(
 
 def criproxy(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "criproxy", *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
@@ -605,14 +611,19 @@ def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
     node.wait_ticks(1)
     text = criproxy("status", "--config", node.proxy.config_file)
     assert (text.returncode, text.stderr) == (0, "")
-    for shown in ("colocation    on", "(ready, containerd", node.box.path, f"default/{pod.config.metadata.name}"):
+    for shown in (
+        "colocation    on",
+        "(ready, containerd",
+        placement(node.box.path),
+        f"default/{pod.config.metadata.name}",
+    ):
         assert shown in text.stdout
     as_json = criproxy("status", "--json", "--config", node.proxy.config_file)
     assert as_json.returncode == 0
     assert [p["uid"] for p in json.loads(as_json.stdout)["pods"]] == [pod.config.metadata.uid]
     node.proxy.stop()
     gone = criproxy("status", "--config", node.proxy.config_file)
-    assert (gone.returncode, gone.stdout) == (1, "")
+    assert (gone.returncode, gone.stdout) == (3, "")
     assert f"no criproxy answers at {node.proxy.address}" in gone.stderr
 
 

@@ -19,9 +19,10 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import QUICK, Criproxy, python_path
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
+from integration.lab.naming import Driver, driver, placement, spelled
 from integration.lab.pods import assert_within, processes_of
 from integration.lab.process import Process, wait_until
 
@@ -116,7 +117,7 @@ def kubelet_parent(site: Site, uid: str) -> str:
 
 def sandbox_config(site: Site, uid: str, labels: dict[str, str]) -> cri.PodSandboxConfig:
     options = cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE))
-    linux = cri.LinuxPodSandboxConfig(cgroup_parent=kubelet_parent(site, uid), security_context=options)
+    linux = cri.LinuxPodSandboxConfig(cgroup_parent=spelled(kubelet_parent(site, uid)), security_context=options)
     metadata = cri.PodSandboxMetadata(name="hostile", uid=uid, namespace="default")
     return cri.PodSandboxConfig(metadata=metadata, labels=labels, linux=linux)
 
@@ -316,7 +317,7 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls before to end")
     files = site.open_files()
     argv: list[str | Path] = [sys.executable, "-c", CROWD, site.proxy.socket, running.container.id, str(VANISHING)]
-    crowd = Process("crowd", argv, lab / "crowd.log", {"PYTHONPATH": str(Path(__file__).parents[1])})
+    crowd = Process("crowd", argv, lab / "crowd.log", {"PYTHONPATH": python_path()})
     crowd.wait_until(lambda: site.in_flight() >= VANISHING, LONG_S, "all calls to be under way", 0.2)
     assert site.open_files() >= files + VANISHING
     crowd.kill()
@@ -378,7 +379,11 @@ CGROUP_PARENTS = {
     "besteffort-itself": b"%(root)s/kubepods/besteffort",
     "no-kubepods": b"%(root)s/besteffort/pod%(uid)s",
     "relative": b"kubepods/besteffort/pod%(uid)s",
-    "slice": b"kubepods-besteffort-pod%(uid)s.slice",
+    "of-the-other-driver": (
+        b"kubepods-besteffort-pod%(uid)s.slice"
+        if driver() is Driver.CGROUPFS
+        else b"%(root)s/kubepods/besteffort/pod%(uid)s"
+    ),
     "slice-of-all": b"-.slice",
     "nul-inside": b"%(root)s/kubepods/besteffort/pod%(uid)s\0",
     "newline-inside": b"%(root)s/kubepods/besteffort/pod%(uid)s\n",
@@ -403,7 +408,7 @@ def assert_clear(details: str) -> None:
 def test_offline_pod_with_a_hostile_uid_is_refused(site: Site, pair: tuple[Raw, Raw], text: bytes) -> None:
     request = sent(site, "uid", OFFLINE)
     request.config.metadata.uid = text
-    request.config.linux.cgroup_parent = kubelet_parent(site, "").encode() + text
+    request.config.linux.cgroup_parent = spelled(kubelet_parent(site, "@")).encode().replace(b"@", text)
     code, details, _ = pair[1].call("RunPodSandbox", request.SerializeToString())
     assert code == "FAILED_PRECONDITION"
     assert_clear(details)
@@ -509,7 +514,8 @@ def test_placement_that_an_online_pod_claims_is_not_believed_after_a_restart(
     uid, victim = str(uuid.uuid4()), str(uuid.uuid4())
     with CriClient(own_proxy.socket) as through:
         through.run_pod("victim", uid=victim, labels=OFFLINE, cgroup_parent=kubelet_parent(site, victim))
-        annotations = {PLACEMENT.decode(): claim.format(root=site.root, uid=uid, victim=victim)}
+        claimed = claim.format(root=site.root, uid=uid, victim=victim)
+        annotations = {PLACEMENT.decode(): placement(claimed) if "{root}" in claim else claimed}
         pod = through.run_pod("liar", uid=uid, annotations=annotations, cgroup_parent=kubelet_parent(site, uid))
         own_proxy.restart()
         wait_until(through.is_ready, LONG_S, "the client's connection")

@@ -162,8 +162,8 @@ class Node:
 
     def pods_in_box(self) -> set[str]:
         """The uids that have a directory in the box, in any hierarchy."""
-        boxes = [hierarchy.directory(f"{self.root}/offline") for hierarchy in hierarchies()]
-        return {directory.name.removeprefix("pod") for box in boxes for directory in box.glob("pod*")}
+        names = Tree(f"{self.root}/offline").children()
+        return {name.removeprefix("pod") for name in names if name.startswith("pod")}
 
     def pods_in_status(self) -> set[str]:
         return {pod["uid"] for pod in self.proxy.status()["pods"]}
@@ -474,7 +474,7 @@ def test_deleted_pods_leave_nothing_behind(node: Node, say: Say) -> None:
         "processes": lambda: [pid for pid in pids if is_running(pid)],
         "shims": lambda: [pid for pid in all_pids() if set(argv_of(pid)) & set(sandboxes)],
         "kubelet's cgroups": lambda: [
-            path for path in Tree(f"{node.root}/kubepods").directories([version()]) if path.name[3:] in uids
+            path for path in Tree(f"{node.root}/kubepods").cgroups([version()]) if path.rpartition("/pod")[2] in uids
         ],
         "containers": lambda: [life for uid in uids if (life := lives(node.client).get(uid)) and life.containers],
         "sandboxes": lambda: uids & lives(node.client).keys(),

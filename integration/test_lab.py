@@ -22,6 +22,7 @@ from integration.lab.containerd import Containerd, shim_sockets
 from integration.lab.criproxy import Criproxy
 from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_below, socket_path
 from integration.lab.kubelet import SYSCTLS, Kubelet, static_pod
+from integration.lab.naming import spelled
 from integration.lab.process import LabError, Process, is_running, wait_until
 
 FOREVER = ["sleep", "2147483647"]
@@ -160,7 +161,7 @@ def test_pod_runs_in_its_cgroup_and_leaves_nothing(
     client.stop_and_remove(pod)
     assert [pid for pid in pids if is_running(pid)] == []
     assert [directory.name for directory in Tree(cgroup_parent).directories()] == [
-        os.path.basename(cgroup_parent) for _ in cgroups.hierarchies()
+        os.path.basename(spelled(cgroup_parent)) for _ in cgroups.hierarchies()
     ]
     assert mounts_below(containerd.directory) == []
     wait_until(lambda: not any(path.exists() for path in sockets), 10, "the shim's socket to go")

@@ -1,5 +1,6 @@
 """The verbs of the command line."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from criproxy import __version__
 from criproxy.cli import main
 from criproxy.observe.http import Endpoints, HttpServer
-from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status
+from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
 
 STATUS = Status(
@@ -139,6 +140,27 @@ def test_status_is_json(served: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["runtime"]["problem"] == "gone"
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_status_of_a_daemon_that_is_not_well_is_status_1(
+    served: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    not_well = dataclasses.replace(STATUS, problems=("the runtime is gone",))
+    monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: to_json(not_well))
+    assert main(["status", *options, "--config", str(served)]) == 1
+    told = capsys.readouterr()
+    assert "the runtime is gone" in told.out
+    assert told.err == ""
+
+
+def test_status_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(
+        meaning in out for meaning in ("0 all is well", "1 something is not", "3 criproxy does not run", "4 what")
+    )
+
+
 def test_status_why_is_text_of_now(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--config", str(served), "--why"]) == 0
     assert capsys.readouterr().out.startswith("no decision is on record\nthe record begins at 2023-11-1")
@@ -160,7 +182,7 @@ def test_status_without_a_daemon_fails_in_one_line(
     config: Path, served: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config.write_text('[observe]\naddress = "127.0.0.1:1"\n')
-    assert main(["status", "--config", str(config)]) == 1
+    assert main(["status", "--config", str(config)]) == 3
     err = capsys.readouterr().err
     assert err == ("no criproxy answers at 127.0.0.1:1 (Connection refused): is it running, with this config file?\n")
 
@@ -169,7 +191,7 @@ def test_status_of_another_program_fails_in_one_line(
     served: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: "<html>")
-    assert main(["status", "--config", str(served)]) == 1
+    assert main(["status", "--config", str(served)]) == 4
     assert "another program" in capsys.readouterr().err
 
 
@@ -189,6 +211,22 @@ def test_output_whose_reader_has_gone_is_no_traceback(config: Path) -> None:
     command = f"{sys.executable} -m criproxy check --config {config} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["attach", "detach"])
+def test_attach_and_detach_pass_their_options_on_and_end_as_they_do(
+    verb: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Path, bool]] = []
+
+    def run(verb: str, config: Path, dry_run: bool) -> int:
+        asked.append((verb, config, dry_run))
+        return len(asked)
+
+    monkeypatch.setattr("criproxy.attach.command.run", run)
+    assert main([verb, "--config", str(config)]) == 1
+    assert main([verb, "--dry-run"]) == 2
+    assert asked == [(verb, config, False), (verb, Path("/etc/criproxy/config.toml"), True)]
 
 
 def test_verbs_import_only_what_they_need() -> None:

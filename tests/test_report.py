@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import BoxState
 from criproxy.config import Config
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
-from criproxy.control.history import History
+from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import Status
+from criproxy.observe.status import AttachStatus, Status
 from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.report import Reporter
+from criproxy.verify import Finding
 
 GIB = 1 << 30
 ON = Config(colocation=Colocation(enabled=True))
@@ -54,14 +57,32 @@ class Link:
 @dataclass
 class Box:
     limits: Limits | None = None
+    path: str | None = "/offline"
+    version: int = 1
+    fault: str = ""
 
     def state(self) -> BoxState:
-        return BoxState("/offline", 1, self.limits, True, "", drift=3, timeouts=0, pods=())
+        return BoxState(self.path, self.version, self.limits, not self.fault, self.fault, drift=3, timeouts=0, pods=())
 
 
 @dataclass
 class Inventory:
     placed: tuple[Sandbox, ...] = ()
+
+
+@dataclass
+class Unbounded:
+    found: dict[str, PodRef] = field(default_factory=dict)
+
+    def pods(self) -> dict[str, PodRef]:
+        return self.found
+
+
+@dataclass
+class Verifier:
+    verified: int = 3
+    misplaced: tuple[Finding, ...] = ()
+    unknown: tuple[Finding, ...] = ()
 
 
 @dataclass
@@ -77,19 +98,23 @@ class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
+        self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
         self.reporter = Reporter(
             Metrics("1"),
             self.box,  # type: ignore[arg-type]
             self.inventory,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             self.notifier,  # type: ignore[arg-type]
+            unbounded=self.unbounded,  # type: ignore[arg-type]
+            verifier=self.verifier,  # type: ignore[arg-type]
+            engine="grpc",
             config_file=Path("/c.toml"),
             dry_run=False,
             clock=lambda: self.now_s,
         )
         self.reporter.configured(config, (), (), pass_through=pass_through)
         self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        self.endpoints = self.reporter.endpoints(History(), lambda: self.guard)
+        self.endpoints = self.reporter.endpoints(self.history, lambda: self.guard)
 
     def tick(self, after_s: float = 1.0) -> None:
         self.now_s += after_s
@@ -198,11 +223,139 @@ def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
     assert len(config.errors) == 1
 
 
+def test_status_tells_whether_kubelet_is_attached() -> None:
+    bench = Bench()
+    assert bench.status().attached.state == "unknown"
+    bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
+    assert bench.status().attached == AttachStatus("yes", "by a flag")
+
+
 def test_status_and_metrics_tell_of_the_guard() -> None:
     bench = Bench()
     bench.guard = GuardStatus(True, 0.5, "online stepped up", 3, 1, 0, "listening")
     assert bench.status().guard == bench.guard
     assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
+
+
+POD = PodRef("u", "batch", "job")
+
+
+def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
+    bench = Bench()
+    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+    bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    placement = bench.status().placement
+    assert [dataclasses.astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
+    assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
+    assert bench.metric("criproxy_misplaced_containers") == 1
+    assert bench.metric("criproxy_unverified_containers") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "version", "driver"),
+    [("/offline", 1, "cgroupfs"), ("offline.slice", 2, "systemd"), (None, 2, None)],
+    ids=["cgroupfs", "systemd", "not-known-yet"],
+)
+def test_status_tells_the_kind_of_cgroups_and_the_engine(path: str | None, version: int, driver: str | None) -> None:
+    bench = Bench()
+    bench.box.path, bench.box.version = path, version
+    status = bench.status()
+    assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
+
+
+def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
+    bench = Bench()
+    for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
+        made = dataclasses.replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [
+        (1000.0 + t_s, cores, "unlimited") for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
+    ]
+    assert told[0].cpu_reason == decision().cpu_reason
+
+
+# --- what is not well ----------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_node_that_is_well_has_no_problem() -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.status().problems == ()
+
+
+def _stall(bench: Bench) -> None:
+    bench.now_s += 100.0
+
+
+def _lose_runtime(bench: Bench) -> None:
+    bench.link.ready, bench.link.problem = False, "connection lost"
+
+
+def _spoil_config(bench: Bench) -> None:
+    bench.reporter.configured(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors, (), pass_through=False)
+
+
+def _close_box(bench: Bench) -> None:
+    bench.box.fault = "cannot write"
+
+
+def _lose_hierarchy(bench: Bench) -> None:
+    bench.box.version = 0
+
+
+def _fail_tick(bench: Bench) -> None:
+    bench.reporter.tick_failed(0.1)
+
+
+def _misplace(bench: Bench) -> None:
+    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+
+
+def _unbind(bench: Bench) -> None:
+    bench.unbounded.found = {"s": POD}
+
+
+def _open_bypass(bench: Bench) -> None:
+    bench.reporter.bypass = lambda: BypassStatus(10.0, 1.7e9, 1, 1.7e9)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        pytest.param(_stall, "the control loop has not ticked for 100 s", id="stalled"),
+        pytest.param(_lose_runtime, "the runtime is not ready: connection lost", id="runtime"),
+        pytest.param(_spoil_config, "the config file has errors, so the one before holds", id="config"),
+        pytest.param(_close_box, "no offline pod is let in: cannot write", id="box-closed"),
+        pytest.param(_lose_hierarchy, "no cgroup hierarchy for a box", id="no-hierarchy"),
+        pytest.param(_fail_tick, "last tick failed", id="tick"),
+        pytest.param(_misplace, "1 containers of offline pods run outside the box", id="misplaced"),
+        pytest.param(_unbind, "1 offline pods run outside the box", id="unbounded"),
+        pytest.param(_open_bypass, "the bypass is open", id="bypass"),
+    ],
+)
+def test_status_tells_what_is_not_well(spoil: Callable[[Bench], None], told: str) -> None:
+    bench = Bench()
+    bench.tick()
+    spoil(bench)
+    problems = bench.status().problems
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+def test_tick_that_failed_is_no_problem_any_more_after_one_that_succeeded() -> None:
+    bench = Bench()
+    bench.reporter.tick_failed(0.1)
+    bench.tick()
+    assert bench.status().problems == ()
+
+
+def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_not_wanted_is_no_problem() -> None:
+    bench = Bench(pass_through=True)
+    bench.box.version, bench.box.fault = 0, "cannot write"
+    errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
+    bench.reporter.configured(ON, errors, (), pass_through=True)
+    assert bench.status().problems == ("the config file has errors, so nothing new is placed",)
 
 
 # --- the headline --------------------------------------------------------------------------------------------------

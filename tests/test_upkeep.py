@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from criproxy.cgroup.naming import BoxPath
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import BoxPath, parse_box
 from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.upkeep import AGAIN_S, EVERY_S, Settings, Upkeep
 
@@ -51,6 +52,8 @@ class Box:
     known: frozenset[str] | None = None
     empty: tuple[str, ...] = ()
     refuses: bool = False
+    tended: int = 0
+    anchors: tuple[str, ...] = ()
 
     async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
         self.orders.append(("adopt", box.path, lifted))
@@ -61,6 +64,12 @@ class Box:
     async def release(self) -> tuple[LimitChange, ...]:
         self.orders.append("release")
         return ()
+
+    async def tend(self) -> tuple[str, ...]:
+        self.tended += 1
+        if self.refuses:
+            raise CgroupError("no systemd")
+        return self.anchors
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         self.known = known
@@ -73,6 +82,8 @@ class Bench:
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     swept: list[int] = field(default_factory=list)
+    listed: int = 0
+    looks: int = 0
     times: Iterable[float] = ()
 
     def __post_init__(self) -> None:
@@ -83,9 +94,17 @@ class Bench:
             self.box,
             stop_sandbox=self.runtime.stop,
             runtime_ready=lambda: self.runtime.ready,
+            on_listed=self._count,
             on_swept=self.swept.append,
+            bound=self._look,
             clock=lambda: next(times, 0.0),
         )
+
+    def _count(self) -> None:
+        self.listed += 1
+
+    async def _look(self) -> None:
+        self.looks += 1
 
     def round(self, refresh: bool = False) -> None:
         asyncio.run(self.upkeep.round(refresh=refresh))
@@ -104,6 +123,22 @@ class Bench:
 
 
 # --- adoption ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders"),
+    [
+        pytest.param(ON, [("adopt", "/offline", False)], id="on"),
+        pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
+        pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
+        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+    ],
+)
+def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: Settings, orders: list[object]) -> None:
+    bench = Bench(settings)
+    asyncio.run(bench.upkeep.take_over(parse_box("/offline")))
+    assert bench.runtime.lists == 0
+    assert bench.box.orders == orders
 
 
 @pytest.mark.parametrize(
@@ -212,6 +247,71 @@ def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None
         bench.upkeep.configure(settings)
         bench.round()
     assert bench.runtime.stopped == ["sandbox-a"] * 2
+
+
+# --- single pods -----------------------------------------------------------------------------------------------------
+
+
+def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    with structlog.testing.capture_logs() as log:
+        for _ in range(2):
+            bench.upkeep.evict(sandbox("a"), "it is outside the box")
+            bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
+        ("evict", "batch/job-a", "it is outside the box")
+    ]
+
+
+def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), Box("/offline"))
+    bench.upkeep.evict(sandbox("a"), "why")
+    bench.round()
+    bench.runtime.stubborn.clear()
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    bench.runtime.placed = ()
+    bench.round()
+    bench.runtime.placed = (sandbox("a"),)
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+
+
+def test_each_listing_is_told_and_each_round_looks_for_unbounded_pods() -> None:
+    bench = Bench()
+    asyncio.run(bench.upkeep.connected())
+    bench.round()
+    bench.round(refresh=True)
+    assert (bench.listed, bench.looks) == (2, 2)
+    bench.runtime.down = True
+    bench.round(refresh=True)
+    assert (bench.listed, bench.looks) == (2, 2)
+
+
+# --- tending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
+def test_box_is_tended_whatever_the_switch_says(settings: Settings) -> None:
+    bench = Bench(settings, box=Box(anchors=("kubepods-criproxy.slice",)))
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(bench.upkeep.tend_once())
+    assert bench.box.tended == 1
+    assert [log["event"] for log in logs] == ["anchors_changed"]
+
+
+def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
+    bench = Bench(box=Box(refuses=True))
+
+    async def tend() -> None:
+        for _ in range(3):
+            await bench.upkeep.tend_once()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(tend())
+    assert bench.box.tended == 3
+    assert [log["event"] for log in logs] == ["anchors_failed"]
 
 
 # --- the schedule --------------------------------------------------------------------------------------------------

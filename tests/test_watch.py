@@ -1,5 +1,6 @@
 """When a changed file is worth reading."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,21 @@ def test_file_that_was_read_is_not_told_again(file: Path) -> None:
     file.write_text("new text")
     watch.read()
     assert [watch.changed(), watch.changed()] == [False, False]
+
+
+@pytest.mark.parametrize("change", [lambda d: (d / "a.toml").write_text("b"), lambda d: (d / "a.toml").unlink()])
+def test_dropin_that_changes_or_vanishes_is_told(file: Path, change: Callable[[Path], object]) -> None:
+    directory = file.with_name("f.d")
+    directory.mkdir()
+    (directory / "a.toml").write_text("a, in full")
+    watch = FileWatch(file)
+    change(directory)
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+
+
+def test_first_dropin_is_told(file: Path) -> None:
+    watch = FileWatch(file)
+    file.with_name("f.d").mkdir()
+    assert [watch.changed() for _ in range(2)] == [False, False]
+    (file.with_name("f.d") / "a.toml").write_text("a")
+    assert [watch.changed() for _ in range(3)] == [False, True, False]

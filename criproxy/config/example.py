@@ -14,6 +14,7 @@ _WIDTH: Final = 100
 
 _HEAD: Final = """\
 criproxy's settings, each at its default: an empty file means the same as this one.
+Files in config.d beside it (config.d/*.toml, by name) override it, key by key: a package upgrade then never asks.
 Units are in the names: _s seconds, _cores CPUs, _bytes bytes, _ratio a share from 0 to 1.
 `criproxy check` tells what is wrong with a file. A change is taken up at once, but for the keys that say otherwise."""
 

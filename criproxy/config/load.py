@@ -1,9 +1,9 @@
-"""Reads a config file: every error at once, and whatever of the file is sound beside them."""
+"""Reads a config file and its drop-ins: every error at once, and whatever of them is sound beside the errors."""
 
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]]+[^={]*=|#|$)")
 
 @dataclass(frozen=True, slots=True)
 class ConfigError:
-    """One thing wrong with a config file. `key` is `section.name` ("" for the whole file), `value` as it was given."""
+    """One thing wrong with `file`. `key` is `section.name` ("" for the whole file), `value` as it was given."""
 
     file: str
     key: str
@@ -37,7 +37,7 @@ class ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a config file says. With `errors`, `config` is what could be salvaged: every bad key is at its default.
+    """What a config says. With `errors`, `config` is what could be salvaged: every bad key is at its default.
 
     A salvaged config tells where the sockets are; it is not what the operator wants of the box.
     """
@@ -46,32 +46,77 @@ class Loaded:
     errors: tuple[ConfigError, ...]
 
 
-def load(path: Path) -> Loaded:
-    """Read `path`. Never raises for what is in the file, or for its absence: see `Loaded`."""
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files of the config at `path`, later ones override: itself, then the drop-ins by name.
+
+    The drop-ins are `*.toml` in the directory beside it, `config.d` for `config.toml`; hidden files are none. Raises
+    OSError when there is such a directory, and it can't be listed.
+    """
+    directory = _dropins(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        names = sorted(entry.name for entry in directory.iterdir())
     except FileNotFoundError:
-        missing = ConfigError(
-            str(path), "", "", "there is no such file", "copy config.example.toml there (without it, colocation is off)"
-        )
-        return Loaded(Config(), (missing,))
+        names = []
+    return path, *(directory / name for name in names if name.endswith(".toml") and not name.startswith("."))
+
+
+def _dropins(path: Path) -> Path:
+    return path.parent / f"{path.stem}.d"
+
+
+def load(path: Path) -> Loaded:
+    """Read the config at `path`. Never raises for what is in its files, or for their absence: see `Loaded`."""
+    sources, errors = [], []
+    try:
+        files = files_of(path)
     except OSError as error:
+        files = (path,)
         reason = error.strerror or str(error)
-        return Loaded(Config(), (ConfigError(str(path), "", "", reason, "make it a file that criproxy may read"),))
-    return parse(data, str(path))
+        errors.append(ConfigError(str(_dropins(path)), "", "", reason, "make it a directory of config files"))
+    for file in files:
+        data = _read(file)
+        if isinstance(data, ConfigError):
+            errors.append(data)
+        else:
+            sources.append((str(file), data))
+    loaded = _combine(sources, str(path))
+    return Loaded(loaded.config, (*errors, *loaded.errors))
 
 
 def parse(data: bytes, file: str) -> Loaded:
-    """Like `load`, for the bytes of a config file; `file` is its name in errors."""
-    document, syntax_error = _salvage(data)
-    errors = [syntax_error] if syntax_error else []
-    errors += _unknown_keys(document)
-    config, value_errors = _convert(document)
-    errors += value_errors
-    config, conflict_errors = _resolve(config)
-    errors += conflict_errors
-    return Loaded(config, tuple(replace(error, file=file) for error in errors))
+    """Like `load`, for the bytes of one config file; `file` is its name in errors."""
+    return _combine([(file, data)], file)
+
+
+def _read(file: Path) -> bytes | ConfigError:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        remedy = "copy config.example.toml there (without it, colocation is off)"
+        return ConfigError(str(file), "", "", "there is no such file", remedy)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return ConfigError(str(file), "", "", reason, "make it a file that criproxy may read")
+
+
+def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:
+    """The config of the files (name, bytes), key by key the last that has it. `main` is blamed for what is in none."""
+    errors: list[ConfigError] = []
+    tables: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for file, data in sources:
+        document, syntax_error = _salvage(data)
+        found = [syntax_error] if syntax_error else []
+        errors += [replace(error, file=file) for error in found + _unknown_keys(document)]
+        for section, table in document.items():
+            if isinstance(table, dict):
+                tables.setdefault(section, {}).update(table)
+                origins.update((f"{section}.{name}", file) for name in table)
+    config, value_errors = _convert(tables)
+    errors += [replace(error, file=origins[error.key.partition("[")[0]]) for error in value_errors]
+    config, conflict_errors = _resolve(config, origins, main)
+    return Loaded(config, (*errors, *conflict_errors))
 
 
 def _error(key: str, value: object, problem: str, remedy: str) -> ConfigError:
@@ -153,13 +198,13 @@ def _unknown(key: str, name: str, value: object, known: Iterable[str]) -> Config
     return _error(bare(key), value, "there is no such key", remedy)
 
 
-def _convert(document: Mapping[str, Any]) -> tuple[Config, list[ConfigError]]:
+def _convert(tables: Mapping[str, Mapping[str, Any]]) -> tuple[Config, list[ConfigError]]:
     """Setting by setting, since msgspec stops at a table's first error."""
     errors: list[ConfigError] = []
     found: dict[str, dict[str, Any]] = {}
     for setting in settings():
-        table = document.get(setting.section)
-        if not isinstance(table, dict) or setting.name not in table:
+        table = tables.get(setting.section, {})
+        if setting.name not in table:
             continue
         given = table[setting.name]
         try:
@@ -201,12 +246,13 @@ def _expected(setting: Setting, key: str, given: object) -> ConfigError:
     return _error(key, given, f"expected {setting.expects}", f"correct it, or {default}")
 
 
-def _resolve(config: Config) -> tuple[Config, list[ConfigError]]:
+def _resolve(config: Config, origins: Mapping[str, str], main: str) -> tuple[Config, list[ConfigError]]:
     """Report conflicts, and set the keys in them to their defaults until there are none."""
-    errors = [
-        _error(conflict.keys[0], value_of(config, conflict.keys[0]), conflict.problem, conflict.remedy)
-        for conflict in conflicts(config)
-    ]
+    errors = []
+    for conflict in conflicts(config):
+        key = conflict.keys[0]
+        file = next((origins[key] for key in conflict.keys if key in origins), main)
+        errors.append(ConfigError(file, key, toml(value_of(config, key)), conflict.problem, conflict.remedy))
     defaults = {setting.key: setting.default for setting in settings()}
     while keys := {key for conflict in conflicts(config) for key in conflict.keys}:
         for key in keys:

@@ -32,6 +32,20 @@ class Proxy(Struct, frozen=True, kw_only=True):
             extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
         ),
     ] = "/run/containerd/containerd.sock"
+    bypass_after_s: Annotated[
+        Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
+        Meta(
+            description="When criproxy has been down for so many seconds, kubelet's calls go to the runtime past it, "
+            "until it is back; offline pods that start meanwhile are not bounded (see colocation.on_unbounded). "
+            "After 30 seconds without a runtime, kubelet starts and stops no pods.",
+            extra={"expects": 'a number from 1 to 3_600, or "never"'},
+        ),
+    ] = 10.0
+
+    @property
+    def bypass(self) -> float | None:
+        """`bypass_after_s`, None for never."""
+        return self.bypass_after_s if isinstance(self.bypass_after_s, (int, float)) else None
 
     @property
     def listen_path(self) -> str:
@@ -90,6 +104,14 @@ class Colocation(Struct, frozen=True, kw_only=True):
             "(release), or the pods are stopped (evict)."
         ),
     ] = "release"
+    on_unbounded: Annotated[
+        Literal["report", "evict"],
+        Meta(
+            description="What becomes of a running offline pod that is found outside the box (the runtime put it "
+            "elsewhere, somebody moved it, or it started while criproxy was bypassed): it is told by the log, the "
+            "metrics and `criproxy status` (report), or stopped as well, so that it starts anew (evict)."
+        ),
+    ] = "report"
     presets: Annotated[
         tuple[Literal["koordinator", "caelus", "bilibili"], ...],
         Meta(description="Other systems' marks of offline pods, taken in addition to the rules."),

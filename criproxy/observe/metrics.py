@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
+from criproxy.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
@@ -46,6 +47,22 @@ class Metrics:
             "criproxy_refusals", "Requests of offline pods that were refused", ("method", "reason"), registry=registry
         )
         self._sandboxes = Gauge("criproxy_offline_sandboxes", "Pod sandboxes in the box", registry=registry)
+        self._misplaced = Gauge(
+            "criproxy_misplaced_containers",
+            "Containers, and pod sandboxes, of the box that run outside it",
+            registry=registry,
+        )
+        self._misplacements = Counter(
+            "criproxy_misplacements",
+            "Containers, and pod sandboxes, that were found outside the box",
+            registry=registry,
+        )
+        self._unverified = Gauge(
+            "criproxy_unverified_containers",
+            "Containers, and pod sandboxes, of which nobody can tell where they run",
+            registry=registry,
+        )
+        self._unbounded = Gauge("criproxy_unbounded_pods", "Offline pods that run outside the box", registry=registry)
 
     def _init_samples(self) -> None:
         registry = self._registry
@@ -89,8 +106,20 @@ class Metrics:
         registry = self._registry
         Gauge("criproxy_info", "The version that runs", ("version",), registry=registry).labels(version).set(1)
         self._ready = Gauge("criproxy_runtime_ready", "Whether the runtime answers", registry=registry)
+        self._bypass_after = _unknown(
+            "criproxy_bypass_after_seconds",
+            "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
+            registry,
+        )
+        self._bypass_open = _unknown("criproxy_bypass_open", "Whether kubelet's calls pass by criproxy", registry)
+        self._bypass_uses = _unknown(
+            "criproxy_bypass_uses", "Times that the bypass has opened since the machine's start", registry
+        )
         self._reloads = Counter("criproxy_config_reloads", "Config files taken up", registry=registry)
         self._reload_failures = Counter("criproxy_config_reload_failures", "Config files refused", registry=registry)
+        self._upgrade_failures = Counter(
+            "criproxy_upgrade_failures", "New processes that could not take over from this one", registry=registry
+        )
         ProcessCollector(registry=registry)
 
     def on_start(self) -> None:
@@ -115,8 +144,32 @@ class Metrics:
         """A config file was read, and taken up or refused."""
         (self._reloads if taken else self._reload_failures).inc()
 
+    def upgrade_failed(self) -> None:
+        """A new process could not take over from this one."""
+        self._upgrade_failures.inc()
+
     def offline_sandboxes(self, count: int) -> None:
         self._sandboxes.set(count)
+
+    def on_misplaced(self) -> None:
+        """A container of the box was found outside it."""
+        self._misplacements.inc()
+
+    def misplaced(self, count: int, unknown: int) -> None:
+        """So many are outside the box now, and of so many it can't be told."""
+        self._misplaced.set(count)
+        self._unverified.set(unknown)
+
+    def unbounded_pods(self, count: int) -> None:
+        self._unbounded.set(count)
+
+    def bypass(self, status: BypassStatus | None) -> None:
+        """None: there is no bypass."""
+        if status is None:
+            return
+        self._bypass_after.set(math.inf if status.after_s is None else status.after_s)
+        self._bypass_open.set(status.open_since_s is not None)
+        self._bypass_uses.set(status.uses)
 
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: Iterable[LimitChange], seconds: float) -> None:
         """A tick succeeded, in `seconds`."""

@@ -28,6 +28,10 @@ class Notifier:
     def stopping(self) -> bool:
         return self._send("STOPPING=1")
 
+    def main_pid(self, pid: int) -> bool:
+        """From now on the service is process `pid`, whose messages count and ours no more."""
+        return self._send(f"MAINPID={pid}")
+
     def watchdog(self) -> bool:
         return self._send("WATCHDOG=1")
 

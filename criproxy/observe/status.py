@@ -1,17 +1,18 @@
-"""What `criproxy status` shows: the data of /status, and its picture as text."""
+"""What `criproxy status` shows, as data: /status answers with it in JSON, whose keys stay as they are."""
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
+from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
+from criproxy.control.history import Record
 from criproxy.model import UNLIMITED, Decision, Sandbox, Snapshot
-
-_SHOWN_PODS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,75 @@ class OfflinePod:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupStatus:
+    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before the first offline pod."""
+
+    version: int
+    driver: Literal["cgroupfs", "systemd"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StrayContainer:
+    """A container of the box, or a pod's sandbox (`container` ""), that runs elsewhere, or where nobody can tell.
+
+    `detail` says where, or why that is not known.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    container: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementStatus:
+    """Where the runtime put what it was told to start in the box: `verified` containers and sandboxes are there."""
+
+    verified: int
+    misplaced: tuple[StrayContainer, ...]
+    unknown: tuple[StrayContainer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionStatus:
+    """A decision that changed a limit, and why. `decided_s` is UTC; `applied` False: it was not put in force."""
+
+    decided_s: float
+    applied: bool
+    limit_cores: float | Literal["unlimited"]
+    limit_bytes: int | Literal["unlimited"]
+    cpu_reason: str
+    memory_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeStatus:
+    """`failed` counts new processes that could not take over from this one, for the last of which `problem` says why.
+
+    `predecessor`: the one that this has taken over from is still finishing its calls.
+    """
+
+    failed: int = 0
+    problem: str = ""
+    predecessor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttachStatus:
+    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known."""
+
+    state: Literal["yes", "no", "unknown"]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The state of the daemon. `colocation`: on, off, or pass-through (a bad config at the start)."""
+    """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
+
+    `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
+    `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
+    """
 
     version: str
     pid: int
@@ -113,6 +181,15 @@ class Status:
     pods: tuple[OfflinePod, ...]
     schedule: ScheduleStatus = ScheduleStatus("", "")
     guard: GuardStatus = GUARD_OFF
+    bypass: BypassStatus | None = None
+    unbounded: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    engine: str = ""
+    cgroup: CgroupStatus = CgroupStatus(0, None)
+    placement: PlacementStatus = PlacementStatus(0, (), ())
+    decisions: tuple[DecisionStatus, ...] = ()
+    upgrade: UpgradeStatus = UpgradeStatus()
+    attached: AttachStatus = AttachStatus("unknown", "")
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:
@@ -147,6 +224,30 @@ def offline_pod(sandbox: Sandbox) -> OfflinePod:
     return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
+def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionStatus, ...]:
+    """The last `count` changes of the limits in a history (oldest first), the last one first."""
+    latest = itertools.pairwise([*reversed(records), None])
+    changes = (
+        _decision(record)
+        for record, before in latest
+        if record is not None and (before is None or record.decision.limits != before.decision.limits)
+    )
+    return tuple(itertools.islice(changes, count))
+
+
+def _decision(record: Record) -> DecisionStatus:
+    decision = record.decision
+    limits = decision.limits
+    return DecisionStatus(
+        decided_s=record.wall_s,
+        applied=record.applied,
+        limit_cores="unlimited" if limits.cpu_cores is UNLIMITED else limits.cpu_cores,
+        limit_bytes="unlimited" if limits.memory_bytes is UNLIMITED else limits.memory_bytes,
+        cpu_reason=decision.cpu_reason,
+        memory_reason=decision.memory_reason,
+    )
+
+
 def to_json(status: Status) -> str:
     """ASCII only: names come from requests and may hold anything."""
     return json.dumps(dataclasses.asdict(status))
@@ -155,107 +256,3 @@ def to_json(status: Status) -> str:
 def from_json(text: str) -> Status:
     """Raises ValueError when `text` is no status."""
     return msgspec.convert(json.loads(text), Status)
-
-
-def render(status: Status) -> str:
-    """The status as text for a terminal, newline at the end."""
-    return "".join(f"{printable(line)}\n" for line in _lines(status))
-
-
-def printable(text: str) -> str:
-    """`text` without what a terminal would obey: names come from requests and may hold anything."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _lines(status: Status) -> Iterator[str]:
-    dry = ", dry run: nothing is written" if status.dry_run else ""
-    yield f"criproxy {status.version}, pid {status.pid}, up {_duration(status.uptime_s)}{dry}"
-    yield _row("colocation", status.colocation)
-    if status.schedule.holds:
-        yield _row("schedule", status.schedule.holds)
-    if status.schedule.closed:
-        yield f"  no new offline pods: {status.schedule.closed}"
-    runtime = status.runtime
-    state = f"ready, {runtime.version}" if runtime.ready else f"not ready: {runtime.problem}"
-    yield _row("runtime", f"{runtime.socket} ({state})")
-    yield from _config_lines(status.config)
-    yield from _box_lines(status.box)
-    yield from _guard_lines(status.guard)
-    yield _row("offline pods", str(len(status.pods)))
-    for pod in status.pods[:_SHOWN_PODS]:
-        yield f"  {pod.namespace}/{pod.name}  {pod.uid}  {pod.placement}"
-    if len(status.pods) > _SHOWN_PODS:
-        yield f"  and {len(status.pods) - _SHOWN_PODS} more (--json lists them all)"
-
-
-def _config_lines(config: ConfigStatus) -> Iterator[str]:
-    yield _row("config", f"{config.file} ({f'{len(config.errors)} errors' if config.errors else 'ok'})")
-    for error in config.errors:
-        yield f"  {error}"
-    if config.needs_restart:
-        yield f"  changed, but in force only after a restart: {', '.join(config.needs_restart)}"
-
-
-def _box_lines(box: BoxStatus) -> Iterator[str]:
-    path = "none yet" if box.path is None else box.path
-    yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
-    if box.cpu is None or box.memory is None:
-        yield "  no sample yet"
-        return
-    cpu, memory = box.cpu, box.memory
-    yield f"  {'':8}{'capacity':>12}{'node':>12}{'online':>12}{'predicted':>12}{'box':>12}{'limit':>12}"
-    cores = (cpu.capacity_cores, cpu.node_cores, cpu.online_cores, cpu.prediction_cores, cpu.box_cores, cpu.limit_cores)
-    yield f"  {'cores':8}" + "".join(f"{_cores(value):>12}" for value in cores)
-    sizes = (
-        memory.capacity_bytes,
-        memory.node_bytes,
-        memory.online_bytes,
-        memory.prediction_bytes,
-        memory.box_bytes,
-        memory.limit_bytes,
-    )
-    yield f"  {'memory':8}" + "".join(f"{_size(value):>12}" for value in sizes)
-    yield f"  in the next hour, online should stay below {_cores(cpu.hour_cores)} cores and {_size(memory.hour_bytes)}"
-    yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
-    yield f"  CPU: {cpu.reason}"
-    yield f"  memory: {memory.reason}"
-
-
-def _guard_lines(guard: GuardStatus) -> Iterator[str]:
-    if not guard.enabled:
-        yield _row("guard", "off")
-        return
-    state = "at rest" if guard.ceiling_cores is None else f"{guard.ceiling_cores:.2f} cores at most ({guard.reason})"
-    counts = f"squeezes {guard.squeezes}, needless {guard.false_alarms}, failures {guard.failures}"
-    yield _row("guard", f"{state} ({counts})")
-    yield f"  pressure: {guard.pressure}"
-
-
-def _row(name: str, text: str) -> str:
-    return f"{name:<14}{text}"
-
-
-def _cores(value: float | str | None) -> str:
-    return _word(value) if value is None or isinstance(value, str) else f"{value:.2f}"
-
-
-def _size(value: float | str | None) -> str:
-    if value is None or isinstance(value, str):
-        return _word(value)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
-
-
-def _word(value: str | None) -> str:
-    return "not known" if value is None else value
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s"))
-    return " ".join([f"{count} {unit}" for count, unit in parts if count][:2]) or "0 s"

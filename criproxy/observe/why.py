@@ -12,7 +12,7 @@ import msgspec
 from criproxy.control.history import History, Past, Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
 from criproxy.model import UNLIMITED, Bounds, GuardCeiling, type_unlimited
-from criproxy.observe.status import printable
+from criproxy.observe.status_text import printable
 
 Limit = float | Literal["unlimited"]
 

@@ -4,7 +4,7 @@ A rewrite keeps every byte of content that it does not name: fields that our mes
 unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the wire.
 """
 
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -22,6 +22,11 @@ _MESSAGES: Final[dict[Operation, type[Message]]] = {
     Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest,
     Operation.RESTORE_POD: cri.RestorePodRequest,
 }
+
+
+_SANDBOX_READY: Final = 0
+_CONTAINER_RUNNING: Final = 1
+"""Source: CRI PodSandboxState, ContainerState."""
 
 
 class CodecError(ValueError):
@@ -47,6 +52,28 @@ class Part:
     resources: Resources
     sandbox_message: cri.PodSandboxConfig | None
     resources_message: cri.LinuxContainerResources
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSandbox:
+    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
+
+    id: str
+    pod: PodRef
+    placement: str
+    running: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedContainer:
+    """A container of a list."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    running: bool
 
 
 class Request:
@@ -123,28 +150,41 @@ def stop_sandbox(sandbox_id: str) -> bytes:
     return cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)).SerializeToString()
 
 
-def listed_sandboxes(data: bytes) -> list[tuple[str, PodRef, str]]:
-    """(id, pod, value of the placement annotation or "") of each sandbox of a ListPodSandboxResponse."""
-    items = _decode(cri.ListPodSandboxResponse, data).items
-    return [(_text(i.id), _pod_ref(i.metadata), _map(i.annotations).get(PLACEMENT_ANNOTATION, "")) for i in items]
+def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
+    """The sandboxes of a ListPodSandboxResponse."""
+    return [_listed_sandbox(sandbox) for sandbox in _decode(cri.ListPodSandboxResponse, data).items]
 
 
-def listed_containers(data: bytes) -> list[tuple[str, str]]:
-    """(container id, sandbox id) of each container of a ListContainersResponse."""
-    return [(_text(c.id), _text(c.pod_sandbox_id)) for c in _decode(cri.ListContainersResponse, data).containers]
+def listed_containers(data: bytes) -> list[ListedContainer]:
+    """The containers of a ListContainersResponse."""
+    return [
+        ListedContainer(
+            _text(container.id),
+            _text(container.pod_sandbox_id),
+            _text(container.metadata.name),
+            running=container.state == _CONTAINER_RUNNING,
+        )
+        for container in _decode(cri.ListContainersResponse, data).containers
+    ]
 
 
-def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[str]]:
-    """The sandbox id, and the ids of containers made with it, of a RunPodSandbox or RestorePod answer."""
+def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[tuple[str, str]]]:
+    """The sandbox id, and id and name of containers made with it, of a RunPodSandbox or RestorePod answer."""
     if operation is Operation.RESTORE_POD:
         restored = _decode(cri.RestorePodResponse, data)
-        return _text(restored.pod_sandbox_id), [_text(c.container_id) for c in restored.restored_containers]
+        containers = [(_text(c.container_id), _text(c.name)) for c in restored.restored_containers]
+        return _text(restored.pod_sandbox_id), containers
     return _text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
 
 
 def created_container(data: bytes) -> str:
     """The container id of a CreateContainerResponse."""
     return _text(_decode(cri.CreateContainerResponse, data).container_id)
+
+
+def started_container(data: bytes) -> str:
+    """The container id of a StartContainerRequest."""
+    return _text(_decode(cri.StartContainerRequest, data).container_id)
 
 
 def removed_sandbox(data: bytes) -> str:
@@ -185,6 +225,18 @@ def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:
 def _pod(config: cri.PodSandboxConfig) -> Pod:
     parent = _text(config.linux.cgroup_parent)
     return Pod(_pod_ref(config.metadata), _map(config.labels), _map(config.annotations), parent)
+
+
+def _listed_sandbox(sandbox: cri.PodSandbox) -> ListedSandbox:
+    annotations = _map(sandbox.annotations)
+    return ListedSandbox(
+        _text(sandbox.id),
+        _pod_ref(sandbox.metadata),
+        annotations.get(PLACEMENT_ANNOTATION, ""),
+        running=sandbox.state == _SANDBOX_READY,
+        labels=_map(sandbox.labels),
+        annotations=annotations,
+    )
 
 
 def _resources(message: cri.LinuxContainerResources) -> Resources:

@@ -121,14 +121,18 @@ class ListPodSandboxRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[PodSandboxFilter, _Mapping]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ("id", "metadata", "annotations")
+    __slots__ = ("id", "metadata", "state", "labels", "annotations")
     ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     metadata: PodSandboxMetadata
+    state: int
+    labels: _containers.RepeatedCompositeFieldContainer[StringEntry]
     annotations: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class ListPodSandboxResponse(_message.Message):
     __slots__ = ("items",)
@@ -191,18 +195,56 @@ class ListContainersRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[ContainerFilter, _Mapping]] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("id", "pod_sandbox_id")
+    __slots__ = ("id", "pod_sandbox_id", "metadata", "state")
     ID_FIELD_NUMBER: _ClassVar[int]
     POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     pod_sandbox_id: bytes
-    def __init__(self, id: _Optional[bytes] = ..., pod_sandbox_id: _Optional[bytes] = ...) -> None: ...
+    metadata: ContainerMetadata
+    state: int
+    def __init__(self, id: _Optional[bytes] = ..., pod_sandbox_id: _Optional[bytes] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., state: _Optional[int] = ...) -> None: ...
 
 class ListContainersResponse(_message.Message):
     __slots__ = ("containers",)
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
     containers: _containers.RepeatedCompositeFieldContainer[Container]
     def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ...) -> None: ...
+
+class StartContainerRequest(_message.Message):
+    __slots__ = ("container_id",)
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    def __init__(self, container_id: _Optional[bytes] = ...) -> None: ...
+
+class PodSandboxStatusRequest(_message.Message):
+    __slots__ = ("pod_sandbox_id", "verbose")
+    POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    VERBOSE_FIELD_NUMBER: _ClassVar[int]
+    pod_sandbox_id: bytes
+    verbose: bool
+    def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., verbose: _Optional[bool] = ...) -> None: ...
+
+class PodSandboxStatusResponse(_message.Message):
+    __slots__ = ("info",)
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    info: _containers.RepeatedCompositeFieldContainer[StringEntry]
+    def __init__(self, info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+
+class ContainerStatusRequest(_message.Message):
+    __slots__ = ("container_id", "verbose")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERBOSE_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    verbose: bool
+    def __init__(self, container_id: _Optional[bytes] = ..., verbose: _Optional[bool] = ...) -> None: ...
+
+class ContainerStatusResponse(_message.Message):
+    __slots__ = ("info",)
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    info: _containers.RepeatedCompositeFieldContainer[StringEntry]
+    def __init__(self, info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class UpdateContainerResourcesRequest(_message.Message):
     __slots__ = ("container_id", "linux")
@@ -231,10 +273,12 @@ class RestorePodRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ..., container_configs: _Optional[_Iterable[_Union[ContainerConfig, _Mapping]]] = ...) -> None: ...
 
 class RestoredContainer(_message.Message):
-    __slots__ = ("container_id",)
+    __slots__ = ("name", "container_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
     container_id: bytes
-    def __init__(self, container_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[bytes] = ..., container_id: _Optional[bytes] = ...) -> None: ...
 
 class RestorePodResponse(_message.Message):
     __slots__ = ("pod_sandbox_id", "restored_containers")

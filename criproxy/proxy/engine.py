@@ -1,7 +1,7 @@
-"""What an engine (the code that carries calls) and the interception of hooked calls owe each other.
+"""What an engine (the code that carries calls), the interception of hooked calls and the daemon owe each other.
 
 An engine moves bytes and knows no message; the `Interceptor` knows messages and moves no byte. Neither knows the
-other's libraries, so engines can be exchanged.
+other's libraries, so engines can be exchanged; the daemon and the hand-over to a new process know an `Engine` only.
 """
 
 from dataclasses import dataclass
@@ -41,4 +41,30 @@ class Interceptor(Protocol):
 
     async def answered(self, ticket: Ticket, message: bytes) -> None:
         """Learn from an OK answer, before the client has it. Never raises, and never changes the answer."""
+        ...
+
+
+class Engine(Protocol):
+    """Serves at the `own` path of a ListenSocket. Who is led there is the caller's to publish. In order: `start`, then
+    `stop`, with `drain` in between when another process has taken over.
+    """
+
+    async def start(self) -> None:
+        """Listen. Raises SocketError."""
+        ...
+
+    async def drain(self, limit_s: float) -> None:
+        """The public name leads elsewhere now: send clients there, and lose no call.
+
+        Connections are given up with GOAWAY, as the two steps of it that a call just under way survives; calls on them
+        are served as ever until then. Returns when all calls have ended, or after `limit_s`; a stream that never ends
+        by itself (`methods.is_endless`) is ended with UNAVAILABLE when all others have. May be cancelled.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Give the socket up, answer new calls with UNAVAILABLE, give those in flight `grace_s`, and cut the rest.
+
+        No client sees another error than UNAVAILABLE.
+        """
         ...

@@ -18,7 +18,7 @@ from criproxy.hooks.offline import OfflineRules
 from criproxy.model import AdmissionError, Call, Operation, Pod, PodRef, Sandbox
 from criproxy.proxy import codec
 from criproxy.proxy.engine import Forward, Refuse
-from criproxy.proxy.inventory import Inventory
+from criproxy.proxy.inventory import Inventory, Running
 
 FAILED_PRECONDITION: Final = 9
 INTERNAL: Final = 13
@@ -28,7 +28,7 @@ _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
 _SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
-_OBSERVED: Final = ("RemovePodSandbox", "RemoveContainer")
+_OBSERVED: Final = ("StartContainer", "RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     f"/{service}.RuntimeService/{operation}": operation for service in _SERVICES for operation in Operation
 }
@@ -85,7 +85,8 @@ class _Learn:
 class HookInterceptor:
     """The `engine.Interceptor` that applies the hook chain. `settings` may be replaced at any time.
 
-    `child_quota`: see model.Call. `on_removed` is called with a placed sandbox that the runtime has removed.
+    `child_quota`: see model.Call. `on_started` is called with what the runtime has started in the box, `on_removed`
+    with a placed sandbox that it has removed. `held` says why a pod may not start in the box for now, "" when it may.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class HookInterceptor:
         counters: Counters,
         *,
         child_quota: bool,
+        on_started: Callable[[Running], None],
         on_removed: Callable[[Sandbox], None],
+        held: Callable[[PodRef], str],
     ) -> None:
         self.settings = settings
         self._chain = chain
@@ -105,7 +108,9 @@ class HookInterceptor:
         self._admission = admission
         self._counters = counters
         self._child_quota = child_quota
+        self._on_started = on_started
         self._on_removed = on_removed
+        self._held = held
         self._log = structlog.get_logger()
 
     def wants(self, method: str) -> bool:
@@ -114,7 +119,7 @@ class HookInterceptor:
     async def request(self, method: str, message: bytes) -> Forward | Refuse:
         operation = _OPERATIONS.get(method)
         if operation is None:
-            return Forward(message, _Learn(lambda _: self._removed(method, message)))
+            return Forward(message, _Learn(lambda _: self._observe(method, message)))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
@@ -149,7 +154,7 @@ class HookInterceptor:
             place = _place(request.pod)
         except ValueError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
-        closed = self.settings.closed
+        closed = self.settings.closed or self._held(pod)
         if self.settings.dry_run:
             if closed:
                 self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=closed)
@@ -178,7 +183,7 @@ class HookInterceptor:
 
         def learn(answer: bytes) -> None:
             owner = request.sandbox_id if sandbox is None else sandbox.id
-            self._inventory.container_created(codec.created_container(answer), owner)
+            self._inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
 
         if sandbox is None or sandbox.placement is None:
             return Forward(message, _Learn(learn))
@@ -253,21 +258,29 @@ class HookInterceptor:
     def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: PodParent | None) -> _Learn:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
-            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.in_box if place else None))
-            for container in containers:
-                self._inventory.container_created(container, sandbox_id)
+            self._started(self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.in_box if place else None)))
+            for container_id, name in containers:
+                self._inventory.container_created(container_id, sandbox_id, name)
+                self._started(self._inventory.container_started(container_id))
             if place:
                 self._admission.forget(place.name)
 
         return _Learn(learn)
 
-    def _removed(self, method: str, request: bytes) -> None:
-        if method.endswith("/RemoveContainer"):
+    def _started(self, running: Running | None) -> None:
+        if running is not None:
+            self._on_started(running)
+
+    def _observe(self, method: str, request: bytes) -> None:
+        """The runtime has done what `request` asked for."""
+        if method.endswith("/StartContainer"):
+            self._started(self._inventory.container_started(codec.started_container(request)))
+        elif method.endswith("/RemoveContainer"):
             self._inventory.container_removed(codec.removed_container(request))
-            return
-        sandbox = self._inventory.sandbox_removed(codec.removed_sandbox(request))
-        if sandbox is not None and sandbox.placement is not None:
-            self._on_removed(sandbox)
+        else:
+            sandbox = self._inventory.sandbox_removed(codec.removed_sandbox(request))
+            if sandbox is not None and sandbox.placement is not None:
+                self._on_removed(sandbox)
 
 
 def _place(pod: Pod) -> PodParent:

@@ -5,16 +5,32 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.proxy import codec
 
 Query = Callable[[str, bytes], Awaitable[bytes]]
 """Calls a RuntimeService method of the runtime, bytes in and out; raises ConnectionError when it gives no answer."""
 
 _Edit = Callable[["Inventory"], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A sandbox in the box that runs, or a container of one: its `id` and the container's name ("" for the sandbox)."""
+
+    sandbox: Sandbox
+    id: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    sandbox_id: str
+    name: str
 
 
 class Inventory:
@@ -28,13 +44,32 @@ class Inventory:
         self._query: Final = query
         self._in_box: Final = in_box
         self._sandboxes: dict[str, Sandbox] = {}
-        self._containers: dict[str, str] = {}
+        self._containers: dict[str, _Container] = {}
+        self._running: set[str] = set()
+        self._elsewhere: dict[str, Pod] = {}
         self._journals: list[list[_Edit]] = []
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
         """The sandboxes in the box. Safe to ask for from any thread."""
         return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
+
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """What runs in the box: sandboxes and their containers, each under its own id."""
+        placed = {sandbox.id: sandbox for sandbox in self.placed}
+        sandboxes = [Running(sandbox, sandbox.id, "") for sandbox in placed.values()]
+        containers = [
+            Running(placed[container.sandbox_id], container_id, container.name)
+            for container_id, container in self._containers.items()
+            if container.sandbox_id in placed
+        ]
+        return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
+
+    @property
+    def elsewhere(self) -> dict[str, Pod]:
+        """The pods that run outside the box, by sandbox id, as of the last listing. Without their cgroup_parent."""
+        return {id: pod for id, pod in self._elsewhere.items() if id in self._running}
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._containers)
@@ -49,8 +84,14 @@ class Inventory:
         finally:
             self._journals.remove(journal)
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
-        self._sandboxes = {listed[0]: self._sandboxes.get(listed[0]) or self._sandbox(*listed) for listed in sandboxes}
-        self._containers = dict(containers)
+        self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
+        self._containers = {listed.id: _Container(listed.sandbox_id, listed.name) for listed in containers}
+        self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
+        self._elsewhere = {
+            listed.id: Pod(listed.pod, listed.labels, listed.annotations)
+            for listed in sandboxes
+            if self._sandboxes[listed.id].placement is None
+        }
         for edit in journal:
             edit(self)
 
@@ -64,26 +105,38 @@ class Inventory:
         if not sandbox_id:
             return None
         answer = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id)))
-        for found, pod, placement in answer:
-            if found.startswith(sandbox_id):
-                return self._sandboxes.setdefault(found, self._sandbox(found, pod, placement))
+        for listed in answer:
+            if listed.id.startswith(sandbox_id):
+                return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
         return None
 
     async def sandbox_of(self, container_id: str) -> Sandbox | None:
         """The sandbox of a container, asked for like `sandbox`."""
-        sandbox_id = self._containers.get(container_id)
-        if sandbox_id is None and container_id:
+        known = self._containers.get(container_id)
+        if known is None and container_id:
             answer = codec.listed_containers(await self._query("ListContainers", codec.list_containers(container_id)))
-            for found, owner in answer:
-                if found.startswith(container_id):
-                    sandbox_id = self._containers.setdefault(found, owner)
-        return await self.sandbox(sandbox_id) if sandbox_id is not None else None
+            for listed in answer:
+                if listed.id.startswith(container_id):
+                    known = self._containers.setdefault(listed.id, _Container(listed.sandbox_id, listed.name))
+        return await self.sandbox(known.sandbox_id) if known is not None else None
 
-    def sandbox_started(self, sandbox: Sandbox) -> None:
+    def sandbox_started(self, sandbox: Sandbox) -> Running | None:
+        """Returns what runs since then in the box; None: it is not placed."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
+        self._edit(lambda inventory: inventory._running.add(sandbox.id))
+        return Running(sandbox, sandbox.id, "") if sandbox.placement is not None else None
 
-    def container_created(self, container_id: str, sandbox_id: str) -> None:
-        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, sandbox_id))
+    def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
+        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, _Container(sandbox_id, name)))
+
+    def container_started(self, container_id: str) -> Running | None:
+        """Returns what runs since then in the box; None: its sandbox is not placed, or one of the two is unknown."""
+        self._edit(lambda inventory: inventory._running.add(container_id))
+        container = self._containers.get(container_id)
+        sandbox = self._sandboxes.get(container.sandbox_id) if container is not None else None
+        if container is None or sandbox is None or sandbox.placement is None:
+            return None
+        return Running(sandbox, container_id, container.name)
 
     def sandbox_removed(self, sandbox_id: str) -> Sandbox | None:
         """Forget a sandbox and its containers; returns it if it was known."""
@@ -92,7 +145,7 @@ class Inventory:
         return known
 
     def container_removed(self, container_id: str) -> None:
-        self._edit(lambda inventory: inventory._containers.pop(container_id, None))
+        self._edit(lambda inventory: inventory._forget_container(container_id))
 
     def _edit(self, edit: _Edit) -> None:
         edit(self)
@@ -101,11 +154,17 @@ class Inventory:
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
-        for container in [c for c, owner in self._containers.items() if owner == sandbox_id]:
-            del self._containers[container]
+        self._running.discard(sandbox_id)
+        for container_id in [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]:
+            self._forget_container(container_id)
 
-    def _sandbox(self, sandbox_id: str, pod: PodRef, placement: str) -> Sandbox:
-        return Sandbox(sandbox_id, pod, placement if self._is_placed(pod, placement) else None)
+    def _forget_container(self, container_id: str) -> None:
+        self._containers.pop(container_id, None)
+        self._running.discard(container_id)
+
+    def _sandbox(self, listed: codec.ListedSandbox) -> Sandbox:
+        placed = self._is_placed(listed.pod, listed.placement)
+        return Sandbox(listed.id, listed.pod, listed.placement if placed else None)
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

@@ -73,6 +73,11 @@ def is_server_streaming(path: str) -> bool:
     return path in _STREAMING
 
 
+def is_endless(path: str) -> bool:
+    """Whether the call of this path lasts until one side breaks it off; a client of it is used to calling again."""
+    return _STREAMING.get(path) == "GetContainerEvents"
+
+
 def label(path: str) -> str:
     """The method's name, as a metric's label: one of CRI's, or `OTHER`, so that no client can add more."""
     return _KNOWN.get(path, OTHER)

@@ -13,15 +13,30 @@ from typing import Any, Final, Protocol
 import grpc
 from grpc import aio
 
+from criproxy.proxy import connections
 from criproxy.proxy.engine import Interceptor, Refuse, Ticket
-from criproxy.proxy.methods import is_server_streaming, is_unary, label
+from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
+
+AGE_S: Final = 10.0
+"""After so long (give or take a tenth) gRPC asks a client to connect anew, by the two steps of GOAWAY that lose no
+call. It is the only way to have it send one: the server's own stop cancels what comes meanwhile.
+"""
+
+_AWAY_S: Final = 20.0
+"""For so long gRPC waits for a client to answer between the two. Source: gRPC core, chttp2, GracefulGoaway."""
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_metadata_size", METADATA_BYTES),
 )
+
+_LOOK_S: Final = 0.1
+_FLUSH_S: Final = 0.05
+"""An answer is on its way for a moment after its handler has ended."""
+
+_GONE: Final = "criproxy goes: call again"
 
 
 class CallMetrics(Protocol):
@@ -69,10 +84,32 @@ class Carrier:
         self._metrics = metrics
         self._clock = clock
         self._learning: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._over = asyncio.Event()
+        self._calls = self._endless = 0
+        self._call_ended = asyncio.Event()
+
+    def close(self) -> None:
+        """Answer all further calls with UNAVAILABLE."""
+        self._closed = True
+
+    def end_endless(self) -> None:
+        """End the calls that never end by themselves, with UNAVAILABLE."""
+        self._over.set()
+
+    async def quiet(self, timeout_s: float, *, but_endless: bool) -> None:
+        """Wait until no call is under way, or none but the endless ones, or until `timeout_s` has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._calls > (self._endless if but_endless else 0):
+                    self._call_ended.clear()
+                    await self._call_ended.wait()
 
     def service(self, details: Any) -> Any:
         """The handler of one call. Source: grpc.GenericRpcHandler."""
         method: str = details.method
+        if self._closed:
+            return grpc.stream_unary_rpc_method_handler(_refuse)
         hooked = self._interceptor.wants(method)
         if hooked or is_unary(method):
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, method, hooked))
@@ -133,12 +170,35 @@ class Carrier:
                 call = self._channel.stream_stream(method)(**_ends(context))
                 ends.callback(asyncio.create_task(_pass_requests(requests, call)).cancel)
             ends.callback(call.cancel)
-            outcome.code = await _pass_answers(call, context)
+            if is_endless(method):
+                outcome.code = await self._until_over(call, context)
+            else:
+                outcome.code = await _pass_answers(call, context)
+
+    async def _until_over(self, call: Any, context: Any) -> grpc.StatusCode:
+        passing = asyncio.create_task(_pass_answers(call, context))
+        over = asyncio.create_task(self._over.wait())
+        self._endless += 1
+        self._call_ended.set()
+        try:
+            await asyncio.wait((passing, over), return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                return passing.result()
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_details(_GONE)
+            return grpc.StatusCode.UNAVAILABLE
+        finally:
+            self._endless -= 1
+            self._call_ended.set()
+            over.cancel()
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
 
     @contextlib.contextmanager
     def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
         started = self._clock()
         self._metrics.on_start()
+        self._calls += 1
         outcome = _Outcome()
         try:
             yield outcome
@@ -146,6 +206,8 @@ class Carrier:
             outcome.code = grpc.StatusCode.CANCELLED
             raise
         finally:
+            self._calls -= 1
+            self._call_ended.set()
             self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
 
 
@@ -221,18 +283,25 @@ async def _send_initial_metadata(context: Any, metadata: Any) -> None:
         await context.send_initial_metadata(tuple(metadata))
 
 
-class ProxyServer:
-    """The gRPC server on `listen`, in front of `carrier`. `start` raises SocketError."""
+async def _refuse(_requests: object, context: Any) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, _GONE)
+    raise AssertionError("abort returned")
 
-    def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
+
+class ProxyServer:
+    """The `engine.Engine` of gRPC's own server, in front of `carrier`. `age_s` is how old a connection becomes."""
+
+    def __init__(self, carrier: Carrier, listen: ListenSocket, *, age_s: float = AGE_S) -> None:
         self._carrier = carrier
         self._listen = listen
+        self._age_s = age_s
         self._server: Any = None
 
     async def start(self) -> None:
         self._listen.claim()
         # Not before: a server that is made and never stopped can hold up the interpreter's end.
-        self._server = aio.server(handlers=(self._carrier,), options=SERVER_OPTIONS)
+        age = ("grpc.max_connection_age_ms", int(self._age_s * 1000))
+        self._server = aio.server(handlers=(self._carrier,), options=(*SERVER_OPTIONS, age))
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
@@ -240,9 +309,30 @@ class ProxyServer:
             await self._server.stop(None)
             raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
         await self._server.start()
-        self._listen.publish()
+
+    async def drain(self, limit_s: float) -> None:
+        carrier = self._carrier
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                # Each connection is asked to go when its age has come, and closes with its last call.
+                await self._connections_gone(1.1 * self._age_s)
+                await carrier.quiet(limit_s, but_endless=True)
+        carrier.end_endless()
+        await self._connections_gone(_AWAY_S)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new call, give those in flight `grace_s` to end, cancel the rest. Only after a `start`."""
         self._listen.release()
-        await self._server.stop(grace_s)
+        self._carrier.close()
+        await self._carrier.quiet(grace_s, but_endless=True)
+        self._carrier.end_endless()
+        await self._carrier.quiet(_FLUSH_S, but_endless=False)
+        await asyncio.sleep(_FLUSH_S)
+        connections.cut(self._listen.own)
+        await self._server.stop(None)
+
+    async def _connections_gone(self, timeout_s: float) -> None:
+        """Wait until no connection is open, but not longer than `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while connections.count(self._listen.own):  # noqa: ASYNC110  # gRPC tells of none
+                    await asyncio.sleep(_LOOK_S)

@@ -31,11 +31,14 @@ def grpc_target(path: Path) -> str:
 class ListenSocket:
     """This process's claim on `path`. In order: `claim`, bind `own` within `private`, `publish`; at the end `release`.
 
-    All methods raise SocketError when the file system refuses.
+    `bypass`: the socket that `path` may lead to while no criproxy runs. `succeeds`: the criproxy that serves there
+    hands over to us. All methods raise SocketError when the file system refuses.
     """
 
-    def __init__(self, path: Path, pid: int) -> None:
+    def __init__(self, path: Path, pid: int, bypass: Path | None = None, *, succeeds: bool = False) -> None:
         self.path = path
+        self._bypass = bypass
+        self._succeeds = succeeds
         self.own = path.with_name(f"{path.name}.{pid}")
 
     def claim(self) -> None:
@@ -49,7 +52,15 @@ class ListenSocket:
         with _explained(self.path):
             _make_directory(self.path.parent)
             self._refuse_what_is_in_the_way()
-            self._clear_leftovers()
+        self.clear_leftovers()
+
+    def clear_leftovers(self) -> None:
+        """Clear away what dead processes have left behind."""
+        ours = re.compile(re.escape(self.path.name) + r"\.\d+~?")
+        with _explained(self.path):
+            for entry in self.path.parent.iterdir():
+                if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()) and not _accepts(entry):
+                    entry.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def private(self) -> Iterator[None]:
@@ -68,6 +79,19 @@ class ListenSocket:
             new.symlink_to(self.own.name)
             new.rename(self.path)
 
+    @property
+    def is_published(self) -> bool:
+        """Whether `path` leads to our own socket."""
+        return self.path.is_symlink() and os.readlink(self.path) == self.own.name
+
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether `path` leads into the bypass."""
+        try:
+            return self._bypass is not None and os.readlink(self.path) == str(self._bypass)
+        except OSError:
+            return False
+
     def follow(self, runtime: Path) -> None:
         """Take the owner and mode of the runtime's socket; while there is none, stay as we are."""
         with _explained(self.own):
@@ -84,28 +108,22 @@ class ListenSocket:
     def release(self) -> None:
         """Remove our own socket, and the symlink when it is still ours."""
         with _explained(self.path):
-            if self.path.is_symlink() and os.readlink(self.path) == self.own.name:
+            if self.is_published:
                 self.path.unlink()
             self.own.unlink(missing_ok=True)
 
     def _refuse_what_is_in_the_way(self) -> None:
-        if self.path.is_symlink() and not self.path.exists():
-            return  # points nowhere: `publish` replaces it
+        if self.is_bypassed or (self.path.is_symlink() and not self.path.exists()):
+            return  # `publish` replaces it
         if not os.path.lexists(self.path):
             return
         if not self.path.is_socket():
             kind = "a directory" if self.path.is_dir() else "not a socket"
             raise SocketError(f"listen {str(self.path)!r} exists and is {kind}: remove it or choose another path")
-        if _accepts(self.path):
+        if not self._succeeds and _accepts(self.path):
             raise SocketError(
                 f"listen {str(self.path)!r}: another process serves this socket: stop it or choose another path"
             )
-
-    def _clear_leftovers(self) -> None:
-        ours = re.compile(re.escape(self.path.name) + r"\.\d+~?")
-        for entry in self.path.parent.iterdir():
-            if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()) and not _accepts(entry):
-                entry.unlink(missing_ok=True)
 
 
 def _make_directory(directory: Path) -> None:

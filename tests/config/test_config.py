@@ -320,6 +320,79 @@ def test_file_is_read(tmp_path: Path) -> None:
     assert load(tmp_path / "c").config.colocation.enabled
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config file, with an empty directory of drop-ins beside it."""
+    (tmp_path / "c.d").mkdir()
+    (tmp_path / "c.toml").write_text("[cpu]\nmin_cores = 1\nmax_cores = 4\n")
+    return tmp_path / "c.toml"
+
+
+@pytest.mark.parametrize(
+    ("dropins", "min_cores", "max_cores"),
+    [
+        pytest.param({}, 1, 4, id="none"),
+        pytest.param({"a.toml": "[cpu]\nmin_cores = 2"}, 2, 4, id="key-by-key"),
+        pytest.param({"9.toml": "[cpu]\nmin_cores = 2", "10.toml": "[cpu]\nmin_cores = 3"}, 2, 4, id="last-by-name"),
+        pytest.param({"a.toml": "[memory]\nmin_bytes = 4_194_304"}, 1, 4, id="another-section"),
+        pytest.param({"a.toml.dpkg-old": "[", ".b.toml": "[", "c.conf": "["}, 1, 4, id="other-names-are-no-dropins"),
+    ],
+)
+def test_dropins_override_the_file_in_order_of_their_names(
+    config: Path, dropins: dict[str, str], min_cores: float, max_cores: float
+) -> None:
+    for name, text in dropins.items():
+        (config.with_suffix(".d") / name).write_text(text)
+    loaded = load(config)
+    assert loaded.errors == ()
+    assert (loaded.config.cpu.min_cores, loaded.config.cpu.max_cores) == (min_cores, max_cores)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        pytest.param("[cpu]\nmin_cores = true", "cpu.min_cores", id="value"),
+        pytest.param("[cpu]\nmin_core = 2", "cpu.min_core", id="unknown-key"),
+        pytest.param("[cpu]\nmin_cores = 2\n=", "", id="syntax"),
+        pytest.param("[cpu]\nmin_cores = 8", "cpu.min_cores", id="conflict-with-the-file"),
+        pytest.param("cpu = 2", "cpu", id="section-that-is-no-table"),
+        pytest.param("[colocation]\nrules = [{}]", "colocation.rules[0]", id="item-of-a-list"),
+    ],
+)
+def test_error_in_a_dropin_names_the_dropin(config: Path, text: str, key: str) -> None:
+    dropin = config.with_suffix(".d") / "site.toml"
+    dropin.write_text(text)
+    assert [(error.file, error.key) for error in load(config).errors] == [(str(dropin), key)]
+
+
+def test_error_in_the_file_names_the_file_beside_a_sound_dropin(config: Path) -> None:
+    config.write_text("[cpu]\nmin_cores = true\n")
+    (config.with_suffix(".d") / "site.toml").write_text("[cpu]\nmax_cores = 3\n")
+    assert [error.file for error in load(config).errors] == [str(config)]
+
+
+def test_dropin_repairs_a_bad_key_of_the_file(config: Path) -> None:
+    config.write_text("[cpu]\nmin_cores = true\n")
+    (config.with_suffix(".d") / "site.toml").write_text("[cpu]\nmin_cores = 2\n")
+    loaded = load(config)
+    assert (loaded.errors, loaded.config.cpu.min_cores) == ((), 2)
+
+
+def test_dropins_of_a_missing_file_are_read_beside_the_error(config: Path) -> None:
+    config.unlink()
+    (config.with_suffix(".d") / "site.toml").write_text('[proxy]\nlisten = "/x/y.sock"\n')
+    loaded = load(config)
+    assert ([error.file for error in loaded.errors], loaded.config.proxy.listen) == ([str(config)], "/x/y.sock")
+
+
+def test_dropin_directory_that_is_none_is_an_error(config: Path) -> None:
+    config.with_suffix(".d").rmdir()
+    config.with_suffix(".d").write_text("")
+    loaded = load(config)
+    assert [error.file for error in loaded.errors] == [str(config.with_suffix(".d"))]
+    assert loaded.config.cpu.max_cores == 4
+
+
 @pytest.mark.parametrize("endpoint", ["unix:///run/a b/x.sock", "/run/a b/x.sock"])
 def test_socket_with_and_without_scheme_is_a_path(endpoint: str) -> None:
     loaded = read(f"[proxy]\nlisten = {json.dumps(endpoint)}")
@@ -439,3 +512,20 @@ def _inline(value: Any) -> str:
         case int() | float():
             return repr(value)
     return str(value.isoformat())
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [pytest.param("2.5", 2.5, id="seconds"), pytest.param("3", 3, id="int"), pytest.param('"never"', None, id="never")],
+)
+def test_bypass_is_seconds_or_never(value: str, seconds: float | None) -> None:
+    loaded = read(f"[proxy]\nbypass_after_s = {value}")
+    assert (loaded.errors, loaded.config.proxy.bypass) == ((), seconds)
+
+
+@pytest.mark.parametrize("value", ["0", "3601", "true", '"always"', "[]", "nan"])
+def test_bypass_that_is_neither_is_refused_with_both_named(value: str) -> None:
+    loaded = read(f"[proxy]\nbypass_after_s = {value}")
+    assert [error.key for error in loaded.errors] == ["proxy.bypass_after_s"]
+    assert 'expected a number from 1 to 3_600, or "never"' in str(loaded.errors[0])
+    assert loaded.config.proxy.bypass == 10.0

@@ -1,12 +1,15 @@
 """Values that the tests of this folder show."""
 
+from criproxy.control.history import Record
 from criproxy.model import UNLIMITED, Bounds, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.status import (
     BoxStatus,
+    CgroupStatus,
     ConfigStatus,
     RuntimeStatus,
     Status,
     cpu_status,
+    latest_decisions,
     memory_status,
     offline_pod,
 )
@@ -52,4 +55,7 @@ STATUS = Status(
         memory=memory_status(SNAPSHOT, DECISION),
     ),
     pods=(offline_pod(SANDBOX),),
+    engine="grpc",
+    cgroup=CgroupStatus(1, "cgroupfs"),
+    decisions=latest_decisions([Record(1.7e9, SNAPSHOT, DECISION)], 1),
 )

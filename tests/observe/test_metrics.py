@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from status_samples import DECISION, SNAPSHOT
 
+from criproxy.bypass import BypassStatus
 from criproxy.model import LimitChange
 from criproxy.observe.metrics import Metrics
 
@@ -107,3 +108,19 @@ def test_two_registries_are_apart() -> None:
     one, other = Metrics("1"), Metrics("1")
     one.tick_failed(0.0)
     assert samples(other)["criproxy_tick_failures_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "is_open", "uses"),
+    [
+        pytest.param(None, math.nan, math.nan, math.nan, id="no-bypass"),
+        pytest.param(BypassStatus(10.0, None, 2, 5.0), 10.0, 0.0, 2.0, id="shut"),
+        pytest.param(BypassStatus(None, 7.0, 3, 5.0), math.inf, 1.0, 3.0, id="open-and-never-again"),
+    ],
+)
+def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: float, uses: float) -> None:
+    metrics = Metrics("1")
+    metrics.bypass(status)
+    found = samples(metrics)
+    told = [found[f"criproxy_bypass_{name}"] for name in ("after_seconds", "open", "uses")]
+    assert told == pytest.approx([after, is_open, uses], nan_ok=True)

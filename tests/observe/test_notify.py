@@ -25,6 +25,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         pytest.param(lambda n: n.ready("box at 2 cores"), "READY=1\nSTATUS=box at 2 cores", id="ready"),
         pytest.param(lambda n: n.reloading(), "RELOADING=1\nMONOTONIC_USEC=42", id="reloading"),
         pytest.param(lambda n: n.stopping(), "STOPPING=1", id="stopping"),
+        pytest.param(lambda n: n.main_pid(42), "MAINPID=42", id="main-pid"),
         pytest.param(lambda n: n.watchdog(), "WATCHDOG=1", id="watchdog"),
         pytest.param(lambda n: n.status("a\nSTOPPING=1\n"), "STATUS=a STOPPING=1", id="status-stays-one-line"),
         pytest.param(lambda n: n.status("\udcff"), "STATUS=\\udcff", id="status-of-raw-bytes"),

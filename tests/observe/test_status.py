@@ -7,7 +7,18 @@ import pytest
 from status_samples import STATUS
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
-from criproxy.observe.status import ScheduleStatus, from_json, render, to_json
+from criproxy.observe.status import (
+    AttachStatus,
+    CgroupStatus,
+    PlacementStatus,
+    ScheduleStatus,
+    StrayContainer,
+    from_json,
+    to_json,
+)
+from criproxy.observe.status_text import WIDTH, render
+
+STRAY = StrayContainer("batch", "job", "u", "main", "/elsewhere")
 
 
 def test_json_comes_back_as_it_went() -> None:
@@ -42,7 +53,10 @@ def test_json_of_something_else_is_refused(text: str) -> None:
         "throttled 12.5% of the time\n",
         "CPU: lowered to 1.50 cores\n",
         "memory: not known\n",
-        "offline pods  1\n  batch/job\\x1b[2J  u1  /offline/podu1\n",
+        "cgroups       v1, cgroupfs\n",
+        "engine        grpc\n",
+        "offline pods  1\n  batch/job\\x1b[2J\n",
+        "  1.50 cores, unlimited\n    CPU: lowered to 1.50 cores\n    memory: not known\n",
     ],
 )
 def test_text_shows(shown: str) -> None:
@@ -64,13 +78,55 @@ def test_text_shows(shown: str) -> None:
             id="closed",
         ),
         pytest.param({"dry_run": True}, "dry run: nothing is written\n", id="dry-run"),
+        pytest.param({"attached": AttachStatus("yes", "by /x")}, "attached      yes (by /x)\n", id="attached"),
+        pytest.param({"attached": AttachStatus("unknown", "")}, "attached      unknown\n", id="attached-unknown"),
         pytest.param({"colocation": "pass-through"}, "colocation    pass-through\n", id="pass-through"),
         pytest.param({"pods": STATUS.pods * 60}, "  and 10 more (--json lists them all)\n", id="many-pods"),
         pytest.param({"uptime_s": 0.4}, "up 0 s\n", id="just-started"),
+        pytest.param({"problems": ("a", "b")}, "min\nnot well      a\nnot well      b\ncolocation", id="not-well"),
+        pytest.param({"cgroup": CgroupStatus(2, None)}, "v2, driver not known before the first offline", id="no-pod"),
+        pytest.param({"cgroup": CgroupStatus(0, None)}, "cgroups       none that could hold a box\n", id="no-cgroups"),
+        pytest.param(
+            {"placement": PlacementStatus(3, (STRAY,), (dataclasses.replace(STRAY, container="", detail="why"),))},
+            "placement     3 containers verified, 1 misplaced, 1 not known\n"
+            "  misplaced: batch/job, container main: /elsewhere\n"
+            "  not known: batch/job, sandbox: why\n",
+            id="misplaced",
+        ),
+        pytest.param({"decisions": ()}, "decisions     none yet\n", id="no-decision"),
     ],
 )
 def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> None:
     assert shown in render(dataclasses.replace(STATUS, **change))  # type: ignore[arg-type]
+
+
+def test_text_of_decisions_tells_why_of_what_changed() -> None:
+    oldest = dataclasses.replace(STATUS.decisions[0], cpu_reason="C0", memory_reason="M0")
+    older = dataclasses.replace(oldest, limit_cores=2.0, cpu_reason="C1", memory_reason="M1")
+    latest = dataclasses.replace(older, limit_bytes=1 << 30, cpu_reason="C2", memory_reason="M2")
+    text = render(dataclasses.replace(STATUS, decisions=(latest, older, oldest))).partition("decisions")[2]
+    assert [line.strip() for line in text.splitlines() if line.startswith("    ")] == [
+        "memory: M2",
+        "CPU: C1",
+        "CPU: C0",
+        "memory: M0",
+    ]
+
+
+def test_text_fits_a_terminal_whatever_it_tells() -> None:
+    words = "a long story of why " * 20
+    decision = dataclasses.replace(STATUS.decisions[0], cpu_reason=words)
+    stray = StrayContainer("n" * 63, "p" * 253, "u", "c" * 63, f"/system.slice/{'x' * 300}")
+    status = dataclasses.replace(
+        STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ())
+    )
+    lines = render(status).splitlines()
+    assert [line.split() for line in lines if len(line) > WIDTH] == [
+        [f"{stray.namespace}/{stray.name},"],
+        [stray.detail],
+    ], "what can't be broken alone is longer"
+    head = next(index for index, line in enumerate(lines) if line.startswith("not well"))
+    assert lines[head + 1].startswith(" " * 14)
 
 
 def test_text_of_a_runtime_that_is_gone_says_why() -> None:

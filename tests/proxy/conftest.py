@@ -16,7 +16,8 @@ import structlog
 from fake_runtime import OPTIONS, FakeRuntime
 from grpc import aio
 
-from criproxy.proxy.engine import Forward, Refuse
+from criproxy.proxy.engine import Engine, Forward, Refuse
+from criproxy.proxy.relay.server import RelayServer
 from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, grpc_target
@@ -50,6 +51,7 @@ class FakeInterceptor:
 class FakeMetrics:
     in_flight: int = 0
     calls: list[tuple[str, str, bool]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
     def on_start(self) -> None:
         self.in_flight += 1
@@ -58,6 +60,9 @@ class FakeMetrics:
         assert seconds >= 0
         self.in_flight -= 1
         self.calls.append((method, code, hooked))
+
+    def on_broken(self, reason: str) -> None:
+        self.broken.append(reason)
 
 
 @dataclass
@@ -102,9 +107,14 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
         stack.push_async_callback(link.close)
-        server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
+        server: Engine
+        if engine == "relay":
+            server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic)
+        else:
+            server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
         await server.start()
         stack.push_async_callback(server.stop, 0)
+        listen.publish()
         path = runtime.path if engine == "direct" else listen.path
         channel = await stack.enter_async_context(aio.insecure_channel(grpc_target(path), options=OPTIONS))
         yield Rig(runtime, channel, path, interceptor, metrics)
@@ -146,13 +156,13 @@ def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path) -> Iterator[R
     runner.run(context.__aexit__(None, None, None))
 
 
-@pytest.fixture(params=["direct", "grpc"])
+@pytest.fixture(params=["direct", "grpc", "relay"])
 def rig(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
     """What must be the same directly and through each engine."""
     yield from _make_rig(request.param, runner, tmp_path)
 
 
-@pytest.fixture(params=["grpc"])
+@pytest.fixture(params=["grpc", "relay"])
 def proxied(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
     """What only an engine does."""
     yield from _make_rig(request.param, runner, tmp_path)

@@ -14,7 +14,7 @@ from criproxy.model import PLACEMENT_ANNOTATION, AdmissionError, Call, Change, P
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.engine import Forward, Refuse
 from criproxy.proxy.intercept import HookInterceptor, Settings
-from criproxy.proxy.inventory import Inventory
+from criproxy.proxy.inventory import Inventory, Running
 
 RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
 V1 = "/runtime.v1.RuntimeService/"
@@ -95,7 +95,9 @@ class Bench:
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     counters: Counters = field(default_factory=Counters)
+    started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
+    held: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inventory = Inventory(self.runtime.query, lambda place: place.startswith("/offline/"))
@@ -106,7 +108,9 @@ class Bench:
             self.box,
             self.counters,
             child_quota=False,
+            on_started=self.started.append,
             on_removed=self.removed.append,
+            held=lambda pod: self.held.get(pod.uid, ""),
         )
 
     def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
@@ -420,3 +424,49 @@ def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
         assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert [(line["event"], line["error"]) for line in logs] == [("would_refuse", CLOSED)]
     assert bench.counters.refusals == []
+
+
+# --- what has started ----------------------------------------------------------------------------------------------
+
+
+def _start(bench: Bench, container: str) -> None:
+    message = cri.StartContainerRequest(container_id=container.encode()).SerializeToString()
+    assert forwarded(bench.send(V1 + "StartContainer", message, b"")) == message
+
+
+def test_started_sandbox_and_container_of_the_box_are_told_by_name() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    create = cri.CreateContainerRequest.FromString(create_request("s1", True))
+    create.config.metadata.name = b"main"
+    bench.send(V1 + "CreateContainer", create.SerializeToString(), b"\n\x02c1")
+    assert [(one.id, one.container) for one in bench.started] == [("s1", "")]
+    _start(bench, "c1")
+    assert [(one.id, one.container, one.sandbox.id) for one in bench.started[1:]] == [("c1", "main", "s1")]
+
+
+def test_restored_containers_are_told() -> None:
+    bench = Bench()
+    request = cri.RestorePodRequest(config=_config(True), container_configs=[cri.ContainerConfig()])
+    answer = cri.RestorePodResponse(pod_sandbox_id=b"s9", restored_containers=[{"container_id": b"c9", "name": b"a"}])
+    bench.send(V1 + "RestorePod", request.SerializeToString(), answer.SerializeToString())
+    assert [(one.id, one.container) for one in bench.started] == [("s9", ""), ("c9", "a")]
+
+
+def test_start_that_failed_and_starts_of_others_are_not_told() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(False), "online")
+    bench.send(V1 + "CreateContainer", create_request("online", False), b"\n\x02c1")
+    _start(bench, "c1")
+    _start(bench, "nobody")
+    bench.send(V1 + "RunPodSandbox", run_request(True))
+    assert bench.started == []
+
+
+def test_held_pod_is_refused_with_the_reason_and_others_are_not() -> None:
+    bench = Bench(held={"1": "it landed elsewhere"})
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert verdict.message.endswith("offline pod batch/job: it landed elsewhere; kubelet tries again by itself")
+    assert bench.box.admitted == []
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)

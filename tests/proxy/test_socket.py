@@ -213,6 +213,32 @@ def test_release_leaves_the_symlink_of_a_successor(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_successor_binds_beside_a_live_socket_and_takes_the_name_when_it_publishes(tmp_path: Path) -> None:
+    old = ListenSocket(tmp_path / "c.sock", pid=1)
+    with serving(old):
+        new = ListenSocket(tmp_path / "c.sock", pid=2, succeeds=True)
+        new.claim()
+        assert (old.is_published, new.is_published) == (True, False)
+        with serving(new):
+            assert (old.is_published, new.is_published) == (False, True)
+            assert connects(old.own)
+            old.publish()
+            assert (old.is_published, new.is_published) == (True, False)
+
+
+def test_successor_refuses_what_is_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "c.sock").write_text("mine")
+    with pytest.raises(SocketError, match="not a socket"):
+        ListenSocket(tmp_path / "c.sock", pid=2, succeeds=True).claim()
+
+
+def test_leftovers_are_cleared_while_we_serve(tmp_path: Path) -> None:
+    with serving(ListenSocket(tmp_path / "c.sock", pid=1)):
+        leave_dead(tmp_path / "c.sock.7")
+        ListenSocket(tmp_path / "c.sock", pid=1).clear_leftovers()
+        assert sorted(os.listdir(tmp_path)) == ["c.sock", "c.sock.1"]
+
+
 # --- owner and mode ------------------------------------------------------------------------------------------------
 
 
@@ -271,8 +297,10 @@ async def main():
     directory = pathlib.Path.cwd()
     link = RuntimeLink(directory / "runtime.sock", ignore, structlog.get_logger())
     carrier = Carrier(link.channel, FakeInterceptor(), FakeMetrics(), time.monotonic)
-    server = ProxyServer(carrier, ListenSocket(directory / "proxy.sock", os.getpid()))
+    listen = ListenSocket(directory / "proxy.sock", os.getpid())
+    server = ProxyServer(carrier, listen)
     await server.start()
+    listen.publish()
     print("listening", flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -301,3 +329,32 @@ def test_server_killed_is_succeeded_and_a_live_one_is_not(tmp_path: Path) -> Non
             first.kill()
             first.communicate()
     assert {entry.name for entry in tmp_path.iterdir()} == {"proxy.sock", f"proxy.sock.{first.pid}"}
+
+
+# --- the bypass ----------------------------------------------------------------------------------------------------
+
+
+def test_claim_takes_the_place_of_a_live_bypass(tmp_path: Path) -> None:
+    bypass = tmp_path / "bypass.sock"
+    listen = ListenSocket(tmp_path / "c.sock", 77, bypass)
+    with listening(bypass):
+        listen.path.symlink_to(bypass)
+        assert listen.is_bypassed
+        with serving(listen):
+            assert not listen.is_bypassed
+            assert os.readlink(listen.path) == "c.sock.77"
+
+
+def test_claim_refuses_a_live_socket_that_is_not_the_bypass(tmp_path: Path) -> None:
+    other = tmp_path / "other.sock"
+    listen = ListenSocket(tmp_path / "c.sock", 77, tmp_path / "bypass.sock")
+    with listening(other):
+        listen.path.symlink_to(other)
+        with pytest.raises(SocketError, match="another process serves"):
+            listen.claim()
+
+
+def test_claim_clears_what_a_switch_to_the_bypass_left_half_done(tmp_path: Path) -> None:
+    (tmp_path / "c.sock.0~").symlink_to(tmp_path / "bypass.sock")
+    ListenSocket(tmp_path / "c.sock", 77, tmp_path / "bypass.sock").claim()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,197 @@
+"""The status as text, for people."""
+
+import itertools
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from criproxy.bypass import BypassStatus
+from criproxy.control.guardlaw import GuardStatus
+from criproxy.observe.status import (
+    BoxStatus,
+    CgroupStatus,
+    ConfigStatus,
+    DecisionStatus,
+    PlacementStatus,
+    Status,
+    StrayContainer,
+)
+
+WIDTH: Final = 100
+_HEAD: Final = 14
+_SHOWN: Final = 50
+
+
+def render(status: Status) -> str:
+    """The status as text for a terminal of `WIDTH` columns, newline at the end."""
+    return "".join(f"{line}\n" for text in _lines(status) for line in _wrapped(printable(text)))
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey: names come from requests and may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _wrapped(line: str) -> list[str]:
+    """What goes on is indented by as much as the line, and by a row's head."""
+    indent = len(line) - len(line.lstrip()) + 2
+    hanging = " " * (indent if line.startswith(" ") else _HEAD)
+    # A path that is longer than a line stays whole, to be copied.
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False)
+    return wrapper.wrap(line) or [line]
+
+
+def _lines(status: Status) -> Iterator[str]:
+    dry = ", dry run: nothing is written" if status.dry_run else ""
+    yield f"criproxy {status.version}, pid {status.pid}, up {_duration(status.uptime_s)}{dry}"
+    for problem in status.problems:
+        yield _row("not well", problem)
+    if status.upgrade.predecessor:
+        yield _row("upgrade", "the criproxy before this one finishes its calls")
+    yield _row("colocation", status.colocation)
+    if status.schedule.holds:
+        yield _row("schedule", status.schedule.holds)
+    if status.schedule.closed:
+        yield f"  no new offline pods: {status.schedule.closed}"
+    runtime = status.runtime
+    state = f"ready, {runtime.version}" if runtime.ready else f"not ready: {runtime.problem}"
+    yield _row("runtime", f"{runtime.socket} ({state})")
+    where = f" ({status.attached.where})" if status.attached.where else ""
+    yield _row("attached", f"{status.attached.state}{where}")
+    yield _row("engine", status.engine)
+    if status.bypass is not None:
+        yield _row("bypass", _bypass(status.bypass))
+    yield from _config_lines(status.config)
+    yield _row("cgroups", _cgroup(status.cgroup))
+    yield from _box_lines(status.box)
+    yield from _guard_lines(status.guard)
+    yield _row("offline pods", str(len(status.pods)))
+    yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    yield from _placement_lines(status.placement)
+    if status.unbounded:
+        yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
+        yield from _listed(status.unbounded)
+    yield from _decision_lines(status.decisions)
+
+
+def _listed(lines: Sequence[str]) -> Iterator[str]:
+    yield from (f"  {line}" for line in lines[:_SHOWN])
+    if len(lines) > _SHOWN:
+        yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
+
+
+def _placement_lines(placement: PlacementStatus) -> Iterator[str]:
+    misplaced, unknown = len(placement.misplaced), len(placement.unknown)
+    yield _row("placement", f"{placement.verified} containers verified, {misplaced} misplaced, {unknown} not known")
+    yield from _listed([f"misplaced: {_stray(one)}" for one in placement.misplaced])
+    yield from _listed([f"not known: {_stray(one)}" for one in placement.unknown])
+
+
+def _stray(one: StrayContainer) -> str:
+    return f"{one.namespace}/{one.name}, {f'container {one.container}' if one.container else 'sandbox'}: {one.detail}"
+
+
+def _cgroup(cgroup: CgroupStatus) -> str:
+    if not cgroup.version:
+        return "none that could hold a box"
+    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before the first offline pod'}"
+
+
+def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
+    """With the reason of what changed; of the oldest, nobody knows what did."""
+    yield _row("decisions", "" if decisions else "none yet")
+    for decision, before in itertools.zip_longest(decisions, decisions[1:]):
+        applied = "" if decision.applied else " (not applied)"
+        limits = f"{_cores(decision.limit_cores)} cores, {_size(decision.limit_bytes)}"
+        yield f"  {_moment(decision.decided_s)}  {limits}{applied}"
+        if before is None or before.limit_cores != decision.limit_cores:
+            yield f"    CPU: {decision.cpu_reason}"
+        if before is None or before.limit_bytes != decision.limit_bytes:
+            yield f"    memory: {decision.memory_reason}"
+
+
+def _bypass(bypass: BypassStatus) -> str:
+    after = "never opens" if bypass.after_s is None else f"opens after {bypass.after_s:g} s without criproxy"
+    if bypass.open_since_s is not None:
+        after = f"open since {_moment(bypass.open_since_s)}"
+    used = f"; opened {bypass.uses} times, last at {_moment(bypass.last_s)}" if bypass.last_s is not None else ""
+    return after + used
+
+
+def _moment(wall_s: float) -> str:
+    """In local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _config_lines(config: ConfigStatus) -> Iterator[str]:
+    yield _row("config", f"{config.file} ({f'{len(config.errors)} errors' if config.errors else 'ok'})")
+    for error in config.errors:
+        yield f"  {error}"
+    if config.needs_restart:
+        yield f"  changed, but in force only after a restart: {', '.join(config.needs_restart)}"
+
+
+def _box_lines(box: BoxStatus) -> Iterator[str]:
+    path = "none yet" if box.path is None else box.path
+    yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
+    if box.cpu is None or box.memory is None:
+        yield "  no sample yet"
+        return
+    cpu, memory = box.cpu, box.memory
+    yield f"  {'':8}{'capacity':>12}{'node':>12}{'online':>12}{'predicted':>12}{'box':>12}{'limit':>12}"
+    cores = (cpu.capacity_cores, cpu.node_cores, cpu.online_cores, cpu.prediction_cores, cpu.box_cores, cpu.limit_cores)
+    yield f"  {'cores':8}" + "".join(f"{_cores(value):>12}" for value in cores)
+    sizes = (
+        memory.capacity_bytes,
+        memory.node_bytes,
+        memory.online_bytes,
+        memory.prediction_bytes,
+        memory.box_bytes,
+        memory.limit_bytes,
+    )
+    yield f"  {'memory':8}" + "".join(f"{_size(value):>12}" for value in sizes)
+    yield f"  in the next hour, online should stay below {_cores(cpu.hour_cores)} cores and {_size(memory.hour_bytes)}"
+    yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
+    yield f"  CPU: {cpu.reason}"
+    yield f"  memory: {memory.reason}"
+
+
+def _guard_lines(guard: GuardStatus) -> Iterator[str]:
+    if not guard.enabled:
+        yield _row("guard", "off")
+        return
+    state = "at rest" if guard.ceiling_cores is None else f"{guard.ceiling_cores:.2f} cores at most ({guard.reason})"
+    counts = f"squeezes {guard.squeezes}, needless {guard.false_alarms}, failures {guard.failures}"
+    yield _row("guard", f"{state} ({counts})")
+    yield f"  pressure: {guard.pressure}"
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<{_HEAD}}{text}"
+
+
+def _cores(value: float | str | None) -> str:
+    return _word(value) if value is None or isinstance(value, str) else f"{value:.2f}"
+
+
+def _size(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return _word(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def _word(value: str | None) -> str:
+    return "not known" if value is None else value
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:2]) or "0 s"
