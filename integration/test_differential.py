@@ -153,7 +153,8 @@ def _outcome(call: Any, step: "Step", ids: Ids, answers: list[bytes]) -> Answer:
     if step.late and (code == "DEADLINE_EXCEEDED" or "deadline exceeded" in (call.details() or "")):
         return Answer("late")  # who notices first, client or runtime, and in which words, is a race of theirs
     messages = [_parse(step.method, answer) for answer in answers]
-    if step.keep and messages:
+    if step.keep:
+        assert messages, f"{step.name}, on which all later ones rely: {code}: {call.details()}"
         (ids[step.keep],) = (value for _, value in messages[0].ListFields())
     return Answer(
         code,
@@ -188,7 +189,7 @@ class Step:
     request: Callable[[Ids], Message]
     code: str | None = "OK"
     keep: str = ""
-    timeout_s: float = 60
+    timeout_s: float = 300
     late: bool = False
 
 

@@ -28,16 +28,16 @@ from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, s
 from integration.lab.process import LabError, all_pids, argv_of, is_running, wait_until
 from integration.lab.watch import Watch, lives
 
-pytestmark = pytest.mark.timeout(1200)  # the first run builds kubelet
+pytestmark = pytest.mark.timeout(2400)  # the first run builds kubelet, and the first test boots it on slow nodes, twice
 
 Say = Callable[[str], object]
 
 WATCH_S = 300.0
 POLL_S = 0.5
-ALONE_S = 30.0
-"""Kubelet 1.20 gives up 5 s after its start when no runtime answers."""
-WELL_S = 120.0
-RESTART_S = 180.0
+ALONE_S = 120.0
+"""Kubelet 1.20 gives up 5 s after its start when no runtime answers; an emulated node takes most of a minute for that."""
+WELL_S = 300.0
+RESTART_S = 300.0
 """For what kubelet finds at its next look at a pod, at most a minute later."""
 GONE_S = 300.0
 """Kubelet collects ended sandboxes once a minute, from its start on, and containers in the round before."""

@@ -22,9 +22,11 @@ from integration.lab.naming import driver
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
 
-START_S = 60
-POD_S = 180
+START_S = 180
+POD_S = 300
 """Kubelet tries again 10 s and more after each failure, and a busy machine is slow."""
+ANSWER_S = 60
+"""These three are long, for an emulated node with a busy host."""
 POLL_S = 0.2
 """Kubelet logs each question."""
 BUILD = Path(__file__).resolve().parent / "build-kubelet"
@@ -90,7 +92,7 @@ class Kubelet:
     def start(self, until_ready: bool = True) -> None:
         """Start it and return once it is ready, unless told not to wait. Builds kubelet when it is not there: minutes.
 
-        Raises LabError when it ends (as it does when its runtime does not answer) or is not ready within a minute, or
+        Raises LabError when it ends (as it does when its runtime does not answer) or is not ready in three minutes, or
         when a kubelet that is no lab's runs.
         """
         _refuse_beside_foreign()
@@ -166,7 +168,7 @@ class Kubelet:
         return json.loads(self._get("/stats/summary"))
 
     def wait_running(self, name: str) -> PodStatus:
-        """Wait until all containers of a pod run. Raises LabError after three minutes."""
+        """Wait until all containers of a pod run. Raises LabError after five minutes."""
 
         def running() -> PodStatus | None:
             pod = self.pods().get(name)
@@ -177,7 +179,7 @@ class Kubelet:
         return pod
 
     def wait_gone(self, pod: PodStatus) -> None:
-        """Wait until kubelet forgot a removed pod and its own cgroup is gone. Raises LabError after three minutes."""
+        """Wait until kubelet forgot a removed pod and its own cgroup is gone. Raises LabError after five minutes."""
         kubepods = f"{self.cgroup_root.rstrip('/')}/kubepods"
         own = [Tree(f"{kubepods}{qos}/pod{pod.uid}") for qos in ("", "/burstable", "/besteffort")]
 
@@ -195,7 +197,7 @@ class Kubelet:
         return self._process
 
     def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=ANSWER_S) as answer:
             content: bytes = answer.read()
             return content
 

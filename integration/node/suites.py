@@ -24,7 +24,7 @@ from integration.node.spawn import NodeError
 from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
 
 SMOKE = "integration/test_smoke.py"
-SMOKE_S, FILE_S = 420, 3600
+SMOKE_S, FILE_S = 900, 3600
 TEST_S = 900
 """A test's own time-out: Python is fifteen times slower there."""
 PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver
-from criproxy.cgroup.naming import directory_of
+from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
 from criproxy.model import Limits
@@ -95,4 +95,6 @@ class Box:
     def close(self) -> None:
         for scope in list(self._runs):
             self.end(scope)
+        for name in self.driver.pods(BOX):
+            self.driver.remove_pod(parse_box(BOX).pod(name))
         systemctl("stop", BOX)

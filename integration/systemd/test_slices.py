@@ -111,6 +111,7 @@ def test_limits_hold_with_a_pod_through(busy: Box, event: Callable[[Box], object
     before = held(BOX)
 
     event(busy)
+    time.sleep(1)
     busy.tick()
 
     assert held(BOX) == before
@@ -138,7 +139,8 @@ def test_what_somebody_else_sets_is_put_back_by_one_tick_and_counted_once(
     busy.tick()
 
     assert (after, held(BOX)) == (before, before)
-    assert ticks[0] > 0
+    # On v1 the kernel takes no memory limit above that with swap, which systemd does not know.
+    assert ticks[0] > 0 or (V1 and "MemoryMax=1G" in properties)
     assert ticks[1] == 0
 
 
@@ -172,7 +174,7 @@ def test_lifted_limits_are_lifted_in_systemd_too(busy: Box) -> None:
 
     assert busy.driver.read(BOX) == busy.limits
     assert (shown(BOX, "MemoryMax"), text(BOX, "cpu.idle", "cpu")) == ("infinity", "1")
-    assert shown(BOX, "CPUQuotaPerSecUSec") == ("300ms" if V1 else "infinity")
+    assert shown(BOX, "CPUQuotaPerSecUSec") == "infinity"
 
 
 def test_fifty_changes_each_hold_in_the_files_and_in_systemd(busy: Box) -> None:
