@@ -39,12 +39,11 @@ from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.status import AttachStatus
 from criproxy.proxy import codec
-from criproxy.proxy.engine import Engine
+from criproxy.proxy.chosen import ChosenEngine
 from criproxy.proxy.intercept import HookInterceptor
 from criproxy.proxy.inventory import Inventory, Running
 from criproxy.proxy.process import process_of
 from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
-from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, SocketError
 from criproxy.reload import Reload, Told
 from criproxy.report import Reporter
@@ -112,6 +111,8 @@ class Daemon:
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
         self._make_pods(standing, driver)
         self._bypass = bypass.of_service(os.environ)
+        predecessor = Predecessor.of_environment(os.environ)
+        self._make_proxy(standing, driver, succeeds=predecessor is not None)
         self._reporter = Reporter(
             self._metrics,
             self._box,
@@ -120,14 +121,12 @@ class Daemon:
             self._notifier,
             unbounded=self._unbounded,
             verifier=self._verifier,
-            engine="grpc",
+            engine=self._engine,
             config_file=watch.file,
             dry_run=dry_run,
             clock=time.monotonic,
         )
         self._make_control(standing, driver)
-        predecessor = Predecessor.of_environment(os.environ)
-        self._make_proxy(standing, driver, succeeds=predecessor is not None)
         self._make_upgrades(predecessor)
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
@@ -197,10 +196,17 @@ class Daemon:
             on_removed=self._pod_removed,
             held=self._verifier.held,
         )
-        listen = Path(standing.config.proxy.listen_path)
-        self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=succeeds)
-        carrier = Carrier(self._link.channel, self._interceptor, self._metrics, time.monotonic)
-        self._engine: Engine = ProxyServer(carrier, self._socket)
+        proxy, pid = standing.config.proxy, os.getpid()
+        self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
+        self._engine = ChosenEngine(
+            proxy.carried_by,
+            self._link,
+            self._socket,
+            pid=pid,
+            interceptor=self._interceptor,
+            metrics=self._metrics,
+            clock=time.monotonic,
+        )
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> None:
         address = self._loaded.config.observe.host_port

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from criproxy import __version__
 from criproxy.bypass import BypassStatus
@@ -46,10 +46,19 @@ _HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
 
 
+class EngineView(Protocol):
+    """What carries new connections, and what is wrong with it (None: nothing)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
 class Reporter:
     """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads.
 
-    `engine`: what carries the calls. `clock`: monotonic, in s.
+    `clock`: monotonic, in s.
     """
 
     def __init__(
@@ -62,7 +71,7 @@ class Reporter:
         *,
         unbounded: Unbounded,
         verifier: Verifier,
-        engine: str,
+        engine: EngineView,
         config_file: Path,
         dry_run: bool,
         clock: Callable[[], float],
@@ -170,7 +179,7 @@ class Reporter:
     def _problems(self) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
         state, bypass = self._box.state(), self.bypass()
-        for problem in (self.unhealthy(), self._unready()):
+        for problem in (self.unhealthy(), self._unready(), self._engine.problem):
             if problem is not None:
                 yield problem
         if self._config.errors:
@@ -213,7 +222,7 @@ class Reporter:
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
             problems=tuple(self._problems()),
-            engine=self._engine,
+            engine=self._engine.name,
             cgroup=self._cgroup_status(),
             placement=self._placement_status(),
             decisions=latest_decisions(history.records(), _DECISIONS),

@@ -31,6 +31,7 @@ from integration.lab.naming import placement, spelled
 ABSENT = "127.0.0.1:1/absent:1"
 UNKNOWN = "f" * 64
 APIS: tuple[Api, ...] = get_args(Api)
+ENGINES = ("grpc", "relay")
 MIB = 1 << 20
 
 Ids = dict[str, str]
@@ -604,9 +605,10 @@ class Site:
         self.runtime.restart()  # brings the images back
         return record
 
-    def proxied(self, api: Api, rules: list[dict[str, object]] | None = None) -> Record:
+    def proxied(self, api: Api, engine: str, rules: list[dict[str, object]] | None = None) -> Record:
         switch = {"enabled": True} | ({"rules": rules} if rules else {})
-        proxy = Criproxy(self.runtime.directory, self.runtime.socket, {"colocation": switch, "control": QUICK})
+        config = {"proxy": {"engine": engine}, "colocation": switch, "control": QUICK}
+        proxy = Criproxy(self.runtime.directory, self.runtime.socket, config)
         proxy.start()
         record = run(proxy.socket, api, self.place)
         proxy.stop()
@@ -625,8 +627,9 @@ def site(lab: Path) -> Iterator[Site]:
 @pytest.mark.parametrize("api", APIS)
 def test_proxied_calls_are_answered_as_direct_ones(site: Site, api: Api) -> None:
     direct = site.direct(api)
-    found = differences(direct, site.proxied(api))
-    assert not found, f"{len(found)} of {len(direct)} steps differ:\n" + "\n".join(found.values())
+    for engine in ENGINES:
+        found = differences(direct, site.proxied(api, engine))
+        assert not found, f"{engine}: {len(found)} of {len(direct)} steps differ:\n" + "\n".join(found.values())
     astray = as_meant(direct, steps(site.place))
     assert not astray, "\n".join(astray)
 
@@ -656,10 +659,11 @@ def as_meant(record: Record, made: list[Step]) -> list[str]:
     return astray + [f"{method} never succeeds" for method in unused]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ["GetContainerEvents", "MethodOfTomorrow"])
-def test_stream_that_the_runtime_lacks_is_unimplemented_each_time(site: Site, method: str) -> None:
+def test_stream_that_the_runtime_lacks_is_unimplemented_each_time(site: Site, method: str, engine: str) -> None:
     """containerd says so before it has read the request, while that is still being written; kubelet relies on it."""
-    proxy = Criproxy(site.runtime.directory, site.runtime.socket)
+    proxy = Criproxy(site.runtime.directory, site.runtime.socket, {"proxy": {"engine": engine}})
     proxy.start()
     codes = set()
     with grpc.insecure_channel(f"unix://{proxy.socket}", options=OPTIONS) as channel:
@@ -716,9 +720,12 @@ SHOWS_OFFLINE = {
 """Some of the steps that tell an offline pod from an online one."""
 
 
-def test_offline_pods_differ_from_direct_ones_in_placement_and_resources(site: Site) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_offline_pods_differ_from_direct_ones_in_placement_and_resources(site: Site, engine: str) -> None:
     """The same list and the same proxy, with a rule that takes the pods for offline: now the differ must speak."""
-    found = differences(site.direct("runtime.v1"), site.proxied("runtime.v1", [{"label": "app", "present": True}]))
+    found = differences(
+        site.direct("runtime.v1"), site.proxied("runtime.v1", engine, [{"label": "app", "present": True}])
+    )
     assert set(found) >= SHOWS_OFFLINE
     status = found["ContainerStatus of main, verbose True"].splitlines()
     own, boxed = (placement(f"{site.place.cgroup}/{path}") for path in ("kubepods/burstable/podweb", "offline/podweb"))

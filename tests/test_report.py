@@ -66,6 +66,12 @@ class Box:
 
 
 @dataclass
+class Engine:
+    name: str = "grpc"
+    problem: str | None = None
+
+
+@dataclass
 class Inventory:
     placed: tuple[Sandbox, ...] = ()
 
@@ -99,6 +105,7 @@ class Bench:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
         self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
+        self.engine = Engine()
         self.reporter = Reporter(
             Metrics("1"),
             self.box,  # type: ignore[arg-type]
@@ -107,7 +114,7 @@ class Bench:
             self.notifier,  # type: ignore[arg-type]
             unbounded=self.unbounded,  # type: ignore[arg-type]
             verifier=self.verifier,  # type: ignore[arg-type]
-            engine="grpc",
+            engine=self.engine,
             config_file=Path("/c.toml"),
             dry_run=False,
             clock=lambda: self.now_s,
@@ -316,6 +323,10 @@ def _unbind(bench: Bench) -> None:
     bench.unbounded.found = {"s": POD}
 
 
+def _go_blind(bench: Bench) -> None:
+    bench.engine.problem = "proxy.blind is on"
+
+
 def _open_bypass(bench: Bench) -> None:
     bench.reporter.bypass = lambda: BypassStatus(10.0, 1.7e9, 1, 1.7e9)
 
@@ -331,6 +342,7 @@ def _open_bypass(bench: Bench) -> None:
         pytest.param(_fail_tick, "last tick failed", id="tick"),
         pytest.param(_misplace, "1 containers of offline pods run outside the box", id="misplaced"),
         pytest.param(_unbind, "1 offline pods run outside the box", id="unbounded"),
+        pytest.param(_go_blind, "proxy.blind is on", id="engine"),
         pytest.param(_open_bypass, "the bypass is open", id="bypass"),
     ],
 )

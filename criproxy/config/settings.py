@@ -32,6 +32,24 @@ class Proxy(Struct, frozen=True, kw_only=True):
             extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
         ),
     ] = "/run/containerd/containerd.sock"
+    engine: Annotated[
+        Literal["grpc", "relay"],
+        Meta(
+            description="What carries the calls. grpc ends each and makes it anew; relay forwards HTTP/2 frames and "
+            "opens the calls alone that hooks name, which costs less. relay is new, and not proven on all runtimes "
+            "and clients yet: hence the default.",
+            extra={"restart": True},
+        ),
+    ] = "grpc"
+    blind: Annotated[
+        bool,
+        Meta(
+            description="For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
+            "engine. Offline pods that start then are not bounded, calls are not counted, and an upgrade cuts calls "
+            "that last longer than 20 seconds.",
+            extra={"restart": True},
+        ),
+    ] = False
     bypass_after_s: Annotated[
         Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
         Meta(
@@ -46,6 +64,11 @@ class Proxy(Struct, frozen=True, kw_only=True):
     def bypass(self) -> float | None:
         """`bypass_after_s`, None for never."""
         return self.bypass_after_s if isinstance(self.bypass_after_s, (int, float)) else None
+
+    @property
+    def carried_by(self) -> Literal["grpc", "relay", "blind"]:
+        """`engine`, unless it is `blind`."""
+        return "blind" if self.blind else self.engine
 
     @property
     def listen_path(self) -> str:

@@ -39,6 +39,16 @@ class Metrics:
             registry=registry,
             buckets=_CALL_BUCKETS_S,
         )
+        self._broken = Counter(
+            "criproxy_connections_broken",
+            "Connections that the relay closed, as what a peer sent could not be followed",
+            registry=registry,
+        )
+        self._given_up = Gauge(
+            "criproxy_relay_given_up",
+            "Whether new connections go to the gRPC engine, as the relay's broke again and again",
+            registry=registry,
+        )
         self._in_flight = Gauge("criproxy_calls_in_flight", "CRI calls under way", registry=registry)
         self._rewrites = Counter(
             "criproxy_rewrites", "Requests of offline pods that were rewritten", ("method",), registry=registry
@@ -130,6 +140,14 @@ class Metrics:
         self._in_flight.dec()
         self._calls.labels(method, code, "true" if hooked else "false").inc()
         self._call_seconds.labels(method).observe(seconds)
+
+    def on_broken(self, reason: str) -> None:
+        """The relay has closed a connection. The reason is for the log: a peer may choose it."""
+        self._broken.inc()
+
+    def on_given_up(self) -> None:
+        """The gRPC engine serves in the relay's place."""
+        self._given_up.set(1)
 
     def on_rewrite(self, operation: str) -> None:
         self._rewrites.labels(operation).inc()

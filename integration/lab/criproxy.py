@@ -20,6 +20,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 Config = Mapping[str, Mapping[str, Any]]
 
+ENGINE = os.environ.get("CRIPROXY_ENGINE", "grpc")
+"""What carries the calls where a test's config does not say it: CRIPROXY_ENGINE=relay runs any test over the relay."""
+
 QUICK: Mapping[str, Any] = {"predictor": "histogram"}
 """For [control]: the box opens after three samples; the calibrated predictor learns for a minute first."""
 
@@ -132,7 +135,7 @@ class Criproxy:
 
     def _complete(self, config: Config) -> Config:
         own: Config = {
-            "proxy": {"listen": str(self.socket), "runtime": str(self._runtime)},
+            "proxy": {"listen": str(self.socket), "runtime": str(self._runtime), "engine": ENGINE},
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
         }

@@ -50,6 +50,8 @@ def test_empty_file_means_the_defaults() -> None:
     ("text", "key", "value"),
     [
         pytest.param('[proxy]\nlisten = "unix:///a//b"', "proxy.listen", "unix:///a//b", id="socket"),
+        pytest.param('[proxy]\nengine = "relay"', "proxy.engine", "relay", id="engine"),
+        pytest.param("[proxy]\nblind = true", "proxy.blind", True, id="blind"),
         pytest.param("[colocation]\nenabled = true", "colocation.enabled", True, id="bool"),
         pytest.param('[colocation]\npresets = ["caelus"]', "colocation.presets", ("caelus",), id="list"),
         pytest.param("[cpu]\nmax_cores = 3", "cpu.max_cores", 3.0, id="whole-number-for-a-float"),
@@ -79,6 +81,7 @@ def test_value_that_is_valid_is_taken(text: str, key: str, value: object) -> Non
         pytest.param(f"[memory]\nmin_bytes = {10**40}", "memory.min_bytes", id="huge-int"),
         pytest.param("[control]\ninterval_s = 2024-01-01", "control.interval_s", id="date"),
         pytest.param('[control]\ncheckpoint = "a/b"', "control.checkpoint", id="relative-path"),
+        pytest.param('[proxy]\nengine = "blind"', "proxy.engine", id="no-such-engine"),
         pytest.param('[proxy]\nlisten = "run/x.sock"', "proxy.listen", id="relative-socket"),
         pytest.param('[proxy]\nlisten = "tcp://127.0.0.1:1"', "proxy.listen", id="tcp"),
         pytest.param('[proxy]\nlisten = "/a/"', "proxy.listen", id="directory"),
@@ -413,13 +416,26 @@ def test_socket_paths_are_plain_and_normal() -> None:
     assert (proxy.listen_path, proxy.runtime_path) == ("/a/c", "/d")
 
 
+@pytest.mark.parametrize(
+    ("text", "carrier"),
+    [
+        pytest.param("", "grpc", id="default"),
+        pytest.param('[proxy]\nengine = "relay"', "relay", id="relay"),
+        pytest.param('[proxy]\nengine = "grpc"\nblind = true', "blind", id="blind-whatever-the-engine"),
+    ],
+)
+def test_calls_are_carried_by_the_engine_unless_it_is_blind(text: str, carrier: str) -> None:
+    assert read(text).config.proxy.carried_by == carrier
+
+
 def test_address_is_host_and_port() -> None:
     assert read('[observe]\naddress = "[::1]:80"').config.observe.host_port == ("::1", 80)
 
 
 def test_restart_keys_are_those_that_changed_and_need_one() -> None:
-    new = read('[proxy]\nlisten = "/x"\n[observe]\naddress = "127.0.0.1:1"\n[cpu]\nmin_cores = 1').config
-    assert restart_keys(Config(), new) == ("proxy.listen", "observe.address")
+    proxy = '[proxy]\nlisten = "/x"\nengine = "relay"\nblind = true\n'
+    new = read(proxy + '[observe]\naddress = "127.0.0.1:1"\n[cpu]\nmin_cores = 1').config
+    assert restart_keys(Config(), new) == ("proxy.listen", "proxy.engine", "proxy.blind", "observe.address")
     assert restart_keys(new, new) == ()
 
 
