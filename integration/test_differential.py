@@ -23,7 +23,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import METHODS, OPTIONS, Api
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import ENGINES, QUICK, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX, PAUSE
 from integration.lab.naming import placement, spelled
@@ -31,7 +31,6 @@ from integration.lab.naming import placement, spelled
 ABSENT = "127.0.0.1:1/absent:1"
 UNKNOWN = "f" * 64
 APIS: tuple[Api, ...] = get_args(Api)
-ENGINES = ("grpc", "relay")
 MIB = 1 << 20
 
 Ids = dict[str, str]
@@ -76,8 +75,8 @@ def differences(direct: Record, proxied: Record) -> dict[str, str]:
 _OF_THE_MOMENT = re.compile(r"(At|timestamp|pid|(?<!In)Bytes|Faults|NanoSeconds|inodesUsed|Count|Errors)$")
 """Fields whose value is the moment's, not the call's."""
 
-_FROM_THE_SECOND_READING_ON = "usageNanoCores"
-"""The runtime reads in the background too, so whether this is there is the moment's."""
+_FROM_A_LATER_READING_ON = ("usageNanoCores", "timestamp")
+"""The runtime reads in the background too, so whether these are there (the time is not 0) is the moment's."""
 
 _PATTERNS = (
     (re.compile(r"/proc/\d+/"), "/proc/<pid>/"),
@@ -108,7 +107,7 @@ def _normalised(value: Any, ids: Ids, *, ordered: bool) -> Any:
                 if _OF_THE_MOMENT.search(name)
                 else _normalised(item, ids, ordered=ordered)
                 for name, item in value.items()
-                if name != _FROM_THE_SECOND_READING_ON
+                if name not in _FROM_A_LATER_READING_ON
             }
         case list():
             items = [_normalised(item, ids, ordered=ordered) for item in value]

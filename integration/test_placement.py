@@ -15,7 +15,7 @@ from integration.lab import cgroups
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import ENGINE, ENGINES, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.pods import assert_within, cgroups_of, strays
 from integration.lab.process import wait_until
@@ -36,6 +36,9 @@ CONFIG: Config = {
 }
 
 
+ON_EACH_ENGINE = pytest.mark.parametrize("site", ENGINES, indirect=True, scope="module")
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A criproxy before the session's containerd, and the cgroup under which both kubepods and the box lie."""
@@ -49,8 +52,9 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(containerd: Containerd) -> Iterator[Site]:
-    proxy = Criproxy(containerd.directory, containerd.socket, CONFIG)
+def site(containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[Site]:
+    engine = getattr(request, "param", ENGINE)
+    proxy = Criproxy(containerd.directory, containerd.socket, {**CONFIG, "proxy": {"engine": engine}})
     proxy.start()
     yield Site(proxy, f"{cgroup_root(containerd.directory)}/placement")
     proxy.stop()
@@ -92,6 +96,7 @@ def kernel(path: str, v1: str, v2: str) -> str:
 # --- where ----------------------------------------------------------------------------------------------------------
 
 
+@ON_EACH_ENGINE
 @pytest.mark.parametrize("qos", QOS)
 def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
     site: Site, through: CriClient, qos: str
@@ -107,13 +112,15 @@ def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
     assert_within(started.pod.id, place)
 
 
+@ON_EACH_ENGINE
 @pytest.mark.parametrize("qos", QOS)
 def test_online_pod_is_where_its_request_named_it(site: Site, through: CriClient, qos: str) -> None:
     labels = {"colocation.criproxy.io/class": "online"}
     started = start(through, site, labels, qos)
     for what in (started.pod, started.container):
         assert set(cgroups.of_process(through.pid(what)).values()) == {f"{started.parent}/{what.id}"}
-    assert len(strays(started.pod.id, site.box)) == len(cgroups.of_process(1)) * 3
+    everywhere = len(cgroups.of_process(1)) * 3  # pause, the shell, and its child as soon as that has been started
+    wait_until(lambda: len(strays(started.pod.id, site.box)) == everywhere, 60, "all to be outside the box")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,7 @@ def test_static_pod_of_kube_system_stays_where_it_is_whatever_its_marks(
     assert_within(pod.id, f"{site.box}/pod{uid}" if placed else parent)
 
 
+@ON_EACH_ENGINE
 @pytest.mark.parametrize("length", [64, 13])
 def test_container_follows_its_sandbox_whatever_its_own_request_says(
     site: Site, through: CriClient, length: int

@@ -20,6 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 Config = Mapping[str, Mapping[str, Any]]
 
+ENGINES = ("grpc", "relay")
 ENGINE = os.environ.get("CRIPROXY_ENGINE", "grpc")
 """What carries the calls where a test's config does not say it: CRIPROXY_ENGINE=relay runs any test over the relay."""
 

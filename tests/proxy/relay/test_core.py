@@ -27,6 +27,14 @@ def test_hooked_request_waits_for_its_verdict_but_its_headers_do_not() -> None:
     assert talk.upstream_sees() == [(DATA, 1, prefixed(b"other"))]
 
 
+@pytest.mark.parametrize("field", [("grpc-trace-bin", "AAE"), ("user-agent", "kubelet/1.30"), ("grpc-timeout", "9S")])
+def test_headers_of_a_hooked_call_are_the_very_bytes_that_came(field: tuple[str, str]) -> None:
+    talk = Talk()
+    headers = talk.request_headers(1, HOOKED, field)
+    talk.from_client(headers)
+    assert talk.upstream == headers
+
+
 def test_incomplete_hooked_message_is_paid_back_at_once() -> None:
     talk = Talk()
     talk.from_client(talk.request_headers(1, HOOKED) + frames.frame(DATA, 0, 1, bytes(100)))

@@ -177,6 +177,13 @@ async def test_blind_relay_passes_hooked_calls_unopened_and_counts_nothing(
         assert on.metrics.calls == []
 
 
+async def test_runtime_sees_who_the_client_is(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """gRPC's own engine names itself."""
+    async with stage(tmp_path) as on, on.client(primary_user_agent="kubelet/1.30") as client:
+        await client.unary_unary(VERSION)(b"x")
+        assert str(dict(on.runtime.calls[-1].metadata)["user-agent"]).startswith("kubelet/1.30 ")
+
+
 async def test_runtime_away_is_unavailable_and_back_is_served(runner: asyncio.Runner, tmp_path: Path) -> None:
     async with stage(tmp_path) as on, on.client(max_reconnect_backoff_ms=100) as client:
         assert await client.unary_unary(VERSION)(b"1") == b"1"
