@@ -23,7 +23,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import METHODS, OPTIONS, Api
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ENGINES, QUICK, Criproxy
+from integration.lab.criproxy import ENGINES, QUICK, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX, PAUSE
 from integration.lab.naming import placement, spelled
@@ -606,7 +606,7 @@ class Site:
 
     def proxied(self, api: Api, engine: str, rules: list[dict[str, object]] | None = None) -> Record:
         switch = {"enabled": True} | ({"rules": rules} if rules else {})
-        config = {"proxy": {"engine": engine}, "colocation": switch, "control": QUICK}
+        config: Config = {"proxy": {"engine": engine}, "colocation": switch, "control": QUICK}
         proxy = Criproxy(self.runtime.directory, self.runtime.socket, config)
         proxy.start()
         record = run(proxy.socket, api, self.place)

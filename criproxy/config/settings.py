@@ -45,8 +45,8 @@ class Proxy(Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
-            "engine. Offline pods that start then are not bounded, calls are not counted, and an upgrade cuts calls "
-            "that last longer than 20 seconds.",
+            "engine. Offline pods that start then are not bounded (see colocation.on_unbounded), calls are not "
+            "counted, and an upgrade cuts calls that last longer than 20 seconds.",
             extra={"restart": True},
         ),
     ] = False
