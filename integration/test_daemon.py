@@ -506,6 +506,7 @@ def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(no
     assert not node.proxy.status()["runtime"]["ready"]
     (node.lab / "away.sock").rename(socket_file)
     wait_until(node.proxy.is_ready, WAIT_S, "readiness", node.proxy.log)
+    wait_until(node.client.is_ready, WAIT_S, "the client's connection")  # by the relay, it was closed meanwhile
     assert node.is_in_box(node.run("offline"))
     status = node.proxy.status()["runtime"]
     assert (status["ready"], status["problem"]) == (True, "")
