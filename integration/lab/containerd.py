@@ -12,7 +12,8 @@ from integration.lab.directory import socket_path
 from integration.lab.naming import Driver, driver, told_of_spec
 from integration.lab.process import LabError, Process, all_pids, argv_of, descendants, kill_all
 
-START_S = 60
+START_S = 180
+"""Enough for an emulated node that others keep busy, too."""
 CAP_SYS_RESOURCE = 24
 OVERLAYFS = "overlay"
 

@@ -15,7 +15,8 @@ from integration.lab.directory import socket_path
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
 
-START_S = 60
+START_S = 180
+"""Enough for an emulated node that others keep busy, too."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 Config = Mapping[str, Mapping[str, Any]]

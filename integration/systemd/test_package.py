@@ -239,6 +239,7 @@ def test_removal_leaves_pods_in_their_box_and_tells_how_to_lift_its_limits(insta
         pytest.skip("the limits are read from the files of v2, below a slice")
     service._import_images()
     package.configure(toml(pods.STATIC))
+    package.wait_status("colocation    on")
     with CriClient(LISTEN) as client:
         container = pods.run_offline(client, "batch")
         assert pods.is_in_box(client, container)

@@ -176,15 +176,6 @@ class Node:
         self.criproxy.reload()
         wait_until(lambda: self.meter.quota_cores == pytest.approx(cores, abs=1e-4), WAIT_S, f"{cores} cores")
 
-    def create(self) -> Callable[[], None]:
-        """A pod that is to use all CPUs, and what starts it."""
-        uid = str(uuid.uuid4())
-        parent = f"kubepods-besteffort-pod{uid.replace('-', '_')}.slice"
-        resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, oom_score_adj=1000)
-        pod = self.client.run_pod(uid[:8], uid=uid, labels=LABELS, cgroup_parent=parent, resources=resources)
-        container = self.client.create_container(pod, "main", busy_loops(), image=IMAGE, resources=resources)
-        return lambda: self.client.start(container)
-
     def pods(self) -> list[str]:
         return [sandbox.id for sandbox in self.client.list_pods()]
 
@@ -198,15 +189,27 @@ class Node:
         return self.meter.between(began_s, ended_s)
 
 
+def create_pod(client: CriClient) -> Callable[[], None]:
+    """A pod that is to use all CPUs, and what starts it."""
+    uid = str(uuid.uuid4())
+    parent = f"kubepods-besteffort-pod{uid.replace('-', '_')}.slice"
+    resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, oom_score_adj=1000)
+    pod = client.run_pod(uid[:8], uid=uid, labels=LABELS, cgroup_parent=parent, resources=resources)
+    container = client.create_container(pod, "main", busy_loops(), image=IMAGE, resources=resources)
+    return lambda: client.start(container)
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     criproxy = Criproxy(tmp_path_factory.mktemp("criproxy"), CONTAINERD_SOCKET, config(QUOTA))
     criproxy.start()
-    box = Cgroup("/offline")
-    wait_until(box.file("cpu", "cpu.max").exists, WAIT_S, "the box", criproxy.log)
-    wait_until(lambda: box.quota_cores() == pytest.approx(QUOTA, abs=1e-4), WAIT_S, "its quota", criproxy.log)
-    with CriClient(criproxy.socket) as client, Meter(box) as meter:
-        yield Node(criproxy, client, meter)
+    with CriClient(criproxy.socket) as client:
+        wait_until(client.is_ready, WAIT_S, "the runtime through criproxy", criproxy.log)
+        create_pod(client)()  # the box is made with it: only its parent tells whose node this is
+        box = Cgroup("/offline")
+        wait_until(lambda: box.quota_cores() == pytest.approx(QUOTA, abs=1e-4), WAIT_S, "its quota", criproxy.log)
+        with Meter(box) as meter:
+            yield Node(criproxy, client, meter)
         client.remove_all_pods()
     criproxy.stop()
 
@@ -215,7 +218,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def saturated(node: Node) -> Node:
     """With one pod, and the events' quota."""
     if not node.pods():
-        node.create()()
+        create_pod(node.client)()
     node.limit(QUOTA)
     return node
 
@@ -260,7 +263,7 @@ def restart_containerd(node: Node) -> None:
         pytest.param(lambda _: systemctl("daemon-reload"), id="daemon-reload"),
         pytest.param(lambda _: systemctl("daemon-reexec"), id="daemon-reexec"),
         pytest.param(qos_update, id="kubelet-qos-update"),
-        pytest.param(lambda node: node.create()(), id="further-pod"),
+        pytest.param(lambda node: create_pod(node.client)(), id="further-pod"),
         pytest.param(restart_containerd, id="containerd-restarted"),
     ],
 )
@@ -282,7 +285,7 @@ def test_box_uses_its_quota_until_the_last_pod_leaves_and_from_the_first_one_on(
             saturated.client.stop_and_remove(pod)
 
     leaving = saturated.measure(leave)
-    start = saturated.create()  # the pod is in the box with its sandbox
+    start = create_pod(saturated.client)  # the pod is in the box with its sandbox
     entering = saturated.measure(start)
     before, after = Span.of(leaving), Span.of(entering)
     busy = Span.of([sample for sample in entering if sample.at_s >= entering[-1].at_s - AFTER_S])
