@@ -19,7 +19,7 @@ from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, clean_abandoned, leftovers
 from integration.lab.client import METHODS, CriClient
 from integration.lab.containerd import Containerd, shim_sockets
-from integration.lab.criproxy import Criproxy
+from integration.lab.criproxy import ENGINE, Criproxy
 from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_below, socket_path
 from integration.lab.kubelet import SYSCTLS, Kubelet, static_pod
 from integration.lab.naming import spelled
@@ -265,7 +265,7 @@ def test_criproxy_configuration_is_completed_with_the_lab_s_own_paths(lab: Path)
     rules = [{"label": "tier", "equals": 'a "quoted" \\ ünï'}, {"namespace": True, "prefix": "batch-"}]
     proxy = Criproxy(lab, Path("/run/x.sock"), {"colocation": {"enabled": True, "rules": rules}})
     assert tomllib.loads(proxy.config_file.read_text()) == {
-        "proxy": {"listen": str(lab / "criproxy.sock"), "runtime": "/run/x.sock"},
+        "proxy": {"listen": str(lab / "criproxy.sock"), "runtime": "/run/x.sock", "engine": ENGINE},
         "observe": {"address": proxy.address},
         "control": {"checkpoint": str(lab / "criproxy.checkpoint")},
         "colocation": {"enabled": True, "rules": rules},
