@@ -151,6 +151,7 @@ class Node:
             found[pod.name, kind] = {
                 controller: path.removeprefix(self.root).replace(pod.uid, "UID").replace(own_id, "ID")
                 for controller, path in of_process(pid).items()
+                if controller != "devices"  # v1: systemd moves a sandbox from its scope up to its slice, now and then
             }
         return found
 
@@ -159,8 +160,8 @@ class Node:
         return f"{self.root}/kubepods{QOS[qos_of(pod.name)][0]}/pod{pod.uid}"
 
     def kubelets_directories(self, pod: PodStatus) -> list[Path]:
-        """Where it is, of the hierarchies that kubelet knows: the one of devices, and v2's beside v1, are runc's."""
-        own = [h for h in hierarchies() if h.version == version() and "devices" not in h.controllers]
+        """Where it is, of the hierarchies that kubelet knows: devices, rdma, and v2 beside v1, are runc's."""
+        own = [h for h in hierarchies() if h.version == version() and not {"devices", "rdma"} & {*h.controllers}]
         return [found for h in own if (found := h.directory(self.kubelets_cgroup(pod))).is_dir()]
 
     def pods_in_box(self) -> set[str]:
