@@ -54,11 +54,10 @@ class Engine(Protocol):
         ...
 
     async def drain(self, limit_s: float) -> None:
-        """The public name leads elsewhere now: send clients there, and lose no call.
+        """The public name leads elsewhere now: send clients there, if that can be done, and lose no call.
 
-        Connections are given up with GOAWAY, as the two steps of it that a call just under way survives; calls on them
-        are served as ever until then. Returns when all calls have ended, or after `limit_s`; a stream that never ends
-        by itself (`methods.is_endless`) is ended with UNAVAILABLE when all others have. May be cancelled.
+        Calls that come meanwhile are served as ever. Returns when all have ended but for streams that never end by
+        themselves (`methods.is_endless`), or after `limit_s`. May be cancelled.
         """
         ...
 

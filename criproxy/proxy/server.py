@@ -19,20 +19,11 @@ from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, la
 from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
-AGE_S: Final = 10.0
-"""After so long (give or take a tenth) gRPC asks a client to connect anew, by the two steps of GOAWAY that lose no
-call. It is the only way to have it send one: the server's own stop cancels what comes meanwhile.
-"""
-
-_AWAY_S: Final = 20.0
-"""For so long gRPC waits for a client to answer between the two. Source: gRPC core, chttp2, GracefulGoaway."""
-
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_metadata_size", METADATA_BYTES),
 )
 
-_LOOK_S: Final = 0.1
 _FLUSH_S: Final = 0.05
 """An answer is on its way for a moment after its handler has ended."""
 
@@ -289,19 +280,22 @@ async def _refuse(_requests: object, context: Any) -> bytes:
 
 
 class ProxyServer:
-    """The `engine.Engine` of gRPC's own server, in front of `carrier`. `age_s` is how old a connection becomes."""
+    """The `engine.Engine` of gRPC's own server, in front of `carrier`.
 
-    def __init__(self, carrier: Carrier, listen: ListenSocket, *, age_s: float = AGE_S) -> None:
+    It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
+    it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
+    waits for a moment without a call, and `stop` cuts the connections.
+    """
+
+    def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
         self._carrier = carrier
         self._listen = listen
-        self._age_s = age_s
         self._server: Any = None
 
     async def start(self) -> None:
         self._listen.claim()
         # Not before: a server that is made and never stopped can hold up the interpreter's end.
-        age = ("grpc.max_connection_age_ms", int(self._age_s * 1000))
-        self._server = aio.server(handlers=(self._carrier,), options=(*SERVER_OPTIONS, age))
+        self._server = aio.server(handlers=(self._carrier,), options=SERVER_OPTIONS)
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
@@ -311,14 +305,7 @@ class ProxyServer:
         await self._server.start()
 
     async def drain(self, limit_s: float) -> None:
-        carrier = self._carrier
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                # Each connection is asked to go when its age has come, and closes with its last call.
-                await self._connections_gone(1.1 * self._age_s)
-                await carrier.quiet(limit_s, but_endless=True)
-        carrier.end_endless()
-        await self._connections_gone(_AWAY_S)
+        await self._carrier.quiet(limit_s, but_endless=True)
 
     async def stop(self, grace_s: float) -> None:
         self._listen.release()
@@ -329,10 +316,3 @@ class ProxyServer:
         await asyncio.sleep(_FLUSH_S)
         connections.cut(self._listen.own)
         await self._server.stop(None)
-
-    async def _connections_gone(self, timeout_s: float) -> None:
-        """Wait until no connection is open, but not longer than `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while connections.count(self._listen.own):  # noqa: ASYNC110  # gRPC tells of none
-                    await asyncio.sleep(_LOOK_S)

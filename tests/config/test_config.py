@@ -419,7 +419,7 @@ def test_socket_paths_are_plain_and_normal() -> None:
 @pytest.mark.parametrize(
     ("text", "carrier"),
     [
-        pytest.param("", "grpc", id="default"),
+        pytest.param("", "relay", id="default"),
         pytest.param('[proxy]\nengine = "relay"', "relay", id="relay"),
         pytest.param('[proxy]\nengine = "grpc"\nblind = true', "blind", id="blind-whatever-the-engine"),
     ],

@@ -107,6 +107,7 @@ class Connection:
         self._parts = parts
         self.broken = False
         self._on_closed = on_closed
+        self._told = False
         self._calls: dict[int, tuple[float, str]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +117,7 @@ class Connection:
             parts.buffer,
             on_made=self._accepted,
             on_bytes=self._client_bytes,
-            on_lost=lambda: self._run(self._core.client_closed),
+            on_lost=self._client_lost,
             on_behind=lambda behind: self._hold(self._upstream, behind),
         )
         self._upstream = Side(
@@ -215,7 +216,9 @@ class Connection:
             elif isinstance(action, Close):
                 if action.broken:
                     self._break(action.reason)
-                self._close()
+                    self._close()
+                else:
+                    self._finish()
             else:
                 self._intercept(action)
 
@@ -275,12 +278,32 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _close(self) -> None:
+    def _client_lost(self) -> None:
+        self._run(self._core.client_closed)
         if self._closed:
-            return
+            self._tell()
+
+    def _finish(self) -> None:
+        """Done with both; the client may take what it was sent, and closes first."""
+        self._end()
+        if self.client.transport is None:
+            self._tell()
+        else:
+            self.client.finish()
+
+    def _close(self) -> None:
+        """Close both at once, also a client that was to close first."""
+        self._end()
+        self.client.close()
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._on_closed(self)
+
+    def _end(self) -> None:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
             self._ended(Ended(stream, self._calls[stream][1], _UNAVAILABLE, hooked=False))
-        self.client.close()
         self._upstream.close()
-        self._on_closed(self)

@@ -93,6 +93,19 @@ class Side(asyncio.BufferedProtocol):
             self.transport.close()
             self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
+    def finish(self) -> None:
+        """Send all, and let the peer close first, or close soon after.
+
+        A peer whose last window update met a closed socket would take for lost what it had not read yet.
+        """
+        self.flush()
+        if self.transport is not None and not self.transport.is_closing():
+            self._on_bytes = _discard
+            for reason in tuple(self._in_the_way):
+                self.unblock(reason)
+            self.transport.write_eof()
+            self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
+
     def block(self, reason: str) -> None:
         """Do not read, until this and all other reasons are gone."""
         if not self._in_the_way and self.transport is not None:
@@ -104,3 +117,7 @@ class Side(asyncio.BufferedProtocol):
             self._in_the_way.remove(reason)
             if not self._in_the_way and self.transport is not None:
                 self.transport.resume_reading()
+
+
+def _discard(_: memoryview) -> None:
+    pass
