@@ -28,7 +28,7 @@ from integration.lab.cgroups import Tree, hierarchies, of_process
 from integration.lab.churn import Churn, RecordingClient, Spec
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ENGINE, ENGINES, QUICK, Config, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import Kubelet, static_pod
 from integration.lab.load import Job, Load
@@ -227,16 +227,13 @@ class Slow:
         return str(client.call("RunPodSandbox", request).pod_sandbox_id)
 
 
-ON_EACH_ENGINE = pytest.mark.parametrize("slow", ENGINES, indirect=True)
-
-
 @pytest.fixture
-def slow(lab: Path, request: pytest.FixtureRequest) -> Iterator[Slow]:
+def slow(lab: Path) -> Iterator[Slow]:
     path = lab / "runtime.sock"
     runtime = Process("runtime", [sys.executable, "-m", "integration.lab.slow_runtime", path], lab / "runtime.log")
     root = cgroup_root(lab)
     Tree(f"{root}/kubepods/besteffort").make()
-    proxy = Criproxy(lab, path, {**CONFIG, "proxy": {"engine": getattr(request, "param", ENGINE)}})
+    proxy = Criproxy(lab, path, CONFIG)
     yield Slow(proxy, runtime, root)
     stop_all(proxy)
     runtime.stop()
@@ -249,7 +246,6 @@ def follow_events(client: CriClient) -> None:
     raise AssertionError("the stream has ended with OK")
 
 
-@ON_EACH_ENGINE
 def test_calls_that_last_are_finished_and_event_streams_end_last(slow: Slow, say: Say) -> None:
     proxy, upgrades = slow.proxy, 2
     uids: list[str] = []
@@ -296,7 +292,6 @@ def _once(path: Path, job: Job) -> None:
         job(client)
 
 
-@ON_EACH_ENGINE
 def test_pod_let_in_by_way_of_the_old_process_is_bounded_and_known_to_the_new_one(slow: Slow) -> None:
     """The first offline pod of all comes on a connection to the old process: the box is made by the new one."""
     proxy = slow.proxy
@@ -304,6 +299,7 @@ def test_pod_let_in_by_way_of_the_old_process_is_bounded_and_known_to_the_new_on
     with CriClient(proxy.socket) as client:
         assert client.is_ready()
         upgrade(proxy)
+        wait_until(lambda: proxy.http("/healthz")[0] == 200, WAIT_S, "the new one's address", proxy.log)
         assert proxy.status()["box"]["path"] is None
         slow.start_sandbox(client, "offline-late")
         assert proxy.status()["pid"] == serving(proxy)
