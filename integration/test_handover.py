@@ -49,6 +49,7 @@ RETIRED_S = 45.0
 
 CLASS = "colocation.criproxy.io/class"
 CONFIG: Config = {
+    "proxy": {"engine": "relay"},  # the one that can drain
     "colocation": {"enabled": True},
     "control": {**QUICK, "interval_s": 0.2},
     "cpu": {"min_cores": 0.3},
@@ -354,7 +355,7 @@ def test_new_process_that_fails_is_ended_and_the_old_one_goes_on(
 def test_new_process_that_would_listen_elsewhere_does_not_take_over(slow: Slow) -> None:
     proxy = slow.proxy
     proxy.start()
-    proxy.configure({**CONFIG, "proxy": {"listen": str(proxy.directory / "elsewhere.sock")}})
+    proxy.configure({**CONFIG, "proxy": {"engine": "relay", "listen": str(proxy.directory / "elsewhere.sock")}})
     outcome = command(proxy)
     assert outcome.returncode == 1
     assert f"pid {proxy.pid} does not serve at" in outcome.stderr
