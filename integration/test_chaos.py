@@ -40,7 +40,7 @@ Say = Callable[[str], object]
 
 KILLS = 10
 WORKERS = 3
-WELL_S = 120.0
+WELL_S = 300.0
 CLASS = "colocation.criproxy.io/class"
 PLACEMENT = "colocation.criproxy.io/placement"
 VICTIMS = ("containerd", "criproxy")

@@ -43,7 +43,8 @@ Say = Callable[[str], object]
 
 UPGRADES = int(os.environ.get("UPGRADES", "20"))
 RESTARTS = int(os.environ.get("RESTARTS", "5"))
-WAIT_S = 60.0
+WAIT_S = 240.0
+"""What an event missed is found by the next listing, and an unfinished start is kept for two minutes."""
 RETIRED_S = 45.0
 """A process that was replaced ends within 11 s when no call lasts longer; more for a busy machine."""
 
