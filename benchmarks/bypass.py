@@ -22,21 +22,12 @@ from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.directory import claimed, socket_path
 from integration.lab.process import Process, wait_until
+from integration.systemd.calls import KUBELET, PATIENT, By
 
 Way = Literal["forwarder", "runtime"]
-By = Literal["criproxy", "runtime", "nobody"]
 
 FORWARDER = Path("/usr/lib/systemd/systemd-socket-proxyd")
-_OWN_PACE = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
-PACES = {
-    # Source: kubernetes, pkg/kubelet/cri/remote (baseBackoffDelay, maxBackoffDelay).
-    "kubelet": (
-        *_OWN_PACE,
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 3000),
-    ),
-    "gRPC's own": _OWN_PACE,
-}
+PACES = {"kubelet": KUBELET, "gRPC's own": PATIENT}
 _EVERY_S = 0.005
 _STAYS_S = 10.0
 """Who has not come back to criproxy after this stays away."""

@@ -11,19 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def count(path: Path) -> int:
-    """How many connections to `path` are open."""
-    return sum(1 for _ in _accepted(path))
-
-
 def cut(path: Path) -> None:
     """Break all connections to `path`: their clients' calls end with UNAVAILABLE."""
-    for connection in _accepted(path):
+    for connection in accepted(path):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _accepted(path: Path) -> Iterator[socket.socket]:
+def accepted(path: Path) -> Iterator[socket.socket]:
+    """The open ones, each a duplicate that is closed when the next is taken."""
     for entry in os.listdir("/proc/self/fd"):
         try:
             descriptor = os.dup(int(entry))

@@ -17,7 +17,7 @@ from conftest import FakeInterceptor, FakeMetrics, eventually, ignore
 from fake_runtime import FakeRuntime, Seen, receive_all
 from grpc import aio
 
-from criproxy.proxy import connections
+from criproxy.proxy.connections import accepted
 from criproxy.proxy.engine import Engine
 from criproxy.proxy.relay.server import RelayServer
 from criproxy.proxy.runtime import RuntimeLink
@@ -28,6 +28,11 @@ VERSION = "/runtime.v1.RuntimeService/Version"
 EXEC = "/runtime.v1.RuntimeService/ExecSync"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+
+
+def count(path: Path) -> int:
+    """How many connections to `path` are open."""
+    return sum(1 for _ in accepted(path))
 
 
 def taking(seconds: float) -> Callable[[Seen, Any], Awaitable[None]]:
@@ -139,7 +144,7 @@ async def test_drain_waits_for_calls_and_ends_event_streams_last(runner: object,
         stream = one.unary_stream(EVENTS)(b"")
         await stream.read()
         slow = asyncio.ensure_future(other.unary_unary(EXEC)(b"x"))
-        await eventually(lambda: connections.count(listen.own) == 2)
+        await eventually(lambda: count(listen.own) == 2)
         await node.serve()
         draining = asyncio.create_task(engine.drain(10))
         assert await slow == b"done"
@@ -148,7 +153,7 @@ async def test_drain_waits_for_calls_and_ends_event_streams_last(runner: object,
         assert not ended.done()
         await engine.stop(1)
         assert await ended is grpc.StatusCode.UNAVAILABLE
-        assert connections.count(listen.own) == 0
+        assert count(listen.own) == 0
 
 
 async def test_drain_past_its_limit_gives_up(runner: object, tmp_path: Path) -> None:
@@ -178,7 +183,7 @@ async def test_stop_finishes_calls_within_the_grace_and_fails_the_rest_with_unav
         await asyncio.sleep(0.3)
         streaming = asyncio.create_task(end_of(stream))
         await engine.stop(grace_s)
-        assert connections.count(listen.own) == 0
+        assert count(listen.own) == 0
         if grace_s:
             assert await slow == b"done"
         else:
