@@ -50,8 +50,8 @@ class Side(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(_WRITE_BYTES)
-        if self._in_the_way:
-            transport.pause_reading()
+        # Not at once: CPython 3.11.2 (bookworm's) begins to read after this call, paused or not.
+        asyncio.get_running_loop().call_soon(self._stay_blocked)
         self._on_made()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -117,6 +117,10 @@ class Side(asyncio.BufferedProtocol):
             self._in_the_way.remove(reason)
             if not self._in_the_way and self.transport is not None:
                 self.transport.resume_reading()
+
+    def _stay_blocked(self) -> None:
+        if self._in_the_way and self.transport is not None:
+            self.transport.pause_reading()
 
 
 def _discard(_: memoryview) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import sys
 import time
+from asyncio import selector_events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,6 +88,31 @@ async def raw_exchange(path: Path, data: bytes) -> bytes:
         got = await asyncio.wait_for(reader.read(), 20)
     writer.close()
     return got
+
+
+async def test_what_comes_before_the_runtime_s_socket_is_open_waits_also_with_an_asyncio_that_reads_at_once(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CPython 3.11.2's: a transport reads after connection_made, though it was paused there."""
+
+    def add_reader(self: Any, fd: int, callback: Any, *args: Any) -> None:
+        if not self._closing:
+            self._loop._add_reader(fd, callback, *args)
+
+    monkeypatch.setattr(selector_events._SelectorTransport, "_add_reader", add_reader)
+    opened = asyncio.Event()
+    async with stage(tmp_path, falls_back=True) as on:
+
+        async def slow() -> Path:
+            await opened.wait()
+            return on.runtime.path
+
+        on.server.given_up, on.server._fallback = True, slow
+        async with on.client() as client:
+            call = client.unary_unary(VERSION)(b"")
+            await asyncio.sleep(0.1)
+            opened.set()
+            assert await asyncio.wait_for(call, 10) is not None
 
 
 async def test_stopped_server_leaves_no_socket_and_no_connection(runner: asyncio.Runner, tmp_path: Path) -> None:
