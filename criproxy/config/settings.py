@@ -35,12 +35,11 @@ class Proxy(Struct, frozen=True, kw_only=True):
     engine: Annotated[
         Literal["grpc", "relay"],
         Meta(
-            description="What carries the calls. grpc ends each and makes it anew; relay forwards HTTP/2 frames and "
-            "opens the calls alone that hooks name: it costs less, and an upgrade fails no call. relay is new, and "
-            "not proven on slow nodes yet: hence the default.",
+            description="What carries the calls. relay forwards HTTP/2 frames and opens the calls alone that hooks "
+            "name: it costs less, and an upgrade fails no call. grpc ends each call and makes it anew.",
             extra={"restart": True},
         ),
-    ] = "grpc"
+    ] = "relay"
     blind: Annotated[
         bool,
         Meta(

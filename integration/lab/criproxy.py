@@ -22,8 +22,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 Config = Mapping[str, Mapping[str, Any]]
 
 ENGINES = ("grpc", "relay")
-ENGINE = os.environ.get("CRIPROXY_ENGINE", "grpc")
-"""What carries the calls where a test's config does not say it: CRIPROXY_ENGINE=relay runs any test over the relay."""
+ENGINE = os.environ.get("CRIPROXY_ENGINE", "relay")
+"""What carries the calls where a test's config does not say it: CRIPROXY_ENGINE=grpc runs any test over gRPC."""
 
 QUICK: Mapping[str, Any] = {"predictor": "histogram"}
 """For [control]: the box opens after three samples; the calibrated predictor learns for a minute first."""

@@ -419,8 +419,8 @@ def test_socket_paths_are_plain_and_normal() -> None:
 @pytest.mark.parametrize(
     ("text", "carrier"),
     [
-        pytest.param("", "grpc", id="default"),
-        pytest.param('[proxy]\nengine = "relay"', "relay", id="relay"),
+        pytest.param("", "relay", id="default"),
+        pytest.param('[proxy]\nengine = "grpc"', "grpc", id="grpc"),
         pytest.param('[proxy]\nengine = "grpc"\nblind = true', "blind", id="blind-whatever-the-engine"),
     ],
 )
@@ -433,7 +433,7 @@ def test_address_is_host_and_port() -> None:
 
 
 def test_restart_keys_are_those_that_changed_and_need_one() -> None:
-    proxy = '[proxy]\nlisten = "/x"\nengine = "relay"\nblind = true\n'
+    proxy = '[proxy]\nlisten = "/x"\nengine = "grpc"\nblind = true\n'
     new = read(proxy + '[observe]\naddress = "127.0.0.1:1"\n[cpu]\nmin_cores = 1').config
     assert restart_keys(Config(), new) == ("proxy.listen", "proxy.engine", "proxy.blind", "observe.address")
     assert restart_keys(new, new) == ()
