@@ -213,6 +213,7 @@ class Upgrades:
         successor.channel.send(Main())
         self._remote = Remote(successor.channel)
         self._parts.admissions.hand_to(self._remote)
+        self._remote.changed()  # perhaps, since the successor has listed the runtime
         self._log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
         remote = self._tasks.spawn(self._remote.run())
         finished = asyncio.create_task(self._finished())

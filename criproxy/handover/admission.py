@@ -10,14 +10,18 @@ from criproxy.proxy.intercept import Admission
 
 
 class Admissions:
-    """The Admission that `hand_to` has named last. While `hold` holds, all that ask wait."""
+    """The Admission that `hand_to` has named last. While `hold` holds, all that ask wait, and that one is told, too,
+    whose start has ended meanwhile.
+    """
 
     def __init__(self, box: Admission) -> None:
         self._at = box
+        self._forgotten: list[str] = []
         self._open = asyncio.Event()
         self._open.set()
 
     def hold(self) -> None:
+        self._forgotten.clear()
         self._open.clear()
 
     def resume(self) -> None:
@@ -25,6 +29,8 @@ class Admissions:
 
     def hand_to(self, other: Admission) -> None:
         self._at = other
+        for name in self._forgotten:
+            other.forget(name)
         self._open.set()
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
@@ -36,6 +42,8 @@ class Admissions:
         await self._at.update_pod(place, memory_bytes)
 
     def forget(self, name: str) -> None:
+        if not self._open.is_set():
+            self._forgotten.append(name)
         self._at.forget(name)
 
 

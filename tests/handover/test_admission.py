@@ -174,3 +174,21 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
         assert (own.did[1:], other.did) == (([], late) if handed else (late, []))
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("handed", [True, False], ids=["handed-over", "failed"])
+def test_start_that_ends_amid_the_hand_over_is_told_to_whom_the_pod_was_named(handed: bool) -> None:
+    before, after = FakeBox(), FakeBox()
+    admissions = Admissions(before)
+    admissions.forget("pod1")
+    admissions.hold()
+    admissions.forget("pod2")
+    if handed:
+        admissions.hand_to(after)
+    else:
+        admissions.resume()
+        admissions.hold()
+        admissions.hand_to(after)
+    admissions.forget("pod3")
+    assert before.forgotten == ["pod1", "pod2"]
+    assert after.forgotten == (["pod2", "pod3"] if handed else ["pod3"])
