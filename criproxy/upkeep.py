@@ -5,7 +5,7 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -38,6 +38,8 @@ class Box(Protocol):
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
 
+    async def reap(self, uids: Collection[str]) -> tuple[str, ...]: ...
+
     async def tend(self) -> tuple[str, ...]: ...
 
     @property
@@ -49,6 +51,9 @@ class Inventory(Protocol):
 
     @property
     def placed(self) -> tuple[Sandbox, ...]: ...
+
+    @property
+    def uids(self) -> frozenset[str]: ...
 
     async def refresh(self) -> None: ...
 
@@ -148,6 +153,8 @@ class Upkeep:
                 if refresh:
                     await self._list()
                 await self._adopt()
+                if refresh:
+                    await self._reap()
                 await self._sweep()
                 await self._evict()
                 await self._bound()
@@ -185,6 +192,10 @@ class Upkeep:
         self._on_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
+
+    async def _reap(self) -> None:
+        if killed := await self._box.reap(self._inventory.uids):
+            self._log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
     def _placements(self) -> list[str]:
         return [s.placement for s in self._inventory.placed if s.placement is not None]

@@ -5,6 +5,7 @@ Everything is below a cgroup of its own, `/criproxy-test-<pid>`, which is gone a
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -290,6 +291,20 @@ def test_remove_of_a_pod_in_use_leaves_it_whole(ground: Ground) -> None:
     while not ground.driver.remove_pod(pod) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ground.driver.pods(ground.box) == ()
+
+
+def test_killed_pod_is_empty_and_can_be_removed(ground: Ground) -> None:
+    pod, other = ground.pod("poda"), ground.pod("podb")
+    child, neighbour = ground.start(pod), ground.start(other)
+
+    ground.driver.kill_pod(pod)
+
+    assert child.wait(20) == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while not ground.driver.remove_pod(pod) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ground.driver.pods(ground.box) == ("podb",)
+    assert ground.driver.processes(ground.box) == (neighbour.pid,)
 
 
 def test_node_usage_counts_up(ground: Ground) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.cgroups import Tree, hierarchies, of_process, version
+from integration.lab.cgroups import Tree, hierarchies, of_process, unkept, version
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
@@ -151,7 +151,7 @@ class Node:
             found[pod.name, kind] = {
                 controller: path.removeprefix(self.root).replace(pod.uid, "UID").replace(own_id, "ID")
                 for controller, path in of_process(pid).items()
-                if controller != "devices"  # v1: systemd moves a sandbox from its scope up to its slice, now and then
+                if controller not in unkept()
             }
         return found
 

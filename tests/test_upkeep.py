@@ -32,6 +32,10 @@ class Runtime:
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
 
+    @property
+    def uids(self) -> frozenset[str]:
+        return frozenset(one.pod.uid for one in self.placed)
+
     async def refresh(self) -> None:
         self.lists += 1
         if self.down:
@@ -70,6 +74,10 @@ class Box:
         if self.refuses:
             raise CgroupError("no systemd")
         return self.anchors
+
+    async def reap(self, uids: frozenset[str]) -> tuple[str, ...]:
+        self.orders.append(("reap", uids))
+        return ()
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         self.known = known
@@ -186,6 +194,14 @@ def test_round_sweeps_what_the_runtime_does_not_know() -> None:
     bench.round()
     assert bench.box.known == {"poda"}
     assert bench.swept == [1]
+
+
+def test_round_kills_what_pods_have_left_only_by_a_fresh_list() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench.round()
+    assert bench.box.orders == []
+    bench.round(refresh=True)
+    assert bench.box.orders == [("reap", {"a"})]
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:

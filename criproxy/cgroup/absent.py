@@ -58,6 +58,9 @@ class AbsentDriver:
     def remove_pod(self, pod: str) -> bool:
         self._fail()
 
+    def kill_pod(self, pod: str) -> None:
+        self._fail()
+
     def processes(self, path: str) -> tuple[int, ...]:
         self._fail()
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from criproxy.cgroup.counter import cpu_seconds
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.cgroup.naming import BoxPath, PodParent, parse_box
+from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 STARTING_S: Final = 120.0
 """For so long an admitted pod may be unknown to the runtime and empty, and is not swept."""
+
+ORPHAN_S: Final = 60.0
+"""For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
 
 _LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
 
@@ -70,6 +73,7 @@ class Box:
         self._limits: Limits | None = None
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
+        self._orphaned_s: dict[str, float] = {}
         self._drift = 0
         self._fault = ""
         self._counters: tuple[str, tuple[str, ...], str] = ("", (), "")
@@ -154,6 +158,15 @@ class Box:
         """
         known = frozenset(known)
         return await self._writer.run("sweep", lambda: self._sweep(known))
+
+    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
+        """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
+
+        A runtime that was killed may leave processes of a pod that it then removes. In its own cgroups, kubelet ends
+        them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. Raises CgroupError.
+        """
+        known = frozenset(name for uid in uids for name in pod_names(uid))
+        return await self._writer.run("reap", lambda: self._reap(known))
 
     def cpu_times(self) -> tuple[float, float] | None:
         """CPU seconds of the node and of the box; None: there is no box. Raises OSError.
@@ -302,3 +315,14 @@ class Box:
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self._pods = tuple(name for name in there if name not in removed)
         return removed
+
+    def _reap(self, known: frozenset[str]) -> tuple[str, ...]:
+        if self._path is None:
+            return ()
+        now_s, box = self._clock(), parse_box(self._path)
+        orphans = [name for name in self._driver.pods(box.path) if name not in known | self._admitted.keys()]
+        self._orphaned_s = {name: self._orphaned_s.get(name, now_s) for name in orphans}
+        due = tuple(name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
+        for name in due:
+            self._driver.kill_pod(box.pod(name))
+        return due

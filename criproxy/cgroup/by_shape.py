@@ -75,5 +75,8 @@ class ByShape:
     def pods(self, box: str) -> tuple[str, ...]:
         return self._kernel.pods(box)
 
+    def kill_pod(self, pod: str) -> None:
+        self._kernel.kill_pod(pod)
+
     def processes(self, path: str) -> tuple[int, ...]:
         return self._kernel.processes(path)

@@ -121,6 +121,10 @@ class CgroupDriver(Protocol):
         """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""
         ...
 
+    def kill_pod(self, pod: str) -> None:
+        """SIGKILL to every process in a pod's cgroup; they end in their own time."""
+        ...
+
     def processes(self, path: str) -> tuple[int, ...]:
         """The pids in a cgroup and below it, in any controller; none when it does not exist."""
         ...

@@ -65,8 +65,13 @@ class PodParent:
         return self.box.pod(self.name)
 
     def is_of(self, uid: str) -> bool:
-        """Whether this is the cgroup of the pod with this uid; systemd's names have "_" for "-"."""
-        return self.name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")
+        """Whether this is the cgroup of the pod with this uid."""
+        return self.name in pod_names(uid)
+
+
+def pod_names(uid: str) -> tuple[str, str]:
+    """What kubelet calls the cgroup of the pod with this uid; systemd's names have "_" for "-"."""
+    return f"pod{uid}", f"pod{uid.replace('-', '_')}"
 
 
 def parse_kubelet_parent(cgroup_parent: str) -> PodParent:

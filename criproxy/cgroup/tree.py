@@ -3,7 +3,8 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Collection, Iterator
 
 from criproxy.cgroup.driver import CgroupError
 
@@ -97,6 +98,23 @@ class Tree:
                 if error.errno not in (*GONE, errno.EOPNOTSUPP):
                     raise
         return pids
+
+    def kill(self, pids: Callable[[], Collection[int]]) -> None:
+        """SIGKILL to those that `pids` tells; not to one that has got the pid of another meanwhile."""
+        for pid in pids():
+            with contextlib.suppress(ProcessLookupError), _pidfd(pid) as handle:
+                if pid in pids():
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    """Raises ProcessLookupError."""
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -145,6 +145,10 @@ class V1Driver:
             self._ledger.forget(hierarchy + path)
         return True
 
+    def kill_pod(self, pod: str) -> None:
+        checked_pod(pod)
+        self._tree.kill(lambda: self.processes(pod))
+
     def processes(self, path: str) -> tuple[int, ...]:
         path = checked_path(path)
         pids: set[int] = set()

@@ -146,6 +146,10 @@ class V2Driver:
         self._ledger.forget(directory)
         return True
 
+    def kill_pod(self, pod: str) -> None:
+        checked_pod(pod)
+        self._tree.kill(lambda: self.processes(pod))
+
     def processes(self, path: str) -> tuple[int, ...]:
         return tuple(sorted(self._tree.processes(self._mount + checked_path(path))))
 

@@ -55,6 +55,11 @@ class Inventory:
         return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
 
     @property
+    def uids(self) -> frozenset[str]:
+        """Of all pods that the runtime knows, in the box or not."""
+        return frozenset(sandbox.pod.uid for sandbox in self._sandboxes.values())
+
+    @property
     def running(self) -> tuple[Running, ...]:
         """What runs in the box: sandboxes and their containers, each under its own id."""
         placed = {sandbox.id: sandbox for sandbox in self.placed}

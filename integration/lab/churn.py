@@ -188,6 +188,7 @@ class Churn(threading.Thread):
                 self._insist(lambda: self._client.stop_container(bring_up(self._client, spec)))
             time.sleep(self._random.uniform(0, 0.2))
         self._insist(lambda: take_down(self._client, spec))
+        Tree(spec.cgroup_parent).kill()  # as kubelet does with what a runtime that was killed has left
         Tree(spec.cgroup_parent).remove()
 
     def _exec(self, spec: Spec) -> None:

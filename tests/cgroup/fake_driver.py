@@ -91,5 +91,9 @@ class FakeDriver:
         del self.pods_in[place.box.path][place.name]
         return True
 
+    def kill_pod(self, pod: str) -> None:
+        self._call("kill_pod", pod)
+        self.busy -= {parse_placement(pod).name}
+
     def processes(self, path: str) -> tuple[int, ...]:
         return ()

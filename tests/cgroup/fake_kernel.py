@@ -7,6 +7,7 @@ OomKill, which no driver catches.
 import errno
 import os
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from criproxy.cgroup.driver import CgroupError
@@ -139,6 +140,13 @@ class FakeKernel(Tree):
         if self.children(directory) or self.read(f"{directory}/cgroup.procs"):
             raise _error(errno.EBUSY, directory)
         shutil.rmtree(directory)
+
+    def kill(self, pids: Callable[[], Collection[int]]) -> None:
+        """They end at once."""
+        doomed = set(pids())
+        for file in Path(self.root).rglob("cgroup.procs"):
+            left = [pid for pid in file.read_text().split() if int(pid) not in doomed]
+            file.write_text("\n".join(left))
 
     # --- the rules of single files ---------------------------------------------------------------------------------
 

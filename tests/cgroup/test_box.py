@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_driver import FakeDriver
 
-from criproxy.cgroup.box import STARTING_S, Box
+from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
@@ -375,6 +375,41 @@ def test_sweep_keeps_a_pod_with_processes(box: Box, driver: FakeDriver, clock: C
 
     assert run(lambda: box.sweep(set())) == [()]
     assert box.state().pods == ("poda",)
+
+
+def test_processes_of_a_pod_that_is_gone_are_killed_after_a_while_and_its_place_goes(
+    box: Box, driver: FakeDriver, clock: Clock
+) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    box.forget("poda")
+    box.forget("podb")
+    driver.busy = {"poda", "podb"}
+
+    assert run(lambda: box.reap({"b"})) == [()]
+    clock.now_s += ORPHAN_S - 1
+    assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [(), ()]
+    clock.now_s += 1
+    assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [("poda",), ("poda",)]
+    assert [step for step in driver.log if step[0] == "kill_pod"] == [("kill_pod", "/offline/poda")]
+
+
+def test_pod_that_came_back_is_not_killed_for_having_been_gone(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.busy = {"poda"}
+    for uids in (set(), {"a"}, set()):
+        assert run(lambda uids=uids: box.reap(uids)) == [()]
+        clock.now_s += ORPHAN_S - 1
+
+
+def test_pod_that_is_starting_is_not_killed(box: Box, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.reap(set()))
+    clock.now_s += ORPHAN_S
+    assert run(lambda: box.reap(set())) == [()]
+
+
+def test_reaping_without_a_box_kills_nothing(box: Box) -> None:
+    assert run(lambda: box.reap(set())) == [()]
 
 
 def test_sweep_without_a_box_removes_nothing(box: Box) -> None:

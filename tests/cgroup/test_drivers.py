@@ -304,6 +304,19 @@ def test_remove_of_a_pod_with_a_process_leaves_it_whole(box: Node) -> None:
     assert box.driver.processes(POD) == box.driver.processes(BOX) == (17,)
 
 
+def test_kill_of_a_pod_ends_all_that_is_in_it_and_nothing_beside_it(box: Node) -> None:
+    box.driver.ensure_pod(POD, 0)
+    box.driver.ensure_pod(f"{BOX}/podb", 0)
+    box.kernel.mkdir(f"{box.kernel.root}/{box.memory}{POD}/container")
+    box.enter(f"{POD}/container", "17")
+    box.enter(f"{BOX}/podb", "18")
+
+    box.driver.kill_pod(POD)
+
+    assert box.driver.processes(BOX) == (18,)
+    assert box.driver.remove_pod(POD)
+
+
 OUTSIDE = [
     "",
     "/",
@@ -328,6 +341,8 @@ def test_remove_and_make_of_what_is_no_pod_in_a_box_are_refused(box: Node, path:
 
     with pytest.raises(CgroupError):
         box.driver.remove_pod(path)
+    with pytest.raises(CgroupError):
+        box.driver.kill_pod(path)
     with pytest.raises(CgroupError):
         box.driver.ensure_pod(path, 0)
 
