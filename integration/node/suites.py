@@ -4,9 +4,11 @@
     suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
     suites all                         everything on every node: hours
 
+UPGRADES, where it is set, is passed on: how many upgrades integration/systemd/test_upgrade.py makes (100: an hour).
 The nodes, and what can't run on one of them, are in table.py.
 """
 
+import os
 import signal
 import sys
 import time
@@ -24,10 +26,12 @@ from integration.node.spawn import NodeError
 from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
 
 SMOKE = "integration/test_smoke.py"
-SMOKE_S, FILE_S = 900, 3600
+SMOKE_S, FILE_S = 900, 7200
 TEST_S = 900
 """A test's own time-out: Python is fifteen times slower there."""
 PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"
+PASSED_ON = ("UPGRADES",)
+"""Environment variables that tests read."""
 NOTHING_COLLECTED = 5
 """pytest's status when all tests of a file are left out."""
 
@@ -71,6 +75,7 @@ class Stand:
             "PYTHONPYCACHEPREFIX": "/var/tmp/pycache",
             "PYTHONUNBUFFERED": "1",
             "CRIPROXY_NODE": self._name,
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
             **({"KUBELET": KUBELET} if KUBELET in self._binds else {}),
         }
         command = Command([*pytest, *arguments, file], mount_all(self._binds), env=environment)
