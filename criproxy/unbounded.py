@@ -4,15 +4,17 @@ They started past criproxy (in a bypass, or before it was there) or while coloca
 stays where it is until the pod starts anew.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
+from criproxy.evictions import Evictions
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
+
+_WHY: Final = "it is offline and runs outside the box"
 
 
 class Inventory(Protocol):
@@ -38,14 +40,14 @@ class Unbounded:
     ) -> None:
         self.settings = settings
         self._inventory = inventory
-        self._stop_sandbox = stop_sandbox
+        self._evictions = Evictions(stop_sandbox)
         self._told: frozenset[str] = frozenset()
-        self._stopped: set[str] = set()
         self._log = structlog.get_logger()
 
     def pods(self) -> dict[str, PodRef]:
         """Who they are, by sandbox id. May be asked for from any thread."""
-        return {sandbox_id: ref for sandbox_id, (ref, _) in self._found().items() if sandbox_id not in self._stopped}
+        stopped = self._evictions.done
+        return {sandbox_id: ref for sandbox_id, (ref, _) in self._found().items() if sandbox_id not in stopped}
 
     async def look(self) -> None:
         """Tell of those that were not told of yet, and evict. Raises what `stop_sandbox` does, after all were tried."""
@@ -54,12 +56,8 @@ class Unbounded:
             if sandbox_id not in self._told:
                 self._log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
         self._told = frozenset(found)
-        self._stopped &= found.keys()
         if self.settings.evict:
-            stops = [self._stop(one, pod) for one, (pod, _) in found.items() if one not in self._stopped]
-            failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
-            if failures:
-                raise failures[0]
+            await self._evictions.carry_out({one: (pod, _WHY) for one, (pod, _) in found.items()})
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
         rules = self.settings.rules
@@ -67,8 +65,3 @@ class Unbounded:
             return {}
         judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._inventory.elsewhere.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}
-
-    async def _stop(self, sandbox_id: str, pod: PodRef) -> None:
-        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason="it is offline and runs outside the box")
-        await self._stop_sandbox(sandbox_id)
-        self._stopped.add(sandbox_id)

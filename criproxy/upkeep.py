@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from criproxy.cgroup.naming import BoxPath, parse_placement
+from criproxy.evictions import Evictions
 from criproxy.model import AdmissionError, LimitChange, Sandbox
 
 EVERY_S: Final = 60.0
@@ -94,14 +95,13 @@ class Upkeep:
         self._settings = settings
         self._inventory = inventory
         self._box = box
-        self._stop_sandbox = stop_sandbox
+        self._evictions = Evictions(stop_sandbox)
         self._runtime_ready = runtime_ready
         self._on_listed = on_listed
         self._on_swept = on_swept
         self._bound = bound
         self._clock = clock
         self._due = asyncio.Event()
-        self._evicted: set[str] = set()
         self._condemned: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
         self._trouble = self._tend_trouble = ""
@@ -217,19 +217,9 @@ class Upkeep:
             self._log.info("box_released", files=[change.file for change in changes])
 
     async def _evict(self) -> None:
-        """Stop the pods of the box that shall, at once: one that will not stop must not keep the others."""
+        """Stop the pods of the box that shall."""
         placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
         self._condemned = {one: why for one, why in self._condemned.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
         reasons = everything | self._condemned
-        self._evicted &= reasons.keys()
-        stops = [self._stop(placed[one], why) for one, why in reasons.items() if one not in self._evicted]
-        failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
-        if failures:
-            raise failures[0]
-
-    async def _stop(self, sandbox: Sandbox, why: str) -> None:
-        pod = sandbox.pod
-        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
-        await self._stop_sandbox(sandbox.id)
-        self._evicted.add(sandbox.id)
+        await self._evictions.carry_out({one: (placed[one].pod, why) for one, why in reasons.items()})
