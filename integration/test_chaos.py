@@ -52,9 +52,12 @@ ECHOES: Mapping[str, re.Pattern[str]] = {
     "StartContainer": re.compile(r'failed to set removing state for container ".*": container is in starting state'),
 }
 """What containerd 1.6 answers to the next call about a pod while it still works on one that was cut."""
-LEFTOVER = re.compile(r"^failed to create containerd container: .*rename .*/snapshots/\d+: file exists$")
-"""What a containerd that was killed answers once to a new container: of a snapshot that it was making, the directory is
-left, and not the number.
+LEFTOVERS = (
+    re.compile(r"^failed to create containerd container: .*rename .*/snapshots/\d+: file exists$"),
+    re.compile(r"^failed to delete containerd container .*: cannot delete running task .*: failed precondition$"),
+)
+"""What a containerd that was killed answers when its files and what it had begun are at odds: of a snapshot that it was
+making the directory is left, and not the number; a container that it was starting runs, and it takes it for created.
 """
 PODS_TO_RECOVER = 5
 CONFIG: Config = {"colocation": {"enabled": True}, "control": QUICK, "cpu": {"min_cores": 0.5}}
@@ -83,12 +86,16 @@ def unexplained(failures: Sequence[Failure], outages: Sequence[Outage]) -> list[
     for failure in failures:
         if any(outage.explains(failure) for outage in outages):
             cut.setdefault(failure.thread, set()).add(failure.method)
-        elif failure.code != "UNKNOWN" or not (
-            (LEFTOVER.search(failure.details) and any(outage.victim == "containerd" for outage in outages))
+        elif failure.code not in ("UNKNOWN", "FAILED_PRECONDITION") or not (
+            (any(text.search(failure.details) for text in LEFTOVERS) and _killed_before(failure, outages))
             or any(ECHOES[method].search(failure.details) for method in cut.get(failure.thread, set()) & ECHOES.keys())
         ):
             found.append(failure)
     return found
+
+
+def _killed_before(failure: Failure, outages: Sequence[Outage]) -> bool:
+    return any(outage.victim == "containerd" and outage.killed_s < failure.began_s for outage in outages)
 
 
 class Prober(threading.Thread):
