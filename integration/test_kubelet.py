@@ -353,14 +353,22 @@ def test_kubelet_at_work_has_every_call_answered_ok(node: Node, say: Say) -> Non
 
 def test_summary_has_container_statistics_of_offline_pods(node: Node) -> None:
     wanted = {("cpu", "usageCoreNanoSeconds"), ("memory", "workingSetBytes"), ("rootfs", "usedBytes")}
+    lacking: set[str] = set()
 
     def counted() -> dict[str, dict[str, Any]]:
         pods = {pod["podRef"]["uid"]: pod.get("containers", []) for pod in node.kubelet.summary()["pods"]}
         found = {name: containers[0] for name, pod in node.standing().items() if (containers := pods.get(pod.uid))}
-        complete = all(one.get(part, {}).get(key) for one in found.values() for part, key in wanted)
-        return found if complete and len(found) == len(STANDING) else {}
+        lacking.clear()
+        lacking.update(STANDING.keys() - found.keys())
+        lacking.update(
+            f"{name}: {p}.{k}" for name, one in found.items() for p, k in wanted if not one.get(p, {}).get(k)
+        )
+        return {} if lacking else found
 
-    found = wait_until(counted, WELL_S, "statistics of all pods", node.kubelet.log, POLL_S)
+    try:
+        found = wait_until(counted, WELL_S, "statistics of all pods", node.kubelet.log, POLL_S)
+    except LabError as error:
+        raise LabError(f"{error}\nlacking: {sorted(lacking)}") from error
     for name, pod in node.standing().items():
         answer = node.client.call("ContainerStats", cri.ContainerStatsRequest(container_id=pod.containers["main"]))
         assert found[name]["name"] == "main"
