@@ -19,7 +19,7 @@ from criproxy.observe.status import Status, from_json
 from criproxy.proxy.runtime import CHANNEL_OPTIONS
 from criproxy.proxy.socket import grpc_target
 
-_LIMIT_S: Final = 60.0
+_LIMIT_S: Final = 90.0
 """Longer than the old process waits for the new one, so that its word on it is heard."""
 
 _ANSWER_S: Final = 10.0

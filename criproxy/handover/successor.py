@@ -13,8 +13,10 @@ from typing import Final, Protocol, TypeVar
 from criproxy.handover.channel import Channel, Message, Ready, Serving, Take
 from criproxy.handover.predecessor import CHANNEL
 
-_START_S: Final = 30.0
-"""From its start until the new process is ready, the runtime included."""
+_START_S: Final = 60.0
+"""From its start until the new process is ready, the runtime included. The old one serves meanwhile, and a busy node may
+need long: a restart instead would cost calls.
+"""
 
 _TAKE_S: Final = 10.0
 _GONE_S: Final = 5.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.process import all_pids, argv_of, is_running, wait_until
 
-UPGRADE_S = 90
+UPGRADE_S = 120
 
 
 def serving(criproxy: Criproxy) -> int:
