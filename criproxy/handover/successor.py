@@ -14,8 +14,8 @@ from criproxy.handover.channel import Channel, Message, Ready, Serving, Take
 from criproxy.handover.predecessor import CHANNEL
 
 _START_S: Final = 60.0
-"""From its start until the new process is ready, the runtime included. The old one serves meanwhile, and a busy node may
-need long: a restart instead would cost calls.
+"""From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
+as a busy node may need long, would cost calls.
 """
 
 _TAKE_S: Final = 10.0
