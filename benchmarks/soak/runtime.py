@@ -44,7 +44,8 @@ def seen(answer: bytes) -> bytes:
     return b""
 
 
-def _showing(answer: bytes, request: bytes) -> bytes:
+def showing(answer: bytes, request: bytes) -> bytes:
+    """The inverse of `seen`: an answer with the request in it."""
     size, length = len(request), bytearray()
     while size > 0x7F:
         length.append((size & 0x7F) | 0x80)
@@ -90,11 +91,11 @@ class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         config = cri.RunPodSandboxRequest.FromString(request).config
         uid = config.metadata.uid
         self._sandboxes[uid] = cri.PodSandbox(id=uid, metadata=config.metadata, annotations=config.annotations)
-        return _showing(cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString(), request)
+        return showing(cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString(), request)
 
     def _CreateContainer(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
         pod = cri.CreateContainerRequest.FromString(request).pod_sandbox_id
-        return _showing(cri.CreateContainerResponse(container_id=pod + b"-main").SerializeToString(), request)
+        return showing(cri.CreateContainerResponse(container_id=pod + b"-main").SerializeToString(), request)
 
     def _RemovePodSandbox(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
         self._sandboxes.pop(cri.RemovePodSandboxRequest.FromString(request).pod_sandbox_id, None)
