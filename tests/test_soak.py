@@ -10,7 +10,7 @@ import pytest
 from benchmarks.soak.jobs import Way, WrongError, same
 from benchmarks.soak.load import Load
 from benchmarks.soak.plot import svg, ticks
-from benchmarks.soak.runtime import showing, seen
+from benchmarks.soak.runtime import seen, showing
 from benchmarks.soak.watch import Sample, drift
 
 SVG = "{http://www.w3.org/2000/svg}"

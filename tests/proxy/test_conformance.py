@@ -43,7 +43,7 @@ async def runtime_process(path: Path) -> AsyncIterator[asyncio.subprocess.Proces
         await eventually(path.exists)
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        if process.returncode is None:
             process.kill()
         await process.wait()
 
@@ -287,6 +287,7 @@ async def test_runtime_killed_amid_calls_makes_them_unavailable_and_is_served_ag
                 stream = client.unary_stream(NEVER)(b"", timeout=60)
                 await asyncio.sleep(0.3)  # most are under way by then; a call that is not ends in the same way
                 runtime.kill()
+                await runtime.wait()
                 for call in calls:
                     with pytest.raises(aio.AioRpcError) as caught:
                         await call
