@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import h2.connection
 import h2.events
 import h2.exceptions
+import h2.settings
 
 from criproxy.proxy.relay import frames
 from tests.proxy.conftest import eventually
@@ -29,8 +30,6 @@ class Peer(asyncio.Protocol):
         """Has the GOAWAYs that came."""
         self.events: list[h2.events.Event] = []
         self.wrong: list[h2.exceptions.ProtocolError] = []
-        self.mute = False
-        """Reads nothing more, so that not even a PING is answered."""
         self.lost = False
         self._transport: Any = None
 
@@ -40,8 +39,6 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self.mute:
-            return
         try:
             for piece in self.tap(data):
                 for event in self.h2.receive_data(piece):
@@ -62,6 +59,10 @@ class Peer(asyncio.Protocol):
         """A frame that h2 would not make, or after which it would make no more (GOAWAY)."""
         self.flush()
         self._transport.write(raw)
+
+    def hang(self) -> None:
+        """Read nothing more, so that not even a PING is answered."""
+        self._transport.pause_reading()
 
     def close(self) -> None:
         self._transport.close()
@@ -93,6 +94,12 @@ class Peer(asyncio.Protocol):
         self.h2.send_data(stream, bytes((packed,)) + prefixed(message)[1:], end_stream=True)
         self.flush()
         return stream
+
+    def open_windows(self) -> None:
+        """Let the other side send without end."""
+        self.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+        self.h2.increment_flow_control_window(frames.MAX_WINDOW - frames.FIRST_WINDOW)
+        self.flush()
 
     def status(self, stream: int) -> int | None:
         """The gRPC status with which a call of ours ended; None while there is none."""

@@ -117,7 +117,8 @@ async def test_client_that_does_not_read_holds_up_no_other(rig: Rig) -> None:
     flood = Flood()
     rig.runtime.script[EVENTS] = flood
     stalled = await connect(rig.path)
-    stalled.mute = True
+    stalled.open_windows()
+    stalled.hang()
     stalled.call(EVENTS, b"")
     await eventually(lambda: flood.sent > 0)
     async with rig.client(**ALONE) as busy:
@@ -257,7 +258,7 @@ async def test_runtime_s_keepalive_closes_on_a_client_that_hangs(bare: Rig) -> N
     client = await connect(bare.path)
     client.call(NEVER, b"")
     await eventually(lambda: bare.runtime.in_flight == 1)
-    client.mute = True
+    client.hang()
     client.call(EVENTS, b"")
     await eventually(lambda: any(seen.method == EVENTS for seen in bare.runtime.calls))
     if bare.engine == "grpc":
