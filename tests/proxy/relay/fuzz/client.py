@@ -79,6 +79,8 @@ class Client:
         if world.unread_client:
             stream, size = world.unread_client.pop(world.rng.randrange(len(world.unread_client)))
             world.client.acknowledge_received_data(size, stream)
+        else:
+            world.reopen(world.client)
 
     def moves(self) -> None:
         """What is not about a message."""

@@ -21,6 +21,8 @@ class Server:
         if world.unread_server:
             stream, size = world.unread_server.pop(world.rng.randrange(len(world.unread_server)))
             world.server.acknowledge_received_data(size, stream)
+        else:
+            world.reopen(world.server)
 
     def moves(self) -> None:
         world = self.world

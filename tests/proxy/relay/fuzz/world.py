@@ -120,6 +120,12 @@ class World:
         plans = [plan for plan in self.plans.values() if which(plan)]
         return self.rng.choice(plans) if plans else None
 
+    def reopen(self, peer: h2.connection.H2Connection) -> None:
+        """When calm. h2 gives no window back to a stream that had sent more than a lowered one allows; others do."""
+        for number, stream in list(peer.streams.items()):
+            if self.calm and not stream.closed and (window := peer.remote_flow_control_window(number)) < 0:
+                peer.increment_flow_control_window(65_535 - window, number)
+
     def change_settings(self, peer: h2.connection.H2Connection) -> None:
         code = h2.settings.SettingCodes
         setting, value = self.rng.choice(
