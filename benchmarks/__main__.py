@@ -1,12 +1,14 @@
-"""All benchmarks, or those named: `./bench [NAME …] [--json F]`."""
+"""All benchmarks but the soak, or those named: `./bench [NAME …] [--json F]`."""
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import loop, predictor, proxy, replay
+from benchmarks.soak import report as soak
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
     "proxy": proxy.report,
@@ -14,19 +16,25 @@ BENCHMARKS: dict[str, Callable[[], object]] = {
     "predictor": predictor.report,
     "replay": replay.report,
 }
+SOAK = "soak"
+"""Not among them: it lasts half an hour."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./bench", description="Measure what criproxy costs on this machine.")
-    parser.add_argument("names", metavar="NAME", nargs="*", help=f"one of {', '.join(BENCHMARKS)} (all, unless named)")
+    names = f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}"
+    parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--minutes", metavar="N", type=float, default=30, help="how long the soak lasts (%(default)s)")
+    parser.add_argument("--plot", metavar="F", type=Path, help="draw the soak into this .svg")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in BENCHMARKS]:
-        parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(BENCHMARKS)}")
+    known: dict[str, Callable[[], object]] = {**BENCHMARKS, SOAK: partial(soak.report, options.minutes, options.plot)}
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(known)}")
     figures = {}
     for name in options.names or BENCHMARKS:
         print(f"=== {name}")
-        figures[name] = BENCHMARKS[name]()
+        figures[name] = known[name]()
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0

@@ -29,16 +29,21 @@ class FakeInterceptor:
 
     verdicts: dict[str, Callable[[bytes], Forward | Refuse]] = field(default_factory=dict)
     learned: list[tuple[Any, bytes]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    may_decide: asyncio.Event = field(default_factory=asyncio.Event)
     learning: asyncio.Event = field(default_factory=asyncio.Event)
     may_learn: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.may_decide.set()
         self.may_learn.set()
 
     def wants(self, method: str) -> bool:
         return method in self.verdicts
 
     async def request(self, method: str, message: bytes) -> Forward | Refuse:
+        self.asked.set()
+        await self.may_decide.wait()
         return self.verdicts[method](message)
 
     async def answered(self, ticket: Any, message: bytes) -> None:
@@ -69,6 +74,7 @@ class FakeMetrics:
 class Rig:
     """A client's `channel` to the fake `runtime`, through the engine or directly."""
 
+    engine: str
     runtime: FakeRuntime
     channel: Any
     path: Path
@@ -100,9 +106,9 @@ async def ignore(_info: RuntimeInfo) -> None:
 async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         runtime = FakeRuntime(directory / "runtime.sock")
+        stack.push_async_callback(runtime.stop)
         if runtime_runs:
             await runtime.start()
-            stack.push_async_callback(runtime.stop)
         interceptor, metrics = FakeInterceptor(), FakeMetrics()
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
@@ -117,7 +123,7 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         listen.publish()
         path = runtime.path if engine == "direct" else listen.path
         channel = await stack.enter_async_context(aio.insecure_channel(grpc_target(path), options=OPTIONS))
-        yield Rig(runtime, channel, path, interceptor, metrics)
+        yield Rig(engine, runtime, channel, path, interceptor, metrics)
 
 
 @pytest.fixture(scope="session")
@@ -150,8 +156,8 @@ def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert complaints == []
 
 
-def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path) -> Iterator[Rig]:
-    context = build_rig(engine, tmp_path)
+def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path, *, runtime_runs: bool = True) -> Iterator[Rig]:
+    context = build_rig(engine, tmp_path, runtime_runs)
     yield runner.run(context.__aenter__())
     runner.run(context.__aexit__(None, None, None))
 
@@ -160,6 +166,12 @@ def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path) -> Iterator[R
 def rig(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
     """What must be the same directly and through each engine."""
     yield from _make_rig(request.param, runner, tmp_path)
+
+
+@pytest.fixture(params=["direct", "grpc", "relay"])
+def bare(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
+    """As `rig`, but the runtime is the test's own to put at `rig.runtime.path`, or to start."""
+    yield from _make_rig(request.param, runner, tmp_path, runtime_runs=False)
 
 
 @pytest.fixture(params=["grpc", "relay"])

@@ -85,7 +85,7 @@ def fail(code: grpc.StatusCode, details: str, *, initial: Any = (), trailing: An
 
 
 class FakeRuntime:
-    """Takes every method of every service; does `script[method]`, by default `echo`."""
+    """Takes every method of every service; does `script[method]`, by default `echo`. It can be started anew."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,13 +94,16 @@ class FakeRuntime:
         self.in_flight = 0
         self._server: Any = None
 
-    async def start(self) -> None:
-        self._server = aio.server(handlers=(self,), options=OPTIONS)
+    async def start(self, **options: Any) -> None:
+        """`options` are gRPC's, by their names without "grpc."."""
+        more = tuple((f"grpc.{key}", value) for key, value in options.items())
+        self._server = aio.server(handlers=(self,), options=(*OPTIONS, *more))
         self._server.add_insecure_port(f"unix:{quote(str(self.path))}")
         await self._server.start()
 
-    async def stop(self) -> None:
-        await self._server.stop(None)
+    async def stop(self, grace_s: float | None = None) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
 
     def service(self, details: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(partial(self._serve, details.method))

@@ -1,20 +1,23 @@
 """What an engine owes the interceptor and the metrics."""
 
 import asyncio
+import random
 from typing import Any
 
 import grpc
 import pytest
 from conftest import Rig, eventually
-from fake_runtime import fail, never, receive_all
+from fake_runtime import OPTIONS, fail, never, receive_all
 from grpc import aio
 
 from criproxy.proxy.engine import Forward, Refuse
+from tests.proxy.handmade import connect
 
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 RESTORE = "/runtime.v9.RuntimeService/RestorePod"
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
+GZIP = 2  # gRPC core, GRPC_COMPRESS_GZIP
 HOOKED = pytest.mark.parametrize("method", [RUN, RESTORE], ids=["known", "unknown"])
 
 
@@ -153,3 +156,111 @@ async def test_calls_are_counted_by_method_code_and_hook(proxied: Rig) -> None:
         ("other", "OK", False),
         ("other", "UNIMPLEMENTED", False),
     ]
+
+
+# --- what a client does while a call is held -------------------------------------------------------------------------
+
+
+def hold(rig: Rig) -> None:
+    """The verdict on a RunPodSandbox waits for `may_decide`."""
+    rig.interceptor.verdicts[RUN] = lambda message: Forward(message + b"!", ticket="t")
+    rig.interceptor.may_decide.clear()
+
+
+async def assert_unseen(rig: Rig) -> None:
+    """Also once the verdict would be there: the runtime got no message, and nothing is left of the call."""
+    await eventually(lambda: rig.metrics.in_flight == 0)
+    rig.interceptor.may_decide.set()
+    assert await rig.unary(VERSION)(b"next", timeout=20) == b"next"
+    await eventually(lambda: rig.runtime.in_flight == 0)
+    assert [message for seen in rig.runtime.calls for message in seen.messages] == [b"next"]
+    assert rig.interceptor.learned == []
+
+
+async def test_call_cancelled_while_held_does_not_reach_the_runtime(proxied: Rig) -> None:
+    hold(proxied)
+    call = proxied.unary(RUN)(b"x" * 200_000)
+    await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
+    call.cancel()
+    await assert_unseen(proxied)
+    assert proxied.metrics.calls[0] == ("RunPodSandbox", "CANCELLED", True)
+
+
+async def test_call_whose_deadline_passes_while_held_does_not_reach_the_runtime(proxied: Rig) -> None:
+    hold(proxied)
+    error = await outcome(proxied.unary(RUN)(b"x" * 200_000, timeout=0.5))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await assert_unseen(proxied)
+
+
+async def test_client_that_vanishes_while_its_call_is_held_leaves_nothing(proxied: Rig) -> None:
+    hold(proxied)
+    client = await connect(proxied.path)
+    client.call(RUN, b"x")
+    await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
+    client.close()
+    await assert_unseen(proxied)
+
+
+async def test_held_calls_by_the_hundred_leave_room_for_others(proxied: Rig) -> None:
+    """Each has used up a client's first window, and the windows of all together are over the connection's."""
+    hold(proxied)
+    message = b"x" * 100_000
+    calls = [proxied.unary(RUN)(message) for _ in range(100)]
+    await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
+    assert await proxied.unary(VERSION)(b"y" * 1_000_000, timeout=20) == b"y" * 1_000_000
+    proxied.interceptor.may_decide.set()
+    assert await asyncio.gather(*calls) == [message + b"!"] * 100
+
+
+async def test_runtime_that_stops_while_a_call_is_held_makes_it_unavailable(proxied: Rig) -> None:
+    hold(proxied)
+    call = proxied.unary(RUN)(b"x")
+    await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
+    await proxied.runtime.stop()
+    proxied.interceptor.may_decide.set()
+    assert (await outcome(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert proxied.interceptor.learned == []
+
+
+# --- packed messages -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate], ids=["gzip", "deflate"])
+@pytest.mark.parametrize("size", [0, 100_000, 8_000_000], ids=["empty", "100 KB", "8 MB"])
+@pytest.mark.parametrize("more", [b"", b"!"], ids=["as it came", "rewritten"])
+async def test_packed_request_is_opened(proxied: Rig, compression: grpc.Compression, size: int, more: bytes) -> None:
+    message = random.Random(size).randbytes(size)
+    asked = []
+
+    def verdict(opened: bytes) -> Forward:
+        asked.append(opened)
+        return Forward(opened + more)
+
+    proxied.interceptor.verdicts[RUN] = verdict
+    async with aio.insecure_channel(f"unix:{proxied.path}", options=OPTIONS, compression=compression) as channel:
+        assert await channel.unary_unary(RUN)(message, timeout=60) == message + more
+    assert asked == [message]
+    assert proxied.runtime.calls[-1].messages == [message + more]
+
+
+async def test_packed_answer_is_learned_unpacked(proxied: Rig) -> None:
+    await proxied.runtime.stop()
+    await proxied.runtime.start(default_compression_algorithm=GZIP)
+    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, ticket="t")
+    assert await proxied.unary(RUN)(b"id" * 1000, wait_for_ready=True, timeout=60) == b"id" * 1000
+    assert proxied.interceptor.learned == [("t", b"id" * 1000)]
+
+
+async def test_request_packed_in_an_unknown_way_is_refused(proxied: Rig) -> None:
+    proxied.interceptor.verdicts[RUN] = Forward
+    client = await connect(proxied.path)
+    stream = client.call(RUN, b"x", packed=True, more=[(b"grpc-encoding", b"snappy")])
+    await eventually(lambda: client.ended(stream))
+    code = {  # gRPC's server in Python says so of any call's packing that it does not know
+        "grpc": grpc.StatusCode.INTERNAL,
+        "relay": grpc.StatusCode.UNIMPLEMENTED,  # Source: gRPC, compression.md
+    }[proxied.engine]
+    assert client.status(stream) == code.value[0]
+    assert all(seen.messages == [] for seen in proxied.runtime.calls)
+    client.close()

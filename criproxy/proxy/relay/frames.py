@@ -55,9 +55,13 @@ class BrokenError(Exception):
     """A peer has sent what is no HTTP/2, or more than is good: its connection can't be followed any further."""
 
 
+def header(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """The header of a frame whose payload has `size` bytes."""
+    return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream)
+
+
 def frame(kind: int, flags: int, stream: int, payload: Bytes = b"") -> bytes:
-    size = len(payload)
-    return b"".join((_HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream), payload))
+    return b"".join((header(kind, flags, stream, len(payload)), payload))
 
 
 def window_update(stream: int, increment: int) -> bytes:

@@ -12,6 +12,7 @@ from criproxy.proxy.relay.frames import (
     HEADER_BYTES,
     HEADERS,
     MAX_STREAM,
+    PADDED,
     SETTINGS,
     BrokenError,
     Bytes,
@@ -43,8 +44,9 @@ class Handler(Protocol):
 class Scanner:
     """Reads whole frames, shows each to the `handler`, and lets those that pass into the `lane`.
 
-    A header block is one piece, however many frames it has. `max_frame` is the largest payload that the reading peer
-    has announced. While `stopped`, what comes is kept. `greeted`: the first SETTINGS have come.
+    A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
+    piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced. While
+    `stopped`, what comes is kept. `greeted`: the first SETTINGS have come.
     """
 
     def __init__(self, lane: Lane, handler: Handler) -> None:
@@ -77,7 +79,14 @@ class Scanner:
                 raise BrokenError(f"a frame of {length} bytes, where {self.max_frame} were announced")
             end = at + HEADER_BYTES + length
             if end > size:
-                need = HEADER_BYTES + length
+                need = end - at
+                if kind == DATA and length > FRAME_BYTES and not flags & PADDED:
+                    need = HEADER_BYTES + FRAME_BYTES
+                    if size - at >= need:
+                        lane.end = at
+                        self._part(flags, stream & MAX_STREAM, view[at:], end - size)
+                        lane.start = at = size
+                        need = HEADER_BYTES + min(end - size, FRAME_BYTES)
                 break
             lane.end = at
             if not self._one(kind, flags, stream & MAX_STREAM, view[at:end]):
@@ -88,9 +97,18 @@ class Scanner:
                 break
         lane.end = at
         lane.close()
-        if at < size:
-            self._rest += view[at:]
+        self._rest += view[at:]
+        if self._rest:
             self._need = need
+
+    def _part(self, flags: int, stream: int, raw: memoryview, left: int) -> None:
+        """What has come of a DATA frame, as a frame of its own; the `left` bytes of it will be another."""
+        begins = flags & ~END_STREAM
+        passes = self._one(DATA, begins, stream, raw)
+        self._lane.cut()
+        if passes:
+            self._lane.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
+        self._rest += frames.header(DATA, flags, stream, left)
 
     def _joined(self, chunk: Bytes) -> bytes:
         """What was left and what came, copied once; empty when that is less than a frame."""

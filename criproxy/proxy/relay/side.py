@@ -1,6 +1,8 @@
 """One socket of a relay: read into a common buffer, written with a bound, closed without a wait that never ends."""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -61,9 +63,11 @@ class Side(asyncio.BufferedProtocol):
         self._on_bytes(self._view[:nbytes])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
+        lost, self.transport = self.transport, None
         if self._linger is not None:
             self._linger.cancel()
+        if exc is not None and lost is not None:
+            self._read_rest(lost.get_extra_info("socket").fileno())
         self._on_lost()
 
     def pause_writing(self) -> None:
@@ -117,6 +121,12 @@ class Side(asyncio.BufferedProtocol):
             self._in_the_way.remove(reason)
             if not self._in_the_way and self.transport is not None:
                 self.transport.resume_reading()
+
+    def _read_rest(self, descriptor: int) -> None:
+        """What had come before a write failed: the peer may have said its last word, and closed with ours unread."""
+        with contextlib.suppress(OSError):  # BlockingIOError: that was all
+            while size := os.readv(descriptor, [self._view]):
+                self._on_bytes(self._view[:size])
 
     def _stay_blocked(self) -> None:
         if self._in_the_way and self.transport is not None:

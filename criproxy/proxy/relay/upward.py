@@ -27,6 +27,9 @@ from criproxy.proxy.relay.scanner import Scanner
 MAX_CALLS: Final = 65_536
 """Open calls on one connection; more is no kubelet."""
 
+_WAITING_BYTES: Final = 16_384
+"""So much of the connection's window, a quarter of the smallest, may wait for verdicts: they hold up no other call."""
+
 _INTERNAL: Final = 13
 
 
@@ -232,13 +235,20 @@ class Upward:
         elif flags & END_STREAM:
             call.client_ended = True
             self._ask(call, hook)
+            if hook.paid and self._wire.ledger.waiting > _WAITING_BYTES:
+                self._advance(hook)
         elif paid:
-            # All of it, debt or no debt: the rest of the message must come.
-            self._wire.ledger.waiting -= paid
-            hook.paid = 0
+            self._advance(hook)
             hook.shown += paid
-            self._wire.client.send(frames.window_update(0, paid) + frames.window_update(call.stream, paid))
+            self._wire.client.send(frames.window_update(call.stream, paid))
             self._outbox.top_up(call.stream, hook)
+
+    def _advance(self, hook: HookedCall) -> None:
+        """Give the client all that it has paid, debt or no debt: what else it sends must come, or may."""
+        wire = self._wire
+        wire.ledger.waiting -= hook.paid
+        wire.client.send(frames.window_update(0, hook.paid))
+        hook.paid = 0
 
     def _ask(self, call: Call, hook: HookedCall) -> None:
         try:

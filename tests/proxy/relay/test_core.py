@@ -58,6 +58,17 @@ def test_shrunken_message_is_paid_back() -> None:
     assert talk.client == frames.window_update(0, 90)
 
 
+def test_held_messages_leave_the_client_a_window_for_other_calls() -> None:
+    talk = Talk()
+    for number in range(10):
+        talk.from_client(talk.request(1 + 2 * number, HOOKED, bytes(15_000)))
+        assert talk.relay._wire.ledger.shown >= 65_535 - 16_384
+    for number in range(10):
+        talk.do(talk.relay.forward(1 + 2 * number, bytes(15_000)))
+        talk.from_upstream(frames.window_update(0, 15_005))
+    assert talk.relay._wire.ledger.shown == 65_535 == talk.relay._wire.ledger.real
+
+
 def test_passing_data_waits_while_the_debt_has_used_up_the_window() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED, b""))

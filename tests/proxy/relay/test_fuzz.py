@@ -3,12 +3,16 @@
 import itertools
 import time
 
+import pytest
+
 from tests.proxy.relay.fuzz import Fuzz
 
 SECONDS = 45
-AT_LEAST = 200
+AT_LEAST = 2000
+"""Half a minute of one core; more, while the time is not over."""
 
 
+@pytest.mark.timeout(1200)
 def test_random_connections_come_out_right() -> None:
     end = time.monotonic() + SECONDS
     for seed in itertools.count():

@@ -154,7 +154,7 @@ class Recorder(Fuzz):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.pieces: list[tuple[str, bytes]] = []
-        relay = self.relay
+        relay = self.world.relay
         client_bytes, upstream_bytes = relay.client_bytes, relay.upstream_bytes
 
         def client(chunk: bytes) -> object:

@@ -7,6 +7,7 @@ from criproxy.proxy.relay.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
+    END_STREAM,
     HEADERS,
     PADDED,
     SETTINGS,
@@ -96,6 +97,30 @@ def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
     sent = lane.take()
     assert isinstance(sent, memoryview)
     assert sent == data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(16_385, 200_000), st.lists(st.integers(1, 40_000), min_size=1), st.booleans())
+def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
+    lane, sieve = Lane(), Sieve(set() if passes else {1})
+    scanner = Scanner(lane, sieve)
+    scanner.max_frame = 1 << 20
+    message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    data = frame(SETTINGS, 0, 0) + frame(DATA, END_STREAM, 1, message) + frame(0xAA, 0, 9, b"next")
+    out, at, number = b"", 0, 0
+    while at < len(data):
+        step = cuts[number % len(cuts)]
+        scanner.feed(data[at : at + step])
+        at, number = at + step, number + 1
+        out += bytes(lane.take())
+        assert len(scanner._rest) <= 16_384 + 9, "more is kept than a frame of the smallest bound"
+        assert ends(out)[-1] == len(out), "a frame was cut in two"
+    _, *pieces, last = sieve.seen
+    assert last == (0xAA, 0, 9, b"next")
+    assert b"".join(piece[3] for piece in pieces) == message  # type: ignore[misc]
+    assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
+    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
+    assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")
 
 
 def test_stopped_scanner_keeps_what_comes() -> None:

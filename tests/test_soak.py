@@ -1,0 +1,85 @@
+"""What the soak would find: a wrong byte, a failed round, growth; and that its picture can be read."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.soak.jobs import Way, WrongError, same
+from benchmarks.soak.load import Load
+from benchmarks.soak.plot import svg, ticks
+from benchmarks.soak.runtime import seen, showing
+from benchmarks.soak.watch import Sample, drift
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def samples(rss_mib: list[float], files: list[int]) -> list[Sample]:
+    return [
+        Sample(5.0 * number, rss, count, 3.0, 50.0)
+        for number, (rss, count) in enumerate(zip(rss_mib, files, strict=True), 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rss_mib", "files", "flat"),
+    [
+        pytest.param([30.0, 40.0] + [50.0] * 8, [20] * 10, True, id="warm-up"),
+        pytest.param([50.0 + number / 2 for number in range(10)], [20] * 10, False, id="RSS grows"),
+        pytest.param([50.0] * 10, [20 + number for number in range(10)], False, id="files grow"),
+        pytest.param([50.0] * 10, [20, 24] * 5, True, id="files come and go"),
+    ],
+)
+def test_growth_after_the_warm_up_is_told_from_none(rss_mib: list[float], files: list[int], flat: bool) -> None:
+    assert drift(samples(rss_mib, files)).flat is flat
+
+
+def test_answer_that_differs_is_told_with_the_place() -> None:
+    same("a list", b"abc", b"abc")
+    with pytest.raises(WrongError, match="a list: 4 bytes, not 3; they differ from byte 2 on"):
+        same("a list", b"abXd", b"abc")
+    with pytest.raises(WrongError, match="2 bytes, not 3; they differ from byte 2 on"):
+        same("a list", b"ab", b"abc")
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 300_000])
+def test_request_is_seen_in_the_answer(size: int) -> None:
+    assert seen(showing(b"answer", b"\xba\x3e" * size)) == b"\xba\x3e" * size
+
+
+def test_failed_rounds_are_kept_and_the_others_go_on(tmp_path: Path) -> None:
+    def good(_: Way) -> Iterator[None]:
+        yield
+
+    def bad(_: Way) -> Iterator[None]:
+        yield
+        raise WrongError("not what was sent")
+
+    with Load(tmp_path / "nobody.sock", "", {"good": (good, 0.01), "bad": (bad, 0.01)}) as load:
+        end_s = time.monotonic() + 20
+        while (load.tally.calls["good"] < 5 or len(load.tally.failures) < 2) and time.monotonic() < end_s:
+            time.sleep(0.01)
+    assert load.tally.calls["good"] >= 5
+    assert load.tally.failures[0].endswith("bad: not what was sent")
+    assert len(load.tally.failures) in (load.tally.calls["bad"], load.tally.calls["bad"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("top", "last"), [(0.01, 0.01), (1, 1), (3.9, 4), (29, 40), (30, 40), (58.6, 80), (81, 100), (1000, 1000)]
+)
+def test_ticks_are_round_and_reach_the_top(top: float, last: float) -> None:
+    assert ticks(top)[0] == 0
+    assert ticks(top)[-1] == pytest.approx(last)
+
+
+def test_picture_has_a_line_per_measure_and_is_for_light_and_dark() -> None:
+    drawn = svg(samples([50.0, 51.0, 52.0], [20, 21, 20]), "calls & <more>")
+    root = ElementTree.fromstring(drawn)
+    lines = [line.get("points", "").split() for line in root.iter(f"{SVG}polyline")]
+    assert [len(points) for points in lines] == [3] * 4
+    heights = [float(point.partition(",")[2]) for point in lines[0]]
+    assert heights == sorted(heights, reverse=True), "more is higher"
+    assert "prefers-color-scheme: dark" in drawn
+    assert root.findtext(f"{SVG}title") == "calls & <more>"
