@@ -200,7 +200,7 @@ class Daemon:
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
         self._engine = ChosenEngine(
             proxy.carried_by,
-            self._link,
+            self._link.path,
             self._socket,
             pid=pid,
             interceptor=self._interceptor,

@@ -8,7 +8,6 @@ from typing import Final
 
 MODULES: Final = (
     "criproxy.attach.seen",
-    "grpc._utilities",  # gRPC itself imports it with the first call that it serves
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",
