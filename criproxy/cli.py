@@ -99,7 +99,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from criproxy import daemon
+    from criproxy import lean
+
+    lean.return_memory()
+    with lean.fewer_modules():
+        from criproxy import daemon
 
     return daemon.run(options.config, options.dry_run)
 

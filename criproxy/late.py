@@ -6,6 +6,8 @@ An upgrade of the package removes this version's files while this process still 
 import importlib
 from typing import Final
 
+from criproxy import lean
+
 MODULES: Final = (
     "criproxy.attach.seen",
     "jeepney",
@@ -19,3 +21,4 @@ MODULES: Final = (
 def load() -> None:
     for name in MODULES:
         importlib.import_module(name)
+    lean.trim()

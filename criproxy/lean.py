@@ -1,0 +1,54 @@
+"""What keeps the daemon small, whatever passes it: no module that only others need, and memory that goes back.
+
+Measured with glibc 2.36 and CPython 3.11: 5.5 MB and 10 ms of modules; ten lists of 15 MB left 9 MB behind.
+"""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+"""Source: glibc, malloc.h, mallopt(3)."""
+
+_LARGE_BYTES: Final = 512 * 1024
+"""More than one read of the relay, so that what passes all the time comes from the heap; lists are larger."""
+
+
+@contextmanager
+def fewer_modules() -> Iterator[None]:
+    """Import the daemon within this: what others would import, and can do without, is not there.
+
+    asyncio does without `ssl` where Python has none, and msgspec without `typing_extensions`, which it need not have.
+    """
+    hidden = [name for name in ("ssl", "typing_extensions") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # Source: Python, the import system, the module cache
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def return_memory() -> None:
+    """Have what is freed go back to the kernel. Without this, glibc keeps as much as the largest message ever took.
+
+    Its thresholds grow with each large block that is freed, unless they are set. One arena: threads only wait here.
+    """
+    with suppress(OSError, AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def trim() -> None:
+    """Give back what is free by now, after much has been allocated that was of use once."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
