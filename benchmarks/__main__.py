@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import loop, predictor, proxy, replay
+from benchmarks import footprint, predictor, proxy, replay
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
     "proxy": proxy.report,
-    "loop": loop.report,
+    "footprint": footprint.report,
     "predictor": predictor.report,
     "replay": replay.report,
 }
