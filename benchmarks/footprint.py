@@ -4,6 +4,7 @@ Needs root, for the box of the offline pods.
 """
 
 import os
+import resource
 import socket
 import statistics
 import sys
@@ -75,12 +76,16 @@ def starts(proxies: Mapping[str, NodeCriproxy], log: Path) -> list[Start]:
 
 
 def _python_s(log: Path) -> tuple[float, float]:
-    before, began_s = os.times(), time.perf_counter()
+    before_s, began_s = _children_s(), time.perf_counter()
     process = Process("python", [NODE_PYTHON, "-c", "pass"], log)
     process.wait_until(lambda: not process.is_alive(), 30, "its end", poll_s=0.001)
-    after = os.times()
-    used_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return time.perf_counter() - began_s, used_s
+    return time.perf_counter() - began_s, _children_s() - before_s
+
+
+def _children_s() -> float:
+    """CPU time of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _start_s(proxy: NodeCriproxy) -> tuple[float, float]:

@@ -274,7 +274,7 @@ class Daemon:
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(asyncio.to_thread(late.load))
+        self._tasks.keep(late.load_soon())
         await self._tasks.race(handed_over)
 
     async def _end(self) -> None:

@@ -3,6 +3,7 @@
 An upgrade of the package removes this version's files while this process still finishes its calls.
 """
 
+import asyncio
 import importlib
 from typing import Final
 
@@ -10,12 +11,23 @@ from criproxy import lean
 
 MODULES: Final = (
     "criproxy.attach.seen",
+    "criproxy.proxy.cri_pb2",
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",
     "jeepney.io.blocking",
 )
 """What functions of the daemon import. The standard library is not ours, and stays."""
+
+
+_SOON_S: Final = 1.0
+"""The first calls are not to share the interpreter with this."""
+
+
+async def load_soon() -> None:
+    """In a thread, a moment from now."""
+    await asyncio.sleep(_SOON_S)
+    await asyncio.to_thread(load)
 
 
 def load() -> None:

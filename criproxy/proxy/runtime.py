@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from criproxy.proxy import codes
+from criproxy.proxy import messages as cri
 from criproxy.proxy.client.connection import CallError, Connection
 
 APIS: Final = ("runtime.v1", "runtime.v1alpha2")
@@ -33,12 +34,10 @@ class RuntimeInfo:
 
 async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], timeout_s: float) -> RuntimeInfo:
     """Ask for the runtime's version, in the API that it serves. `call` is as `Connection.call`. Raises CallError."""
-    from criproxy.proxy.cri_pb2 import VersionRequest, VersionResponse
-
-    request = VersionRequest().SerializeToString()
+    request = cri.VersionRequest().SerializeToString()
     for api in APIS:
         try:
-            answer = VersionResponse.FromString(await call(f"/{api}.RuntimeService/Version", request, timeout_s))
+            answer = cri.VersionResponse.FromString(await call(f"/{api}.RuntimeService/Version", request, timeout_s))
         except CallError as error:
             if error.code != codes.UNIMPLEMENTED:
                 raise
