@@ -33,4 +33,4 @@ async def load_soon() -> None:
 def load() -> None:
     for name in MODULES:
         importlib.import_module(name)
-    lean.trim()
+    lean.settle()

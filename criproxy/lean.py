@@ -49,9 +49,14 @@ def return_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def trim() -> None:
-    """Give back what is free by now, after much has been allocated that was of use once."""
+def settle() -> None:
+    """The daemon has begun: what is left of that stays, so no later collection of garbage looks through it."""
     gc.collect()
-    gc.freeze()  # what is left stays, so no later collection looks through it
+    gc.freeze()
+    trim()
+
+
+def trim() -> None:
+    """Give back what is free between what is not, after much was allocated in small pieces. It takes some ms."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
