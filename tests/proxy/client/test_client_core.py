@@ -23,6 +23,7 @@ from tests.proxy.relay.talk import SETTINGS, prefixed, setting
 VERSION = "/runtime.v1.RuntimeService/Version"
 MIB = 1024 * 1024
 _FIRST_WINDOW = h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
+_MOST_STREAMS = h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS
 
 
 class Server:
@@ -335,6 +336,24 @@ def test_goaway_ends_what_was_never_looked_at_and_leaves_the_rest() -> None:
     assert not server.client.idle
     (outcome,) = server.says(server.block(*HEADERS, end=False), server.data(prefixed(b"x")), server.block(*OK))
     assert (outcome.call, outcome.message) == (server.call, b"x")
+    assert server.client.idle
+
+
+def test_call_that_ends_makes_room_for_one_that_waits() -> None:
+    server = Frames()
+    server.says(setting(_MOST_STREAMS, 1))
+    server.client.call(VERSION, b"", 5)
+    server.sent()
+    server.says(server.block((":status", "200"), ("grpc-status", "5")))
+    assert [(kind, stream) for kind, stream, _ in server.sent()] == [(frames.HEADERS, 3), (frames.DATA, 3)]
+
+
+def test_goaway_ends_what_waits_for_a_place() -> None:
+    server = Frames()
+    server.says(setting(_MOST_STREAMS, 1))
+    waiting = server.client.call(VERSION, b"", 5)
+    assert [outcome.call for outcome in server.says(frames.goaway(1))] == [waiting]
+    server.says(server.block((":status", "200"), ("grpc-status", "5")))
     assert server.client.idle
 
 
