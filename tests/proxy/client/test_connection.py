@@ -65,6 +65,21 @@ def test_connection_that_ends_fails_its_calls_and_all_after(
     asyncio.run(run())
 
 
+def test_connection_that_will_end_takes_no_more_calls(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, SETTINGS, frames.goaway(1)) as path:
+            connection = await Connection.dial(path)
+            call = begin(connection)
+            await asyncio.wait_for(connection.lost.wait(), 20)
+            assert not call.done()
+            assert (await failure(begin(connection))).code == codes.UNAVAILABLE
+            call.cancel()
+            await asyncio.wait([call])
+            await asyncio.wait_for(connection.close(), 20)
+
+    asyncio.run(run())
+
+
 def test_close_fails_the_calls_under_way(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path, SETTINGS) as path:
