@@ -118,7 +118,6 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     from criproxy import lean
 
-    lean.return_memory()
     with lean.fewer_modules():
         from criproxy import daemon
 

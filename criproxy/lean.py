@@ -3,7 +3,6 @@
 Measured with glibc 2.36 and CPython 3.11: 5.5 MB and 10 ms of modules; ten lists of 15 MB left 9 MB behind.
 """
 
-import ctypes
 import gc
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Final
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-_M_ARENA_MAX: Final = -8
 """Source: glibc, malloc.h, mallopt(3)."""
 
 _LARGE_BYTES: Final = 512 * 1024
@@ -23,15 +21,16 @@ _LARGE_BYTES: Final = 512 * 1024
 def fewer_modules() -> Iterator[None]:
     """Import the daemon within this: what others would import, and can do without, is not there.
 
-    asyncio does without `ssl` where Python has none, and msgspec without `typing_extensions`, which it need not have.
+    asyncio does without `ssl` where Python has none, and msgspec and structlog need not have the others.
     """
-    hidden = [name for name in ("ssl", "typing_extensions") if name not in sys.modules]
+    hidden = [name for name in ("ssl", "typing_extensions", "rich") if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # Source: Python, the import system, the module cache
-    gc.disable()  # nothing of it is garbage, and it is looked through a dozen times: a sixteenth of the time
+    gc.disable()  # nothing of it is ever garbage, and it would be looked through again and again
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
         for name in hidden:
             del sys.modules[name]
@@ -40,23 +39,27 @@ def fewer_modules() -> Iterator[None]:
 def return_memory() -> None:
     """Have what is freed go back to the kernel. Without this, glibc keeps as much as the largest message ever took.
 
-    Its thresholds grow with each large block that is freed, unless they are set. One arena: threads only wait here.
+    Its thresholds grow with each large block that is freed, unless they are set.
     """
     with suppress(OSError, AttributeError):  # another libc
+        import ctypes
+
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BYTES)
-        mallopt(_M_ARENA_MAX, 1)
 
 
 def settle() -> None:
-    """The daemon has begun: what is left of that stays, so no later collection of garbage looks through it."""
+    """The daemon has begun: what is left of that stays."""
     gc.collect()
     gc.freeze()
+    return_memory()
     trim()
 
 
 def trim() -> None:
     """Give back what is free between what is not, after much was allocated in small pieces. It takes some ms."""
     with suppress(OSError, AttributeError):
+        import ctypes
+
         ctypes.CDLL(None).malloc_trim(0)
