@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import loop, predictor, proxy, replay
+from benchmarks import footprint, predictor, proxy, replay
 from benchmarks.soak import report as soak
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
     "proxy": proxy.report,
-    "loop": loop.report,
+    "footprint": footprint.report,
     "predictor": predictor.report,
     "replay": replay.report,
 }

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proxy import cpu_seconds
+from benchmarks.node import cpu_seconds
 from benchmarks.stage import Quota, Stage, cpu, settle, stage
 from benchmarks.table import table
 from integration.lab.clean import clean

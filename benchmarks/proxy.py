@@ -1,40 +1,28 @@
-"""What each engine adds to a call, in time and CPU, and what it holds in memory; direct and proxied interleaved.
+"""What each engine adds to a call, in time and CPU; direct and proxied interleaved.
 
-Needs root, for the box of the hooked call. criproxy runs in .venv-node, with what it needs on a node and no more.
+Needs root, for the box of the hooked call.
 """
 
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
+from benchmarks.node import ENGINES, NodeCriproxy, backend, connect, cpu_seconds, run_request
 from benchmarks.table import table
-from criproxy.proxy import cri_pb2 as cri
 from integration.lab.clean import clean
-from integration.lab.criproxy import CHECKOUT, Criproxy
-from integration.lab.directory import cgroup_root, claimed, socket_path
-from integration.lab.process import LabError, Process
-
-NODE_PYTHON = CHECKOUT / ".venv-node" / "bin" / "python"
+from integration.lab.directory import cgroup_root, claimed
+from integration.lab.process import LabError
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_STARTS = 5
 _ROUNDS = 10
-
-ENGINES: Mapping[str, Mapping[str, object]] = {
-    "grpc": {"engine": "grpc"},
-    "relay": {"engine": "relay"},
-    "blind": {"blind": True},
-}
-"""What a config's [proxy] says of each."""
 
 Call = Callable[[bytes], bytes]
 
@@ -63,26 +51,6 @@ class Latency:
     proxied_p50_us: float
     added_p50_us: float
     cpu_s_per_1000_calls: float
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """RSS in MiB, and seconds from exec to the first answered call."""
-
-    engine: str
-    rss_start_mib: float
-    rss_after_1000_lists_of_200kb_mib: float
-    rss_after_ten_lists_of_15mb_mib: float
-    start_to_first_call_s: float
-
-
-def run_request(prefix: str, name: str, *, offline: bool) -> bytes:
-    """A RunPodSandboxRequest as kubelet sends it for a BestEffort pod, with `prefix` before its kubepods."""
-    marks = [cri.StringEntry(key=b"colocation.criproxy.io/class", value=b"offline")] if offline else []
-    parent = f"{prefix}/kubepods/besteffort/pod{name}".encode()
-    metadata = cri.PodSandboxMetadata(name=name.encode(), uid=name.encode(), namespace=b"bench")
-    config = cri.PodSandboxConfig(metadata=metadata, labels=marks, linux={"cgroup_parent": parent})
-    return cri.RunPodSandboxRequest(config=config).SerializeToString()
 
 
 CASES: Final = (
@@ -154,108 +122,27 @@ def _p50_us(call: Call, request: bytes, times: int) -> float:
     return statistics.median(taken) * 1e6
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process. Source: proc(5), /proc/PID/stat, fields 14 and 15."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def rss_mib(pid: int) -> float:
-    """Resident memory. Source: proc(5), /proc/PID/statm."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def start_to_first_call_s(proxy: Criproxy) -> float:
-    """Median of some starts, each watched for the socket and then asked for the version."""
-
-    def once() -> float:
-        command: list[str | Path] = [NODE_PYTHON, "-m", "criproxy", "run", "--config", proxy.config_file]
-        started = time.perf_counter()
-        process = Process("criproxy", command, proxy.log, {"PYTHONPATH": str(CHECKOUT)})
-        process.wait_until(lambda: _answers(proxy.socket), 30, "its first answer", poll_s=0.001)
-        seconds = time.perf_counter() - started
-        process.stop()
-        return seconds
-
-    return statistics.median(once() for _ in range(_STARTS))
-
-
-def _answers(socket: Path) -> bool:
-    if not socket.exists():
-        return False
-    with connect(socket) as channel:
-        try:
-            channel.unary_unary(f"{_RUNTIME}Version")(b"", timeout=1)
-        except grpc.RpcError:
-            return False
-    return True
-
-
-def connect(socket: Path) -> grpc.Channel:
-    options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
-    return grpc.insecure_channel(f"unix:{socket}", options=options)
-
-
-@contextmanager
-def backend(directory: Path) -> Iterator[Path]:
-    """The socket of a runtime that answers at once."""
-    socket = socket_path(directory, "backend.sock")
-    command = [sys.executable, "-m", "benchmarks.backend", str(socket)]
-    process = Process("backend", command, directory / "backend.log", {})
-    try:
-        process.wait_until(socket.exists, 30, "its socket")
-        yield socket
-    finally:
-        process.stop()
-
-
-def on_node(directory: Path, runtime: Path, engine: str = "grpc") -> Criproxy:
-    """A criproxy with what it needs on a node and no more; it was not started."""
-    config = {"proxy": ENGINES[engine], "colocation": {"enabled": True}}
-    return Criproxy(directory, runtime, config, python=NODE_PYTHON)
-
-
-@contextmanager
-def running(directory: Path) -> Iterator[tuple[Path, Criproxy]]:
-    """The backend's socket, and a criproxy before it that was not started."""
-    with backend(directory) as socket:
-        yield socket, on_node(directory, socket)
-
-
-def run(directories: Mapping[str, Path]) -> tuple[list[Latency], list[Footprint]]:
+def run(directories: Mapping[str, Path]) -> list[Latency]:
     """`directories`: a lab's for each engine."""
     with ExitStack() as ends:
         socket = ends.enter_context(backend(next(iter(directories.values()))))
-        proxies = {name: on_node(directory, socket, name) for name, directory in directories.items()}
-        starts_s = {name: start_to_first_call_s(proxy) for name, proxy in proxies.items()}
-        sides, rss_start = [], {}
-        for name, proxy in proxies.items():
+        sides = []
+        for name, directory in directories.items():
+            proxy = NodeCriproxy(directory, socket, name)
             proxy.start()
             ends.callback(proxy.stop)
-            rss_start[name] = rss_mib(proxy.pid)
             channel = ends.enter_context(connect(proxy.socket))
-            sides.append(Side(name, channel, proxy.pid, cgroup_root(directories[name])))
+            sides.append(Side(name, channel, proxy.pid, cgroup_root(directory)))
         direct = Side("direct", ends.enter_context(connect(socket)), 0, "")
         latencies = []
         for case in CASES:
             print(f"measuring {case.name} …", file=sys.stderr)
             able = [side for side in sides if not (case.hooked and side.name == "blind")]
             latencies += measure(case, direct, able)
-        print("measuring memory …", file=sys.stderr)
-        return latencies, [_footprint(side, rss_start[side.name], starts_s[side.name]) for side in sides]
+        return latencies
 
 
-def _footprint(side: Side, rss_start_mib: float, start_s: float) -> Footprint:
-    many, large = (side.channel.unary_unary(f"{_RUNTIME}List{kind}Stats") for kind in ("Container", "PodSandbox"))
-    for _ in range(1000):
-        many(b"")
-    rss_many = rss_mib(side.pid)
-    for _ in range(10):
-        large(b"")
-    return Footprint(side.name, rss_start_mib, rss_many, rss_mib(side.pid), start_s)
-
-
-def report() -> dict[str, Any]:
+def report() -> list[dict[str, Any]]:
     """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
     if os.geteuid() != 0:
         raise LabError("the proxy's benchmark needs root, for the box of its hooked call")
@@ -264,7 +151,6 @@ def report() -> dict[str, Any]:
         for name in ENGINES:
             directories[name] = ends.enter_context(claimed())
             ends.callback(clean, directories[name])
-        latencies, footprints = run(directories)
+        latencies = run(directories)
     print(table(latencies))
-    print(table(footprints))
-    return {"latency": [asdict(one) for one in latencies], "footprint": [asdict(one) for one in footprints]}
+    return [asdict(one) for one in latencies]

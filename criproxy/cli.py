@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from criproxy import __version__
 
@@ -50,12 +50,29 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+class _Help(argparse.HelpFormatter):
+    """As wide as the terminal. argparse asks shutil for that, with each option, which brings archives: 0.5 MB."""
+
+    def __init__(self, prog: str) -> None:
+        try:
+            columns = os.get_terminal_size().columns
+        except OSError:
+            columns = 80
+        super().__init__(prog, width=columns - 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Help, **settings)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="criproxy", description="Lets offline pods use what the online pods of a Kubernetes node leave."
+    parser = _Parser(
+        prog="criproxy",
+        description="Lets offline pods use what the online pods of a Kubernetes node leave.",
     )
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    config = argparse.ArgumentParser(add_help=False)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, prog=parser.prog, parser_class=_Parser)
+    config = _Parser(add_help=False)
     config.add_argument(
         "--config", metavar="FILE", type=Path, default=DEFAULT_CONFIG, help="the config file (default: %(default)s)"
     )
@@ -99,7 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from criproxy import daemon
+    from criproxy import lean
+
+    with lean.fewer_modules():
+        from criproxy import daemon
 
     return daemon.run(options.config, options.dry_run)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from criproxy import __version__, bypass, derive, late
+from criproxy import __version__, bypass, derive, late, lean
 from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
@@ -60,6 +60,10 @@ from criproxy.work import Work
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
+
+_LARGE_BYTES: Final = 1024 * 1024
+_READ_S: Final = 2.0
+"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
@@ -200,7 +204,7 @@ class Daemon:
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
         self._engine = ChosenEngine(
             proxy.carried_by,
-            self._link,
+            self._link.path,
             self._socket,
             pid=pid,
             interceptor=self._interceptor,
@@ -274,7 +278,7 @@ class Daemon:
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(asyncio.to_thread(late.load))
+        self._tasks.keep(late.load_soon())
         await self._tasks.race(handed_over)
 
     async def _end(self) -> None:
@@ -321,7 +325,10 @@ class Daemon:
         self._upgrades.changed()
 
     async def _query(self, method: str, request: bytes) -> bytes:
-        return await self._link.call(method, request, _LIST_TIMEOUT_S)
+        answer = await self._link.call(method, request, _LIST_TIMEOUT_S)
+        if len(answer) > _LARGE_BYTES:
+            asyncio.get_running_loop().call_later(_READ_S, lean.trim)
+        return answer
 
     async def _ask(self, method: str, request: bytes) -> bytes:
         return await self._link.call(method, request, _STATUS_TIMEOUT_S)

@@ -3,12 +3,15 @@
 An upgrade of the package removes this version's files while this process still finishes its calls.
 """
 
+import asyncio
 import importlib
 from typing import Final
 
+from criproxy import lean
+
 MODULES: Final = (
     "criproxy.attach.seen",
-    "grpc._utilities",  # gRPC itself imports it with the first call that it serves
+    "criproxy.proxy.cri_pb2",
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",
@@ -17,6 +20,17 @@ MODULES: Final = (
 """What functions of the daemon import. The standard library is not ours, and stays."""
 
 
+_SOON_S: Final = 1.0
+"""The first calls are not to share the interpreter with this."""
+
+
+async def load_soon() -> None:
+    """In a thread, a moment from now."""
+    await asyncio.sleep(_SOON_S)
+    await asyncio.to_thread(load)
+
+
 def load() -> None:
     for name in MODULES:
         importlib.import_module(name)
+    lean.settle()

@@ -14,9 +14,9 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.whereabouts import astray
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
+from criproxy.proxy.client.connection import CallError
 from criproxy.proxy.inventory import Running
 from criproxy.proxy.process import Process
-from criproxy.proxy.runtime import CallError
 
 CONFIRM_S: Final = 1.0
 """What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of

@@ -10,9 +10,9 @@ import structlog
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.model import PodRef, Sandbox
+from criproxy.proxy.client.connection import CallError
 from criproxy.proxy.inventory import Running
 from criproxy.proxy.process import Process
-from criproxy.proxy.runtime import CallError
 from criproxy.verify import CONFIRM_S, HOLD_S, Settings, Verifier
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"

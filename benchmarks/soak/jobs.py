@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from benchmarks.backend import ANSWERS
-from benchmarks.proxy import connect, run_request
+from benchmarks.node import connect, run_request
 from benchmarks.soak.runtime import LISTS, SERVICE, seen
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.relay import frames

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import grpc
 
-from benchmarks.proxy import connect
+from benchmarks.node import connect
 from benchmarks.soak.jobs import Job, Way, WrongError
 
 _LAST_ROUND_S: Final = 30.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.proxy import NODE_PYTHON, rss_mib
+from benchmarks.node import NODE_PYTHON, rss_mib
 from benchmarks.soak.jobs import JOBS
 from benchmarks.soak.load import Load, Tally
 from benchmarks.soak.plot import svg

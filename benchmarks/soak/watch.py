@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.proxy import cpu_seconds, rss_mib
+from benchmarks.node import cpu_seconds, rss_mib
 
 _DRIFT_MIB: Final = 1.0
 _DRIFT_FILES: Final = 2.0

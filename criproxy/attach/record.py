@@ -1,6 +1,5 @@
 """What `attach` remembers of the node as it was, so that it can be undone by another process, after any death."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -44,6 +43,8 @@ class Record:
 
 
 def sha256(content: bytes) -> str:
+    import hashlib  # it brings OpenSSL, 4 MB, and the daemon seldom needs it
+
     return hashlib.sha256(content).hexdigest()
 
 

@@ -1,6 +1,5 @@
 """Reads a config file and its drop-ins: every error at once, and whatever of them is sound beside the errors."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,6 +192,8 @@ def _everywhere(known: Mapping[str, list[str]], name: str) -> list[str]:
 def _unknown(key: str, name: str, value: object, known: Iterable[str]) -> ConfigError:
     names = list(known)
     # Bounded: difflib takes quadratic time.
+    import difflib  # a config without mistakes does without
+
     near = difflib.get_close_matches(name[:SHOWN], names, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(names)})"
     return _error(bare(key), value, "there is no such key", remedy)

@@ -2,7 +2,6 @@
 
 from datetime import UTC, tzinfo
 from typing import Annotated, Final, Literal
-from zoneinfo import ZoneInfo
 
 from msgspec import Meta, Struct
 
@@ -79,7 +78,11 @@ class Schedule(Struct, frozen=True, kw_only=True):
     @property
     def zone(self) -> tzinfo:
         """Raises KeyError, ValueError or OSError when there is no such zone."""
-        return UTC if self.time_zone == "UTC" else ZoneInfo(self.time_zone)
+        if self.time_zone == "UTC":
+            return UTC
+        from zoneinfo import ZoneInfo
+
+        return ZoneInfo(self.time_zone)
 
 
 def _days(text: str) -> frozenset[int]:

@@ -1,5 +1,6 @@
 """`criproxy upgrade`: have the running criproxy start the one that is installed now, and wait for that to take over."""
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -13,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from criproxy.observe.status import Status, from_json
-from criproxy.proxy.runtime import CHANNEL_OPTIONS
-from criproxy.proxy.socket import grpc_target
+from criproxy.proxy import codes
+from criproxy.proxy.client.connection import CallError, Connection
 
 _LIMIT_S: Final = 90.0
 """Longer than the old process waits for the new one, so that its word on it is heard."""
@@ -26,6 +25,7 @@ _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
 _HTTP_S: Final = 3.0
 _VERSION: Final = "/runtime.v1.RuntimeService/Version"
+_UNANSWERED: Final = (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED)
 _CREDENTIALS: Final = struct.Struct("3i")
 """Source: unix(7), SO_PEERCRED: pid, uid, gid."""
 
@@ -111,18 +111,16 @@ class Running:
         raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
 
     def _await_answer(self, new: int) -> None:
-        error = ""
-        with grpc.insecure_channel(grpc_target(self._listen), options=CHANNEL_OPTIONS) as channel:
-            version = channel.unary_unary(_VERSION)
-            for _ in self._polls(_ANSWER_S):
-                try:
-                    version(b"", timeout=_ANSWER_S)
-                except grpc.RpcError as failure:
-                    if failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        return
-                    error = failure.details()
-                else:
+        error: OSError | None = None
+        for _ in self._polls(_ANSWER_S):
+            try:
+                asyncio.run(_ask_version(self._listen))
+            except OSError as failure:
+                if isinstance(failure, CallError) and failure.code not in _UNANSWERED:
                     return
+                error = failure
+            else:
+                return
         raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
     def _status(self) -> Status | None:
@@ -137,6 +135,14 @@ class Running:
         while self._clock() < end_s:
             yield
             time.sleep(_POLL_S)
+
+
+async def _ask_version(socket: Path) -> None:
+    connection = await Connection.dial(socket)
+    try:
+        await connection.call(_VERSION, b"", _ANSWER_S)
+    finally:
+        await connection.close()
 
 
 def _listener(path: Path) -> int | None:

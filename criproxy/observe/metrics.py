@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import generate_latest
-
 from criproxy.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
+from criproxy.observe.exposition import Counter, Gauge, Histogram, Registry
+from criproxy.observe.process_metrics import add_process_metrics
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -22,8 +21,7 @@ class Metrics:
     """
 
     def __init__(self, version: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # doubles the series, for nothing that is asked here
-        self._registry: Final = CollectorRegistry()
+        self._registry: Final = Registry()
         self._init_requests()
         self._init_samples()
         self._init_process(version)
@@ -37,7 +35,7 @@ class Metrics:
             "Time from a call's arrival to its end, the runtime's share included",
             ("method",),
             registry=registry,
-            buckets=_CALL_BUCKETS_S,
+            bounds=_CALL_BUCKETS_S,
         )
         self._broken = Counter(
             "criproxy_connections_broken",
@@ -100,7 +98,7 @@ class Metrics:
         )
         self._swept = Counter("criproxy_box_swept", "Pod cgroups removed from the box", registry=registry)
         self._tick_seconds = Histogram(
-            "criproxy_tick_duration_seconds", "Time that one tick took", registry=registry, buckets=_TICK_BUCKETS_S
+            "criproxy_tick_duration_seconds", "Time that one tick took", registry=registry, bounds=_TICK_BUCKETS_S
         )
         self._squeezes = Counter(
             "criproxy_guard_squeezes", "Times that the guard has lowered the box's CPU limit", registry=registry
@@ -114,7 +112,7 @@ class Metrics:
 
     def _init_process(self, version: str) -> None:
         registry = self._registry
-        Gauge("criproxy_info", "The version that runs", ("version",), registry=registry).labels(version).set(1)
+        Gauge("criproxy_info", "The version that runs", ("version",), registry=registry).set(1, version)
         self._ready = Gauge("criproxy_runtime_ready", "Whether the runtime answers", registry=registry)
         self._bypass_after = _unknown(
             "criproxy_bypass_after_seconds",
@@ -130,7 +128,7 @@ class Metrics:
         self._upgrade_failures = Counter(
             "criproxy_upgrade_failures", "New processes that could not take over from this one", registry=registry
         )
-        ProcessCollector(registry=registry)
+        add_process_metrics(registry)
 
     def on_start(self) -> None:
         self._in_flight.inc()
@@ -138,8 +136,8 @@ class Metrics:
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """`method` is a CRI method's name or "other", `code` a gRPC status code's name."""
         self._in_flight.dec()
-        self._calls.labels(method, code, "true" if hooked else "false").inc()
-        self._call_seconds.labels(method).observe(seconds)
+        self._calls.inc(method, code, "true" if hooked else "false")
+        self._call_seconds.observe(seconds, method)
 
     def on_broken(self, reason: str) -> None:
         """The relay has closed a connection. The reason is for the log: a peer may choose it."""
@@ -150,10 +148,10 @@ class Metrics:
         self._given_up.set(1)
 
     def on_rewrite(self, operation: str) -> None:
-        self._rewrites.labels(operation).inc()
+        self._rewrites.inc(operation)
 
     def on_refusal(self, operation: str, reason: str) -> None:
-        self._refusals.labels(operation, reason).inc()
+        self._refusals.inc(operation, reason)
 
     def runtime_ready(self, ready: bool) -> None:
         self._ready.set(ready)
@@ -193,8 +191,8 @@ class Metrics:
         """A tick succeeded, in `seconds`."""
         self._tick_seconds.observe(seconds)
         for scope in _SCOPES:
-            self._usage_cores.labels(scope).set(getattr(snapshot, f"{scope}_cores"))
-            self._usage_bytes.labels(scope).set(getattr(snapshot, f"{scope}_bytes"))
+            self._usage_cores.set(getattr(snapshot, f"{scope}_cores"), scope)
+            self._usage_bytes.set(getattr(snapshot, f"{scope}_bytes"), scope)
         self._capacity_cores.set(snapshot.capacity_cores)
         self._capacity_bytes.set(snapshot.capacity_bytes)
         self._hour_cores.set(_number(decision.prediction.hour_cores))
@@ -204,7 +202,7 @@ class Metrics:
         self._limit_cores.set(_number(decision.limits.cpu_cores))
         self._limit_bytes.set(_number(decision.limits.memory_bytes))
         self._throttled.set(snapshot.throttled_ratio)
-        self._drift.inc(sum(change.drift for change in changes))
+        self._drift.inc(by=sum(change.drift for change in changes))
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""
@@ -223,17 +221,17 @@ class Metrics:
         self._tick_failures.inc()
 
     def ticks_missed(self, count: int) -> None:
-        self._ticks_missed.inc(count)
+        self._ticks_missed.inc(by=count)
 
     def box_swept(self, count: int) -> None:
-        self._swept.inc(count)
+        self._swept.inc(by=count)
 
     def render(self) -> bytes:
         """The text format 0.0.4. Source: prometheus.io, exposition formats."""
-        return generate_latest(self._registry)
+        return self._registry.render()
 
 
-def _unknown(name: str, text: str, registry: CollectorRegistry) -> Gauge:
+def _unknown(name: str, text: str, registry: Registry) -> Gauge:
     gauge = Gauge(name, text, registry=registry)
     gauge.set(math.nan)
     return gauge

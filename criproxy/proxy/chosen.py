@@ -10,8 +10,6 @@ import structlog
 from criproxy.proxy.engine import Engine, Interceptor
 from criproxy.proxy.relay.server import RelayServer
 from criproxy.proxy.relay.shell import RelayMetrics
-from criproxy.proxy.runtime import RuntimeLink
-from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, SocketError
 
 Kind = Literal["grpc", "relay", "blind"]
@@ -29,13 +27,13 @@ class Metrics(RelayMetrics, Protocol):
 class ChosenEngine:
     """The `engine.Engine` of `kind`. The relay's fallback is the gRPC engine, on a socket for our own user alone.
 
-    `pid` is our own. `clock` counts seconds.
+    `runtime` is the runtime's socket, `pid` our own. `clock` counts seconds.
     """
 
     def __init__(
         self,
         kind: Kind,
-        link: RuntimeLink,
+        runtime: Path,
         listen: ListenSocket,
         *,
         pid: int,
@@ -44,19 +42,22 @@ class ChosenEngine:
         clock: Callable[[], float],
     ) -> None:
         self._kind = kind
-        self._carrier = Carrier(link.channel, interceptor, metrics, clock)
+        self._runtime = runtime
+        self._interceptor = interceptor
+        self._clock = clock
         self._metrics = metrics
         self._log = structlog.get_logger()
         self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
         self._making = asyncio.Lock()
+        self._spare: Engine | None = None
         self._fallback: Engine | None = None
         self._engine: Engine
         if kind == "grpc":
-            self._engine = ProxyServer(self._carrier, listen)
+            self._engine = self._grpc(listen)
         else:
             blind = kind == "blind"
             self._engine = RelayServer(
-                interceptor, metrics, listen, link.path, clock, blind=blind, fallback=self._fall_back
+                interceptor, metrics, listen, runtime, clock, blind=blind, fallback=self._fall_back
             )
 
     @property
@@ -96,13 +97,18 @@ class ChosenEngine:
         """The fallback's socket; it is started once. Raises OSError, and is tried again with the next connection."""
         async with self._making:
             if self._fallback is None:
-                fallback = ProxyServer(self._carrier, self._private)
                 try:
-                    await fallback.start()
-                except SocketError as error:
+                    self._spare = self._spare or self._grpc(self._private)
+                    await self._spare.start()
+                except (SocketError, ImportError) as error:  # an upgrade removes the files that are imported here
                     self._log.error("no_fallback", error=str(error), consequence="new connections fail")
                     raise OSError(str(error)) from error
-                self._fallback = fallback
+                self._fallback = self._spare
                 self._metrics.on_given_up()
                 self._log.error("fallback_serves", engine="grpc", socket=str(self._private.own))
         return self._private.own
+
+    def _grpc(self, listen: ListenSocket) -> Engine:
+        from criproxy.proxy.server import Carrier, ProxyServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
+
+        return ProxyServer(Carrier(self._runtime, self._interceptor, self._metrics, self._clock), listen)

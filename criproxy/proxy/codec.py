@@ -4,6 +4,8 @@ A rewrite keeps every byte of content that it does not name: fields that our mes
 unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the wire.
 """
 
+from __future__ import annotations  # the messages in them are not imported yet
+
 from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -11,18 +13,9 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
-from criproxy.proxy import cri_pb2 as cri
+from criproxy.proxy import messages as cri
 
 _M = TypeVar("_M", bound=Message)
-
-_MESSAGES: Final[dict[Operation, type[Message]]] = {
-    Operation.RUN_POD_SANDBOX: cri.RunPodSandboxRequest,
-    Operation.CREATE_CONTAINER: cri.CreateContainerRequest,
-    Operation.UPDATE_CONTAINER_RESOURCES: cri.UpdateContainerResourcesRequest,
-    Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest,
-    Operation.RESTORE_POD: cri.RestorePodRequest,
-}
-
 
 _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
@@ -85,7 +78,8 @@ class Request:
 
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
-        message = _decode(_MESSAGES[operation], data)
+        kind: type[Message] = getattr(cri, f"{operation}Request")
+        message = _decode(kind, data)
         self._message = message
         self.sandbox_id = _text(getattr(message, "pod_sandbox_id", b""))
         self.container_id = _text(getattr(message, "container_id", b""))

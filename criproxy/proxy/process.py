@@ -1,5 +1,7 @@
 """Asks the runtime for the first process of a sandbox or container: the verbose status, which is each runtime's own."""
 
+from __future__ import annotations  # the messages in them are not imported yet
+
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from criproxy.proxy import cri_pb2 as cri
+from criproxy.proxy import messages as cri
 from criproxy.proxy.codec import CodecError
 from criproxy.proxy.inventory import Query, Running
 

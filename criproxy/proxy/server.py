@@ -8,20 +8,30 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
+import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
 from grpc import aio
 
 from criproxy.proxy import connections
 from criproxy.proxy.engine import Interceptor, Refuse, Ticket
 from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
-from criproxy.proxy.runtime import METADATA_BYTES, STATUS_CODES
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
-SERVER_OPTIONS: Final = (
+_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024 * 1024),  # as gRPC-Go, on which kubelet and the runtimes stand (http_util.go)
+)
+
+_CHANNEL_OPTIONS: Final = (
+    *_OPTIONS,
+    ("grpc.default_authority", "localhost"),  # else it is the socket's path, which strict servers (Rust's h2) refuse
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2500),  # gRPC adds up to a fifth at random: 3 s
 )
 
 _FLUSH_S: Final = 0.05
@@ -59,7 +69,7 @@ _ONLY_S: Final = 0.1
 
 
 class Carrier:
-    """gRPC's generic handler for all methods of all services, over the runtime's `channel`.
+    """gRPC's generic handler for all methods of all services, over a channel to the socket `runtime`.
 
     A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
     One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
@@ -68,9 +78,9 @@ class Carrier:
     """
 
     def __init__(
-        self, channel: Any, interceptor: Interceptor, metrics: CallMetrics, clock: Callable[[], float]
+        self, runtime: Path, interceptor: Interceptor, metrics: CallMetrics, clock: Callable[[], float]
     ) -> None:
-        self._channel = channel
+        self._channel: Any = aio.insecure_channel(grpc_target(runtime), options=_CHANNEL_OPTIONS)
         self._interceptor = interceptor
         self._metrics = metrics
         self._clock = clock
@@ -87,6 +97,10 @@ class Carrier:
     def end_endless(self) -> None:
         """End the calls that never end by themselves, with UNAVAILABLE."""
         self._over.set()
+
+    async def hang_up(self) -> None:
+        """Close the channel, and cancel the calls on it."""
+        await self._channel.close()
 
     async def quiet(self, timeout_s: float, *, but_endless: bool) -> None:
         """Wait until no call is under way, or none but the endless ones, or until `timeout_s` has passed."""
@@ -127,7 +141,7 @@ class Carrier:
         if hooked:
             verdict = await self._interceptor.request(method, message)
             if isinstance(verdict, Refuse):
-                return _Failure(STATUS_CODES[verdict.code], verdict.message)
+                return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, ticket = verdict.message, verdict.ticket
         call = self._channel.unary_unary(method)(message, **_ends(context))
         try:
@@ -295,7 +309,7 @@ class ProxyServer:
     async def start(self) -> None:
         self._listen.claim()
         # Not before: a server that is made and never stopped can hold up the interpreter's end.
-        self._server = aio.server(handlers=(self._carrier,), options=SERVER_OPTIONS)
+        self._server = aio.server(handlers=(self._carrier,), options=_OPTIONS)
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
@@ -316,3 +330,4 @@ class ProxyServer:
         await asyncio.sleep(_FLUSH_S)
         connections.cut(self._listen.own)
         await self._server.stop(None)
+        await self._carrier.hang_up()

@@ -122,6 +122,22 @@ def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.String
     assert json.loads(line)["event"] == "observe_failed"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"hello\r\n\r\n", id="no-request"),
+        pytest.param(b"GET / HTTP/2\r\n\r\n", id="another-version"),
+        pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long-target"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", id="many-headers"),
+        pytest.param(b"\xff\xfe\r\n\r\n", id="bytes"),
+    ],
+)
+def test_what_is_no_request_is_a_bad_one(said: bytes) -> None:
+    with serving(WELL) as port, closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as client:
+        client.sendall(said)
+        assert client.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
 def test_client_that_hangs_keeps_nobody_waiting() -> None:
     with serving(WELL) as port, closing(socket.create_connection(("127.0.0.1", port))) as hanging:
         hanging.sendall(b"GET /metr")

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from fake_runtime import OPTIONS, FakeRuntime
 from grpc import aio
 
 from criproxy.proxy.engine import Engine, Forward, Refuse
 from criproxy.proxy.relay.server import RelayServer
-from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
+from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, grpc_target
 
@@ -111,13 +110,11 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
             await runtime.start()
         interceptor, metrics = FakeInterceptor(), FakeMetrics()
         listen = ListenSocket(directory / "proxy.sock", pid=1)
-        link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
-        stack.push_async_callback(link.close)
         server: Engine
         if engine == "relay":
             server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic)
         else:
-            server = ProxyServer(Carrier(link.channel, interceptor, metrics, time.monotonic), listen)
+            server = ProxyServer(Carrier(runtime.path, interceptor, metrics, time.monotonic), listen)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         listen.publish()

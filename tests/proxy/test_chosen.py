@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 from fake_runtime import OPTIONS, FakeRuntime, Seen, receive_all
 from grpc import aio
 
@@ -20,9 +19,8 @@ from criproxy.proxy.chosen import ChosenEngine, Kind
 from criproxy.proxy.engine import Forward
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.frames import PREFACE, frame
-from criproxy.proxy.runtime import RuntimeLink
 from criproxy.proxy.socket import ListenSocket
-from tests.proxy.conftest import FakeInterceptor, FakeMetrics, eventually, ignore
+from tests.proxy.conftest import FakeInterceptor, FakeMetrics, eventually
 from tests.proxy.relay.talk import SETTINGS
 
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -69,17 +67,17 @@ class Stage:
 async def stage(directory: Path, kind: Kind) -> AsyncIterator[Stage]:
     runtime = FakeRuntime(directory / "runtime.sock")
     await runtime.start()
-    link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
     listen = ListenSocket(directory / "proxy.sock", PID)
     interceptor, metrics = FakeInterceptor({RUN: lambda message: Forward(message + b"!")}), Metrics()
-    engine = ChosenEngine(kind, link, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=time.monotonic)
+    engine = ChosenEngine(
+        kind, runtime.path, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=time.monotonic
+    )
     await engine.start()
     listen.publish()
     try:
         yield Stage(directory, runtime, listen, engine, metrics, interceptor)
     finally:
         await engine.stop(0)
-        await link.close()
         await runtime.stop()
 
 

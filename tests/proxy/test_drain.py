@@ -12,15 +12,13 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
-from conftest import FakeInterceptor, FakeMetrics, eventually, ignore
+from conftest import FakeInterceptor, FakeMetrics, eventually
 from fake_runtime import FakeRuntime, Seen, receive_all
 from grpc import aio
 
 from criproxy.proxy.connections import accepted
 from criproxy.proxy.engine import Engine
 from criproxy.proxy.relay.server import RelayServer
-from criproxy.proxy.runtime import RuntimeLink
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, grpc_target
 
@@ -56,7 +54,7 @@ class Node:
     """A runtime, and the engines before it in the order of their start, all of which are stopped at the end."""
 
     directory: Path
-    link: RuntimeLink
+    runtime: Path
     relay: bool
     engines: list[Engine] = field(default_factory=list)
 
@@ -65,9 +63,9 @@ class Node:
         listen = ListenSocket(self.directory / "proxy.sock", 1 + len(self.engines), succeeds=True)
         engine: Engine
         if self.relay:
-            engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.link.path, time.monotonic)
+            engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, time.monotonic)
         else:
-            engine = ProxyServer(Carrier(self.link.channel, FakeInterceptor(), FakeMetrics(), time.monotonic), listen)
+            engine = ProxyServer(Carrier(self.runtime, FakeInterceptor(), FakeMetrics(), time.monotonic), listen)
         await engine.start()
         listen.publish()
         self.engines.append(engine)
@@ -79,12 +77,10 @@ async def runtime(directory: Path, *, relay: bool = False) -> AsyncIterator[Node
     fake = FakeRuntime(directory / "runtime.sock")
     fake.script = {EXEC: taking(1.0), EVENTS: events}
     await fake.start()
-    link = RuntimeLink(fake.path, ignore, structlog.get_logger())
-    node = Node(directory, link, relay)
+    node = Node(directory, fake.path, relay)
     yield node
     for engine in node.engines:
         await engine.stop(1)
-    await link.close()
     await fake.stop()
 
 

@@ -19,8 +19,9 @@ from fake_runtime import FakeRuntime, answer, fail
 from grpc import aio
 from structlog.testing import capture_logs
 
+from criproxy.proxy.client.connection import CallError
 from criproxy.proxy.cri_pb2 import VersionResponse
-from criproxy.proxy.runtime import CallError, RuntimeInfo, RuntimeLink
+from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 
 V1 = "/runtime.v1.RuntimeService/Version"
 V1ALPHA2 = "/runtime.v1alpha2.RuntimeService/Version"

@@ -213,13 +213,14 @@ async def test_held_calls_by_the_hundred_leave_room_for_others(proxied: Rig) -> 
     assert await asyncio.gather(*calls) == [message + b"!"] * 100
 
 
-async def test_runtime_that_stops_while_a_call_is_held_makes_it_unavailable(proxied: Rig) -> None:
+async def test_runtime_that_stops_while_a_call_is_held_ends_it(proxied: Rig) -> None:
+    """Python's server cancels what it has heard of, or closes first: the relay passes on whichever comes."""
     hold(proxied)
     call = proxied.unary(RUN)(b"x")
     await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
     await proxied.runtime.stop()
     proxied.interceptor.may_decide.set()
-    assert (await outcome(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert (await outcome(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     assert proxied.interceptor.learned == []
 
 

@@ -290,13 +290,11 @@ async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) ->
 KILLED = """
 import asyncio, os, pathlib, structlog, time
 from conftest import FakeInterceptor, FakeMetrics, ignore
-from criproxy.proxy.runtime import RuntimeLink
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket
 async def main():
     directory = pathlib.Path.cwd()
-    link = RuntimeLink(directory / "runtime.sock", ignore, structlog.get_logger())
-    carrier = Carrier(link.channel, FakeInterceptor(), FakeMetrics(), time.monotonic)
+    carrier = Carrier(directory / "runtime.sock", FakeInterceptor(), FakeMetrics(), time.monotonic)
     listen = ListenSocket(directory / "proxy.sock", os.getpid())
     server = ProxyServer(carrier, listen)
     await server.start()

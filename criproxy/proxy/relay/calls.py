@@ -11,10 +11,6 @@ from criproxy.proxy.relay.frames import FIRST_WINDOW, Bytes, header_frames
 from criproxy.proxy.relay.headers import NO_TABLE, Block
 from criproxy.proxy.relay.lane import Lane
 
-CANCELLED: Final = 1
-UNKNOWN: Final = 2
-UNAVAILABLE: Final = 14
-
 _REMEMBERED: Final = 1024
 """Calls that were ended here, of which the peers' late frames are told from others. They come within one round trip."""
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
+from criproxy.proxy import codes
 from criproxy.proxy.engine import Ticket
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Action, Close, Forget, ToClient, ToUpstream
-from criproxy.proxy.relay.calls import CANCELLED, UNAVAILABLE, Call, Phase, Wire
+from criproxy.proxy.relay.calls import Call, Phase, Wire
 from criproxy.proxy.relay.downward import Downward
 from criproxy.proxy.relay.frames import MAX_STREAM, PING, BrokenError, Bytes
 from criproxy.proxy.relay.outbox import Outbox
@@ -115,21 +116,21 @@ class Relay:
         call = self._wire.calls.get(stream)
         if call is None or call.upstream_ended or (call.hook is not None and call.hook.held is not None):
             return []
-        return self._do(lambda: self._up.refuse(call, UNAVAILABLE, message))
+        return self._do(lambda: self._up.refuse(call, codes.UNAVAILABLE, message))
 
     def turn_away(self, message: str) -> None:
         """Answer all further calls with UNAVAILABLE."""
         self._up.refusing = message
 
     def client_closed(self) -> list[Action]:
-        return self._close("the client has closed", CANCELLED)
+        return self._close("the client has closed", codes.CANCELLED)
 
     def upstream_closed(self) -> list[Action]:
         """What is being learned still reaches the client."""
         if self._down.learning:
             self._last_words = "the runtime has closed"
             return self._done() if not self._closed else []
-        return self._close("the runtime has closed", UNAVAILABLE)
+        return self._close("the runtime has closed", codes.UNAVAILABLE)
 
     def _asked(self, stream: int) -> Call | None:
         call = self._wire.calls.get(stream)
@@ -148,15 +149,15 @@ class Relay:
 
     def _done(self) -> list[Action]:
         if self._last_words and not self._down.learning:
-            return self._close(self._last_words, UNAVAILABLE)
+            return self._close(self._last_words, codes.UNAVAILABLE)
         if self._drain is not _Drain.NO:
             self._go_on_draining()
             if self._drain is _Drain.LAST_CALLS and not self._wire.calls and self._outbox.idle:
-                return self._close("drained", UNAVAILABLE)
+                return self._close("drained", codes.UNAVAILABLE)
         return self._taken()
 
     def _broken(self, peer: str, error: BrokenError) -> list[Action]:
-        return self._close(f"the {peer} sent {error}", UNAVAILABLE, broken=True)
+        return self._close(f"the {peer} sent {error}", codes.UNAVAILABLE, broken=True)
 
     def _taken(self) -> list[Action]:
         wire = self._wire

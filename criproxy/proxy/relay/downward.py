@@ -1,11 +1,11 @@
 """From the upstream to the client: what each frame of the upstream's does."""
 
 from collections.abc import Callable
-from typing import Final
 
+from criproxy.proxy import codes
 from criproxy.proxy.relay import frames, message
 from criproxy.proxy.relay.actions import Learn
-from criproxy.proxy.relay.calls import UNKNOWN, Call, Held, HookedCall, Phase, Wire
+from criproxy.proxy.relay.calls import Call, Held, HookedCall, Phase, Wire
 from criproxy.proxy.relay.frames import (
     ACK,
     DATA,
@@ -24,12 +24,6 @@ from criproxy.proxy.relay.frames import (
 from criproxy.proxy.relay.headers import Block, BlockReader, literal
 from criproxy.proxy.relay.outbox import Outbox
 from criproxy.proxy.relay.scanner import Scanner
-
-_OK: Final = 0
-_CODES_OF_RESETS: Final = {7: 14, 8: 1, 11: 8, 12: 7}
-"""gRPC status codes of HTTP/2 error codes; of all others INTERNAL. Source: gRPC over HTTP/2, Errors."""
-
-_INTERNAL: Final = 13
 
 
 class Downward:
@@ -89,7 +83,7 @@ class Downward:
             self._overhear(call.hook, frames.unpadded(flags, payload))
         if not flags & END_STREAM:
             return True
-        return self._end_with(call, UNKNOWN, frames.frame(DATA, flags, stream, payload))
+        return self._end_with(call, codes.UNKNOWN, frames.frame(DATA, flags, stream, payload))
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._reader.read(block)
@@ -100,7 +94,7 @@ class Downward:
                 return False
             return self._in_step(stream, end_stream, read)
         hook = call.hook
-        if end_stream and hook is not None and hook.ticket is not None and _status(read) == _OK:
+        if end_stream and hook is not None and hook.ticket is not None and _status(read) == codes.OK:
             answer = self._overheard(hook)
             if answer is not None:
                 self._learn(call, hook, answer, Held(bytes(raw), read))
@@ -169,7 +163,7 @@ class Downward:
         if call.hook is not None and call.hook.held is not None:
             call.hook.held.reset = frames.frame(RST_STREAM, 0, stream, payload)
             return False
-        wire.count(call, _CODES_OF_RESETS.get(frames.long(payload), _INTERNAL))
+        wire.count(call, codes.of_reset(frames.long(payload)))
         del wire.calls[stream]
         self._forget(call)
         if self._outbox:
@@ -250,7 +244,7 @@ class Downward:
             self._wire.client.send(held.raw)
         if held.reset:
             self._wire.client.send(held.reset)
-        self._end_with(call, _OK, b"")
+        self._end_with(call, codes.OK, b"")
 
     def learned(self, stream: int) -> None:
         call = self._wire.calls.get(stream)
@@ -263,4 +257,4 @@ def _status(trailers: Block) -> int:
     try:
         return int(trailers.get(b"grpc-status"))
     except ValueError:
-        return UNKNOWN
+        return codes.UNKNOWN

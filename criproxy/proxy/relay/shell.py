@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from criproxy.proxy import codes
 from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket
 from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
@@ -19,30 +20,6 @@ from criproxy.proxy.relay.side import ReadBuffer, Side
 
 _LEARN_S: Final = 0.005
 """For so long the runtime's further bytes wait with an answer that is being learned, which takes far less."""
-
-_INTERNAL: Final = 13
-_UNAVAILABLE: Final = 14
-
-CODES: Final = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""gRPC's status codes by number. Source: gRPC core, statuscodes."""
 
 
 class RelayMetrics(Protocol):
@@ -239,8 +216,9 @@ class Connection:
     def _ended(self, call: Ended) -> None:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
-        code = CODES[call.code] if 0 <= call.code < len(CODES) else "UNKNOWN"
-        self._parts.metrics.on_call(label(call.method), code, self._parts.clock() - begun[0], call.hooked)
+        self._parts.metrics.on_call(
+            label(call.method), codes.name(call.code), self._parts.clock() - begun[0], call.hooked
+        )
         self._parts.on_change()
 
     async def _ask(self, ask: Ask) -> None:
@@ -249,7 +227,7 @@ class Connection:
             verdict = await self._parts.interceptor.request(ask.method, ask.message)
         except Exception as error:
             self._parts.log.exception("interceptor_failed", method=ask.method)
-            verdict = Refuse(_INTERNAL, f"criproxy: {type(error).__name__}")
+            verdict = Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
         self._asking.pop(ask.stream, None)
         if isinstance(verdict, Refuse):
             self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
@@ -305,5 +283,5 @@ class Connection:
     def _end(self) -> None:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
-            self._ended(Ended(stream, self._calls[stream][1], _UNAVAILABLE, hooked=False))
+            self._ended(Ended(stream, self._calls[stream][1], codes.UNAVAILABLE, hooked=False))
         self._upstream.close()

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
+from criproxy.proxy import codes
 from criproxy.proxy.relay import frames, message
 from criproxy.proxy.relay.actions import Ask, Forget, Started
-from criproxy.proxy.relay.calls import CANCELLED, UNAVAILABLE, Call, HookedCall, Phase, Wire
+from criproxy.proxy.relay.calls import Call, HookedCall, Phase, Wire
 from criproxy.proxy.relay.frames import (
     ACK,
     CANCEL,
@@ -29,8 +30,6 @@ MAX_CALLS: Final = 65_536
 
 _WAITING_BYTES: Final = 16_384
 """So much of the connection's window, a quarter of the smallest, may wait for verdicts: they hold up no other call."""
-
-_INTERNAL: Final = 13
 
 
 class Upward:
@@ -119,14 +118,14 @@ class Upward:
             call = self._begin(stream, end_stream, read)
             if end_stream and call.hook is not None:
                 self._pass_block(call, raw)
-                self.refuse(call, _INTERNAL, message.NO_MESSAGE)
+                self.refuse(call, codes.INTERNAL, message.NO_MESSAGE)
                 return False
         elif call is not None:
             if call.client_ended:
                 raise BrokenError(f"HEADERS on stream {stream}, after its end")
             if call.hook is not None:
                 self._pass_block(call, raw)
-                self.refuse(call, _INTERNAL, "trailers in the request of a unary call")
+                self.refuse(call, codes.INTERNAL, "trailers in the request of a unary call")
                 return False
             if end_stream:
                 call.client_ended = True
@@ -179,7 +178,7 @@ class Upward:
         wire = self._wire
         wire.last_stream = stream
         wire.turn_away(stream)
-        block = refusal(UNAVAILABLE, self.refusing, headers_sent=False)
+        block = refusal(codes.UNAVAILABLE, self.refusing, headers_sent=False)
         wire.send_headers(stream, block, end_stream=True)
         if not end_stream:
             wire.client.send(frames.rst_stream(stream, NO_ERROR))
@@ -205,7 +204,7 @@ class Upward:
             return False
         call = wire.calls.pop(stream, None)
         if call is not None:
-            wire.count(call, CANCELLED)
+            wire.count(call, codes.CANCELLED)
             self._on_reset(call)
             self.forget(call)
         if self._outbox:

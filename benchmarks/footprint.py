@@ -1,0 +1,195 @@
+"""How soon criproxy serves, what it holds in memory after large lists, and what it costs while nothing is called.
+
+Needs root, for the box of the offline pods.
+"""
+
+import os
+import resource
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.node import NODE_PYTHON, NodeCriproxy, backend, connect, cpu_seconds, rss_mib, run_request
+from benchmarks.table import table
+from criproxy.proxy.client.core import Client
+from integration.lab.clean import clean
+from integration.lab.directory import cgroup_root, claimed
+from integration.lab.process import LabError, Process
+
+_ENGINES: Final = ("relay", "grpc")
+_RUNTIME: Final = "/runtime.v1.RuntimeService/"
+_STARTS: Final = 11
+_SETTLE_S: Final = 8.0
+_WATCH_S: Final = 60.0
+_PODS: Final = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Medians, in ms, of starts in turns: from exec to the first answered call, and the CPU time up to there.
+
+    `python`: `python -c pass`, which is what no program in Python does without.
+    """
+
+    what: str
+    to_first_call_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """RSS in MiB: when ready, after lists that pass, and with offline pods, a minute later."""
+
+    engine: str
+    ready: float
+    after_1000_lists_of_200kb: float
+    after_ten_lists_of_15mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The whole process with the default settings: a tick each second, a look of the guard each 50 ms. RSS in MiB."""
+
+    engine: str
+    offline_pods: int
+    percent_of_a_core: float
+    rss: float
+
+
+def starts(proxies: Mapping[str, NodeCriproxy], log: Path) -> list[Start]:
+    """The runtime answers already."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("python", *proxies)}
+    for _ in range(_STARTS):
+        found["python"].append(_python_s(log))
+        for name, proxy in proxies.items():
+            found[name].append(_start_s(proxy))
+    return [
+        Start(name, *(statistics.median(column) * 1000 for column in zip(*times, strict=True)))
+        for name, times in found.items()
+    ]
+
+
+def _python_s(log: Path) -> tuple[float, float]:
+    before_s, began_s = _children_s(), time.perf_counter()
+    process = Process("python", [NODE_PYTHON, "-c", "pass"], log)
+    process.wait_until(lambda: not process.is_alive(), 30, "its end", poll_s=0.001)
+    return time.perf_counter() - began_s, _children_s() - before_s
+
+
+def _children_s() -> float:
+    """CPU time of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _start_s(proxy: NodeCriproxy) -> tuple[float, float]:
+    command: list[str | Path] = [NODE_PYTHON, "-m", "criproxy", "run", "--config", proxy.config_file]
+    began_s = time.perf_counter()
+    process = Process("criproxy", command, proxy.log, proxy.environment)
+    try:
+        process.wait_until(lambda: _answers(proxy.socket), 30, "its first answer", poll_s=0.001)
+        return time.perf_counter() - began_s, _on_cpu_s(process.pid)
+    finally:
+        process.stop()
+
+
+def _answers(path: Path) -> bool:
+    """Whether a Version call is answered. With a client that is quick itself, as it takes CPU time from who starts."""
+    client = Client()
+    client.call(f"{_RUNTIME}Version", b"", 5)
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+            connection.settimeout(5)
+            while True:
+                connection.sendall(client.take())
+                if not (received := connection.recv(65536)):
+                    return False
+                if outcomes := client.feed(received):
+                    return outcomes[0].code == 0
+        except OSError:
+            return False
+
+
+def _on_cpu_s(pid: int) -> float:
+    """Finer than proc(5)'s stat. Source: kernel, sched-stats, /proc/PID/schedstat."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def memory(engine: str, proxy: NodeCriproxy) -> Memory:
+    ready = rss_mib(proxy.pid)
+    with connect(proxy.socket) as channel:
+        many, large = (channel.unary_unary(f"{_RUNTIME}List{kind}Stats") for kind in ("Container", "PodSandbox"))
+        for _ in range(1000):
+            many(b"")
+        after_many = rss_mib(proxy.pid)
+        for _ in range(10):
+            large(b"")
+        return Memory(engine, ready, after_many, rss_mib(proxy.pid))
+
+
+def idle(engines: Mapping[str, tuple[NodeCriproxy, str]]) -> list[Idle]:
+    """All watched at once: without pods, then with them. Each has a prefix of its own for its cgroups."""
+    found = _watch({name: proxy for name, (proxy, _) in engines.items()}, 0)
+    for proxy, prefix in engines.values():
+        _start_pods(proxy, prefix)
+    return found + _watch({name: proxy for name, (proxy, _) in engines.items()}, _PODS)
+
+
+def _watch(proxies: Mapping[str, NodeCriproxy], pods: int) -> list[Idle]:
+    print(f"watching {pods} pods for {_WATCH_S:g} s …", file=sys.stderr)
+    time.sleep(_SETTLE_S)
+    before_s = {name: cpu_seconds(proxy.pid) for name, proxy in proxies.items()}
+    time.sleep(_WATCH_S)
+    return [
+        Idle(name, pods, (cpu_seconds(proxy.pid) - before_s[name]) / _WATCH_S * 100, rss_mib(proxy.pid))
+        for name, proxy in proxies.items()
+    ]
+
+
+def _start_pods(proxy: NodeCriproxy, prefix: str) -> None:
+    with connect(proxy.socket) as channel:
+        run = channel.unary_unary(f"{_RUNTIME}RunPodSandbox")
+        for number in range(_PODS):
+            run(run_request(prefix, f"p{number}", offline=True))
+    if (placed := len(proxy.status()["pods"])) != _PODS:
+        raise LabError(f"{placed} pods are in the box, not {_PODS}")
+
+
+def run(directories: Mapping[str, Path]) -> tuple[Sequence[Start], Sequence[Memory], Sequence[Idle]]:
+    """`directories`: a lab's for each engine. Each has a runtime of its own, which lists its pods."""
+    with ExitStack() as ends:
+        proxies = {
+            name: NodeCriproxy(directory, ends.enter_context(backend(directory)), name)
+            for name, directory in directories.items()
+        }
+        print("measuring starts …", file=sys.stderr)
+        started = starts(proxies, next(iter(directories.values())) / "python.log")
+        for proxy in proxies.values():
+            proxy.start()
+            ends.callback(proxy.stop)
+        print("measuring memory …", file=sys.stderr)
+        held = [memory(name, proxy) for name, proxy in proxies.items()]
+        return started, held, idle({name: (proxies[name], cgroup_root(directories[name])) for name in proxies})
+
+
+def report() -> dict[str, Any]:
+    """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
+    if os.geteuid() != 0:
+        raise LabError("the footprint's benchmark needs root, for the box")
+    with ExitStack() as ends:
+        directories = {}
+        for name in _ENGINES:
+            directories[name] = ends.enter_context(claimed())
+            ends.callback(clean, directories[name])
+        found = run(directories)
+    for rows in found:
+        print(table(rows))
+    return dict(zip(("start", "memory", "idle"), ([asdict(row) for row in rows] for rows in found), strict=True))

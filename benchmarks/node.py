@@ -1,0 +1,87 @@
+"""A criproxy as it is on a node, before a runtime that answers at once; and what the kernel counts of a process."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from criproxy.proxy import cri_pb2 as cri
+from integration.lab.criproxy import CHECKOUT, Criproxy
+from integration.lab.directory import socket_path
+from integration.lab.process import Process
+
+NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
+"""With what criproxy needs on a node, and no more."""
+
+_RUNTIME: Final = "/runtime.v1.RuntimeService/"
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+ENGINES: Mapping[str, Mapping[str, object]] = {
+    "grpc": {"engine": "grpc"},
+    "relay": {"engine": "relay"},
+    "blind": {"blind": True},
+}
+"""What a config's [proxy] says of each."""
+
+
+class NodeCriproxy(Criproxy):
+    """In the lab `directory`, with colocation on. Its code is compiled, as its package does it."""
+
+    def __init__(self, directory: Path, runtime: Path, engine: str) -> None:
+        config = {"proxy": ENGINES[engine], "colocation": {"enabled": True}}
+        super().__init__(directory, runtime, config, python=NODE_PYTHON)
+        code = self.directory / "code"
+        shutil.copytree(
+            CHECKOUT / "criproxy", code / "criproxy", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        subprocess.run((NODE_PYTHON, "-m", "compileall", "-q", code), check=True)
+        self.environment: Final = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+
+    def start(
+        self, until_ready: bool = True, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        super().start(until_ready, options=options, env={**self.environment, **(env or {})})
+
+
+def run_request(prefix: str, name: str, *, offline: bool) -> bytes:
+    """A RunPodSandboxRequest as kubelet sends it for a BestEffort pod, with `prefix` before its kubepods."""
+    marks = [cri.StringEntry(key=b"colocation.criproxy.io/class", value=b"offline")] if offline else []
+    parent = f"{prefix}/kubepods/besteffort/pod{name}".encode()
+    metadata = cri.PodSandboxMetadata(name=name.encode(), uid=name.encode(), namespace=b"bench")
+    config = cri.PodSandboxConfig(metadata=metadata, labels=marks, linux={"cgroup_parent": parent})
+    return cri.RunPodSandboxRequest(config=config).SerializeToString()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process. Source: proc(5), /proc/PID/stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory. Source: proc(5), /proc/PID/statm."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def connect(socket: Path) -> grpc.Channel:
+    options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+    return grpc.insecure_channel(f"unix:{socket}", options=options)
+
+
+@contextmanager
+def backend(directory: Path) -> Iterator[Path]:
+    """The socket of a runtime that answers at once."""
+    socket = socket_path(directory, "backend.sock")
+    command = [sys.executable, "-m", "benchmarks.backend", str(socket)]
+    process = Process("backend", command, directory / "backend.log", {})
+    try:
+        process.wait_until(socket.exists, 30, "its socket")
+        yield socket
+    finally:
+        process.stop()
