@@ -64,6 +64,8 @@ class Successor:
                 pid, handle = await asyncio.to_thread(_launch, command, environ, theirs.fileno())
             except BaseException as error:
                 ours.close()  # which ends what has been started
+                if isinstance(error, ProcessLookupError):
+                    raise UpgradeError("the new process ended before it was ready: see its log") from error
                 if isinstance(error, (OSError, ValueError)):
                     reason = f"cannot start {command[0]}: {error}: is criproxy installed completely?"
                     raise UpgradeError(reason) from error

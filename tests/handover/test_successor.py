@@ -102,6 +102,21 @@ def test_new_process_that_fails_is_ended_and_the_parts_resume(
     wait_gone(started(tmp_path)[0])
 
 
+def test_new_process_that_has_gone_before_it_is_looked_at_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nobody's child, so that its pid goes at once."""
+
+    def gone(pid: int) -> int:
+        raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", gone)
+    parts = FakeParts()
+    with pytest.raises(UpgradeError, match="ended before it was ready: see its log"):
+        asyncio.run(hand_over(parts, LISTEN, ("/bin/true",), environ(tmp_path, "")))
+    assert parts.did == []
+
+
 def test_new_process_takes_over_as_no_child_of_ours_and_not_watched_as_us(tmp_path: Path) -> None:
     async def play() -> Successor:
         return await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, ""))
