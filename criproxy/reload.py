@@ -73,7 +73,8 @@ class Reload:
         """Reload at once on SIGHUP, and when the file has changed."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.asked.wait(), _CONFIG_POLL_S)
+                async with asyncio.timeout(_CONFIG_POLL_S):
+                    await self.asked.wait()
             if self.asked.is_set():
                 self.asked.clear()
                 self._watch.read()

@@ -119,7 +119,8 @@ class Upgrades:
 
     async def _turn(self, predecessor: Predecessor, errors: tuple[str, ...]) -> Take | None:
         with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
-            await asyncio.wait_for(self.listed.wait(), _RUNTIME_S)
+            async with asyncio.timeout(_RUNTIME_S):
+                await self.listed.wait()
         return await predecessor.turn(Ready(__version__, str(self._parts.socket.path), errors))
 
     async def _attend(self, predecessor: Predecessor) -> None:

@@ -137,7 +137,8 @@ class Upkeep:
         list_at_s = self._clock() + EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), max(0.0, list_at_s - self._clock()))
+                async with asyncio.timeout(max(0.0, list_at_s - self._clock())):
+                    await self._due.wait()
                 await asyncio.sleep(_AFTER_REMOVAL_S)
                 list_at_s = min(list_at_s, self._clock() + AGAIN_S)
             self._due.clear()

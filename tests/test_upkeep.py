@@ -130,6 +130,24 @@ class Bench:
         asyncio.run(asyncio.wait_for(go(), 60))
 
 
+async def _ends(task: asyncio.Task[None]) -> bool:
+    """Whether a task that is cancelled ends, and by that."""
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    return task.cancelled()
+
+
+def test_upkeep_that_is_cancelled_as_something_happens_ends() -> None:
+    async def go() -> bool:
+        upkeep = Bench().upkeep
+        task = asyncio.create_task(upkeep.run())
+        await asyncio.sleep(0.01)
+        upkeep.configure(ON)
+        return await _ends(task)
+
+    assert asyncio.run(go())
+
+
 # --- adoption ------------------------------------------------------------------------------------------------------
 
 

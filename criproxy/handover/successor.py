@@ -92,7 +92,8 @@ class Successor:
         gone, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_reader(self._handle, gone.set)
         try:
-            await asyncio.wait_for(gone.wait(), _GONE_S)
+            async with asyncio.timeout(_GONE_S):
+                await gone.wait()
         except TimeoutError:  # it hangs in the kernel: nothing more can be done about it
             pass
         finally:
