@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.node import NODE_PYTHON, NodeCriproxy, backend, connect, cpu_seconds, rss_mib, run_request
+from benchmarks.node import NODE_PYTHON, NodeCriproxy, backend, connect, cpu_seconds, labs, rss_mib, run_request
 from benchmarks.table import table
 from criproxy.proxy.client.core import Client
-from integration.lab.clean import clean
-from integration.lab.directory import cgroup_root, claimed
+from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
 
 _ENGINES: Final = ("relay", "grpc")
@@ -184,11 +183,7 @@ def report() -> dict[str, Any]:
     """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
     if os.geteuid() != 0:
         raise LabError("the footprint's benchmark needs root, for the box")
-    with ExitStack() as ends:
-        directories = {}
-        for name in _ENGINES:
-            directories[name] = ends.enter_context(claimed())
-            ends.callback(clean, directories[name])
+    with labs(_ENGINES) as directories:
         found = run(directories)
     for rows in found:
         print(table(rows))

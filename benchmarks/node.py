@@ -4,16 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 import grpc
 
 from criproxy.proxy import cri_pb2 as cri
+from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Criproxy
-from integration.lab.directory import socket_path
+from integration.lab.directory import claimed, socket_path
 from integration.lab.process import Process
 
 NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
@@ -28,6 +29,17 @@ ENGINES: Mapping[str, Mapping[str, object]] = {
     "blind": {"blind": True},
 }
 """What a config's [proxy] says of each."""
+
+
+@contextmanager
+def labs(names: Iterable[str]) -> Iterator[dict[str, Path]]:
+    """A lab's directory for each name; they are cleaned at the end. Raises LabError when one can't be had."""
+    with ExitStack() as ends:
+        directories = {}
+        for name in names:
+            directories[name] = ends.enter_context(claimed())
+            ends.callback(clean, directories[name])
+        yield directories
 
 
 class NodeCriproxy(Criproxy):

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import grpc
 
-from benchmarks.node import ENGINES, NodeCriproxy, backend, connect, cpu_seconds, run_request
+from benchmarks.node import ENGINES, NodeCriproxy, backend, connect, cpu_seconds, labs, run_request
 from benchmarks.table import table
-from integration.lab.clean import clean
-from integration.lab.directory import cgroup_root, claimed
+from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
@@ -146,11 +145,7 @@ def report() -> list[dict[str, Any]]:
     """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
     if os.geteuid() != 0:
         raise LabError("the proxy's benchmark needs root, for the box of its hooked call")
-    with ExitStack() as ends:
-        directories = {}
-        for name in ENGINES:
-            directories[name] = ends.enter_context(claimed())
-            ends.callback(clean, directories[name])
+    with labs(ENGINES) as directories:
         latencies = run(directories)
     print(table(latencies))
     return [asdict(one) for one in latencies]

@@ -17,8 +17,5 @@ def version(socket: str, timeout_s: float) -> str:
 
 
 async def _ask(socket: Path, timeout_s: float) -> RuntimeInfo:
-    connection = await Connection.dial(socket)
-    try:
+    async with await Connection.dial(socket) as connection:
         return await ask_version(connection.call, timeout_s)
-    finally:
-        await connection.close()

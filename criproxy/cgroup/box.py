@@ -320,7 +320,8 @@ class Box:
         if self._path is None:
             return ()
         now_s, box = self._clock(), parse_box(self._path)
-        orphans = [name for name in self._driver.pods(box.path) if name not in known | self._admitted.keys()]
+        kept = known | self._admitted.keys()
+        orphans = [name for name in self._driver.pods(box.path) if name not in kept]
         self._orphaned_s = {name: self._orphaned_s.get(name, now_s) for name in orphans}
         due = tuple(name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
         for name in due:

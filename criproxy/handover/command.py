@@ -138,11 +138,8 @@ class Running:
 
 
 async def _ask_version(socket: Path) -> None:
-    connection = await Connection.dial(socket)
-    try:
+    async with await Connection.dial(socket) as connection:
         await connection.call(_VERSION, b"", _ANSWER_S)
-    finally:
-        await connection.close()
 
 
 def _listener(path: Path) -> int | None:

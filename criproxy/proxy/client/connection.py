@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from criproxy.proxy import codes
 from criproxy.proxy.client.core import Client, Outcome
@@ -45,6 +45,12 @@ class Connection:
         connection = cls()
         await asyncio.get_running_loop().create_unix_connection(lambda: connection._side, str(path))
         return connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def call(self, path: str, request: bytes, timeout_s: float) -> bytes:
         """The answer of the unary method at `path` (`/runtime.v1.RuntimeService/Version`). Raises CallError."""
