@@ -481,7 +481,7 @@ def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_p
     )
     code, details, _ = through.call("StartContainer", started.SerializeToString())
     assert code == "OK", details
-    assert len(processes_of(sandbox_id)) == 2
+    wait_until(lambda: len(processes_of(sandbox_id)) == 2, 60, "pause and the container's process, and no helper")
     assert_within(sandbox_id, f"{site.box}/pod{uid}" if labels else kubelet_parent(site, uid))
 
 

@@ -108,7 +108,8 @@ def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
         paths = cgroups.of_process(through.pid(what))
         assert set(paths.values()) == {f"{place}/{what.id}"}
         assert paths.keys() >= {name for h in cgroups.hierarchies() for name in h.controllers}
-    assert len(cgroups_of(started.pod.id)) >= 4  # pause, the shell, its child, and what was executed
+    # pause, the shell, what was executed, and the shell's child as soon as that has been started
+    wait_until(lambda: len(cgroups_of(started.pod.id)) == 4, 60, "all of the pod's processes")
     assert_within(started.pod.id, place)
 
 
@@ -179,8 +180,9 @@ def test_container_follows_its_sandbox_whatever_its_own_request_says(
     config.CopyFrom(started.pod.config)
     config.labels.clear()
     container = through.run_container(Pod(started.pod.id[:length], config), "second", FOREVER)
+    # pause, and of both containers the shell and, as soon as that has been started, its child
+    wait_until(lambda: len(cgroups_of(started.pod.id)) == 5, 60, "all of the pod's processes")
     assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
-    assert len(cgroups_of(started.pod.id)) == 5
     assert through.pid(container) in cgroups_of(started.pod.id)
 
 
