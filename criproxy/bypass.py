@@ -7,9 +7,10 @@ than a restart takes, the symlink that kubelet dials points at a byte forwarder 
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 DIRECTORY: Final = Path("/run/criproxy")
 """Where the unit's RuntimeDirectory= is. The forwarder's socket lies there, wherever criproxy itself listens."""
@@ -20,8 +21,7 @@ _USES: Final = "bypass.uses"
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
 
 
-@dataclass(frozen=True, slots=True)
-class BypassStatus:
+class BypassStatus(Struct, frozen=True):
     """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
 
     `open_since_s`: None: it is shut. `uses` since the machine's start, the last of which began at `last_s`.
@@ -37,8 +37,7 @@ class BypassError(Exception):
     """What the switch must know could not be written; it goes by what it knew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bypass:
+class Bypass(Struct, frozen=True):
     """`directories`: where the switch reads; the last one's word counts. None: nobody would open a bypass."""
 
     directories: tuple[Path, ...]

@@ -1,7 +1,8 @@
 """`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.hooks import Chain
@@ -13,8 +14,7 @@ from criproxy.observe.status_text import printable
 _MAX_CELL = 72
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """What an explanation needs to know of the node. `child_quota`: see model.Call."""
 
     enabled: bool
@@ -24,8 +24,7 @@ class Node:
     child_quota: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """What happens to a pod. `why` None: it is online. `refused` says why it can't start, `changes` what changes."""
 
     manifest: Manifest

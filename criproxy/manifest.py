@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -84,16 +83,14 @@ class _Manifest(Struct, frozen=True):
     status: _Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(Struct, frozen=True):
     """Requests and limits by resource name, in units (CPUs, bytes); a missing request is its limit."""
 
     requests: Mapping[str, Decimal]
     limits: Mapping[str, Decimal]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestContainer:
+class ManifestContainer(Struct, frozen=True):
     """A container; `init` ones run before the others, and `sidecar` ones go on beside them."""
 
     name: str
@@ -102,8 +99,7 @@ class ManifestContainer:
     amounts: Amounts
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """A Pod as kubelet sees it. `pod_amounts` are the pod-level resources (Kubernetes 1.32), if it has any."""
 
     pod: Pod

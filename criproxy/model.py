@@ -6,8 +6,9 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from msgspec import Struct, field
 
 PLACEMENT_ANNOTATION: Final = "colocation.criproxy.io/placement"
 """Set on the sandbox of a placed pod; its value is the pod's cgroup_parent in the box."""
@@ -29,8 +30,7 @@ type_unlimited = Literal[Unlimited.UNLIMITED]
 # --- pods and requests ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PodRef:
+class PodRef(Struct, frozen=True):
     """Who a pod is. Source: CRI PodSandboxMetadata."""
 
     uid: str
@@ -41,8 +41,7 @@ class PodRef:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """What kubelet says of a pod when it starts it. Source: CRI PodSandboxConfig."""
 
     ref: PodRef
@@ -51,8 +50,7 @@ class Pod:
     cgroup_parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     """Linux resources of a sandbox or a container; 0, "" and {} mean "not set". Source: CRI LinuxContainerResources."""
 
     cpu_period_us: int = 0
@@ -86,8 +84,7 @@ class Target(enum.StrEnum):
     CONTAINER = "container"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """The facts of one rewrite: one sandbox or one container of one request.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
@@ -103,8 +100,7 @@ class Call:
     container: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
     `field` is the CRI field's name: `cgroup_parent`, `annotations`, or one of LinuxContainerResources. `key` is the
@@ -117,8 +113,7 @@ class Change:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
+class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came."""
 
     id: str
@@ -129,8 +124,7 @@ class Sandbox:
 # --- samples and limits --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Counters of one cgroup at one moment.
 
     `working_set_bytes` is usage less inactive page cache, as kubelet counts it.
@@ -142,8 +136,7 @@ class Usage:
     throttled_periods: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """One tick's view of the node. `t_s` is CLOCK_BOOTTIME; rates are means since the last tick.
 
     Online usage is the node's total less the box's, never below 0.
@@ -161,16 +154,14 @@ class Snapshot:
     throttled_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What bounds the box. Its priority (lowest weight, cpu.idle) is not a limit: it always holds."""
 
     cpu_cores: float | type_unlimited
     memory_bytes: int | type_unlimited
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The levels that online usage should not exceed before the next decisions; None: not known yet.
 
     A note says, for people, why a prediction is careful (a cold start); "" when it is not. `hour_cores` and
@@ -185,16 +176,14 @@ class Prediction:
     hour_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GuardCeiling:
+class GuardCeiling(Struct, frozen=True):
     """What the guard leaves to the box for now, whatever is predicted; `reason` in words an operator reads."""
 
     cores: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """What a resource's limit was held within, in its unit (cores or bytes).
 
     `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none.
@@ -206,8 +195,7 @@ class Bounds:
     watermark_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The limits that hold from `t_s` on, and why, per resource, in words an operator reads.
 
     With the snapshot, the rest is what it was decided from: `before` is what the last decision gave (None: this is the
@@ -226,8 +214,7 @@ class Decision:
     window: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitChange:
+class LimitChange(Struct, frozen=True):
     """A file of the box that was written. `drift` says that somebody else had changed it."""
 
     file: str

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.bypass import Bypass, BypassError
 from criproxy.config import Config, Loaded, load, restart_keys
@@ -27,8 +28,7 @@ _SCHEDULE_EVERY_S: Final = 1.0
 """The schedule is asked again and again, not once at its next change: the wall clock may jump."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """Who hears of a config, besides the parts that `Reload.apply` sets. `runtime` is its socket."""
 
     reporter: Reporter

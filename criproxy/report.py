@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, Protocol
+
+from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.bypass import BypassStatus

@@ -1,6 +1,6 @@
 """What each part of the daemon is told, from the config, the schedule's stage and how the daemon was started. Pure."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from criproxy import derive
 from criproxy.config import Config
@@ -13,8 +13,7 @@ from criproxy.upkeep import Settings as UpkeepSettings
 from criproxy.verify import Settings as VerifySettings
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """How things stand. `pass_through`: the config at the start was bad. With it or a dry run, nothing is touched."""
 
     config: Config

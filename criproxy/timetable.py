@@ -1,6 +1,6 @@
 """What holds at a moment: the policy, whether new offline pods are let in, and whether those that run must go. Pure."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from criproxy import derive
 from criproxy.config import Config
@@ -8,8 +8,7 @@ from criproxy.control.policy import PolicySettings
 from criproxy.control.schedule import Phase, clock_in_words, phase_at, phase_in_words
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """`words`: what holds and what comes next ("": there is no schedule).
 
     `closed`: why no new offline pod is let in ("": it is). `drain`: the pods that run are to be stopped.

@@ -5,10 +5,10 @@ stays where it is until the pod starts anew.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.evictions import Evictions
 from criproxy.hooks.offline import OfflineRules
@@ -24,8 +24,7 @@ class Inventory(Protocol):
     def elsewhere(self) -> Mapping[str, Pod]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """`rules` tell which pods are offline; None: none is sought, since none is bounded now."""
 
     rules: OfflineRules | None

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -40,8 +41,7 @@ _DRAIN_S: Final = 3600.0
 """For so long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What changes hands, or goes on in the one process and then the other."""
 
     engine: Engine

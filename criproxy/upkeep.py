@@ -6,10 +6,10 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.cgroup.naming import BoxPath, parse_placement
 from criproxy.evictions import Evictions
@@ -59,8 +59,7 @@ class Inventory(Protocol):
     async def refresh(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
 
     `why`: why it is off, for the log.

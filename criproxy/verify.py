@@ -5,10 +5,10 @@ It only looks, off every call's path: right after each start, and at everything 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.whereabouts import astray
@@ -50,15 +50,13 @@ class Inventory(Protocol):
     def running(self) -> tuple[Running, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """`evict`: the pods of misplaced containers are stopped."""
 
     evict: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that can't be told."""
 
     pod: PodRef

@@ -1,6 +1,5 @@
 """The verbs of the command line."""
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cli import main
@@ -144,7 +144,7 @@ def test_status_is_json(served: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_status_of_a_daemon_that_is_not_well_is_status_1(
     served: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    not_well = dataclasses.replace(STATUS, problems=("the runtime is gone",))
+    not_well = replace(STATUS, problems=("the runtime is gone",))
     monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: to_json(not_well))
     assert main(["status", *options, "--config", str(served)]) == 1
     told = capsys.readouterr()

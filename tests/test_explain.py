@@ -1,10 +1,10 @@
 """What `criproxy explain` tells of a pod."""
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.explain import Explanation, Node, explain, render
 from criproxy.hooks import offline_chain
@@ -52,7 +52,7 @@ def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
 
 
 def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
-    node = dataclasses.replace(NODE, child_quota=True)
+    node = replace(NODE, child_quota=True)
     assert ("main", "cpu_quota") not in changes(explain(manifest(), node))
     assert "a pod's own stays (cgroup v2)" in text(manifest(), node)
 
@@ -76,7 +76,7 @@ def test_text_of_an_online_pod_says_that_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("pod", "node", "told"),
     [
-        pytest.param(manifest(), dataclasses.replace(NODE, enabled=False), "colocation is off here", id="switched-off"),
+        pytest.param(manifest(), replace(NODE, enabled=False), "colocation is off here", id="switched-off"),
         pytest.param(manifest(uid=None), NODE, "the manifest has no uid yet", id="no-uid"),
         pytest.param(manifest(uid="../../x"), NODE, "refused        ", id="hostile-uid"),
         pytest.param(manifest(namespace="kube-system"), NODE, "as a static pod it would be online", id="kube-system"),

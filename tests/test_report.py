@@ -1,6 +1,5 @@
 """What a daemon tells of itself, on a clock that the test moves."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import BoxState
@@ -189,7 +188,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [dataclasses.astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
+    assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
     assert status.box.cpu is not None
     assert (status.box.cpu.limit_cores, status.box.cpu.online_cores) == (1.5, 1.5)
 
@@ -252,7 +251,7 @@ def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_wher
     bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
     bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
     placement = bench.status().placement
-    assert [dataclasses.astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
+    assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
     assert bench.metric("criproxy_misplaced_containers") == 1
     assert bench.metric("criproxy_unverified_containers") == 2
@@ -273,7 +272,7 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(path: str | None, versi
 def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
-        made = dataclasses.replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
+        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import BoxPath, parse_box

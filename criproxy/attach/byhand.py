@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 UNIT: Final = "kubelet.service"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A way of running kubelet. `units` is a pattern of its units' names; `steps` has {listen} and {unit} in it."""
 
     name: str

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from criproxy.attach.machine import NodeError
 from criproxy.attach.node import Node
@@ -15,8 +16,7 @@ _FIRST_CALLS: Final = 3
 """Kubelet makes more within its first second; one alone may be our own, counted late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(Struct, frozen=True):
     """Where its config says that it is. `host` and `port` are of its HTTP endpoints."""
 
     config_file: str

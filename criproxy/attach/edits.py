@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class Files(Protocol):
@@ -22,8 +23,7 @@ class RefusedError(Exception):
     """It cannot be done here; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """A file as it is and as it shall be; None: there is none."""
 
     path: str
@@ -31,8 +31,7 @@ class Edit:
     after: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Edits in their order, and what the user should know of them."""
 
     edits: tuple[Edit, ...]

@@ -7,8 +7,9 @@ of a flag that is given twice, the last one counts. Source: kubelet, cmd/kubelet
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.attach import kubeletconfig
 from criproxy.attach.edits import Files
@@ -24,8 +25,7 @@ _SHELLS: Final = ("sh", "bash", "dash", "ash", "busybox", "env", "su", "runuser"
 _DEFAULT: Final = re.compile(r'\(default "([^"]*)"\)')
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """What a kubelet's --help tells of it. `needs_remote`: without --container-runtime=remote it uses dockershim."""
 
     has_flag: bool = True
@@ -34,8 +34,7 @@ class Program:
     needs_remote: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """What a kubelet uses. `file` is what to read or edit for the endpoint, "" for the default.
 
     `image_endpoint` "": that of the runtime. `healthz` is a host and a port; port 0: it serves none.

@@ -2,14 +2,14 @@
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 ENDPOINT_FLAG: Final = "--container-runtime-endpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """A word of a command line. `file` holds its text; `variable` is its name there, "" for the command itself."""
 
     text: str

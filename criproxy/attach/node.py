@@ -10,9 +10,10 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.attach.edits import Edit
 from criproxy.attach.machine import Machine, NodeError
@@ -23,8 +24,7 @@ _RESTART_S: Final = 180.0
 _QUICK_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnitState:
+class UnitState(Struct, frozen=True):
     """What systemd says of a unit. `pid` 0: its main process does not run."""
 
     loaded: bool

@@ -1,8 +1,9 @@
 """Decides how a kubelet is sent to criproxy: by which bytes of which file; touches none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.attach import dropin, kubeletconfig
 from criproxy.attach.edits import Edit, Files, Overlay, Plan, RefusedError
@@ -15,8 +16,7 @@ CRIO_SUFFIX: Final = "run/crio/crio.sock"
 """Kubelet takes CRI-O's statistics from cAdvisor, and tells CRI-O by this. Source: pkg/kubelet/cadvisor/util.go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """A node's kubelet. `before`: as if we had no drop-in there; `now`: as its files say; `text`: our drop-in, if any.
 
     `unit_files` are the unit's, ours included.

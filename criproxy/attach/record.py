@@ -1,9 +1,10 @@
 """What `attach` remembers of the node as it was, so that it can be undone by another process, after any death."""
 
-from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 STATE: Final = "/var/lib/criproxy/attach.json"
 """Where it is kept."""
@@ -11,8 +12,7 @@ STATE: Final = "/var/lib/criproxy/attach.json"
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """A file that was changed: its bytes before (None: there was none), and the hash of what was written."""
 
     path: str
@@ -20,8 +20,7 @@ class Saved:
     after_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """An attachment. `phase` "changing": whoever wrote this has not finished, and what it did must be undone.
 
     `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was

@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.attach import byhand, dropin
 from criproxy.attach.criproxy_side import Proxy
@@ -23,8 +24,7 @@ class FailedError(Exception):
     """It was begun and did not work out; the message says what the node is left in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """`say` tells the user a line; `hold` makes the process deaf to signals from then on, while it cleans up."""
 
     say: Callable[[str], None]

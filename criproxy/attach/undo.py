@@ -3,8 +3,9 @@
 import contextlib
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.attach import dropin, kubeletconfig
 from criproxy.attach.edits import Edit, Files, Overlay, Plan, RefusedError
@@ -15,8 +16,7 @@ from criproxy.attach.record import Record, Saved, sha256
 _MOST_PLACES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(Struct, frozen=True):
     """What is known of a kubelet that may be attached.
 
     `unit_files` are in systemd's order, our drop-in the last.

@@ -4,15 +4,15 @@ Source: systemd.syntax(7); systemd.unit(5), drop-ins; systemd.service(5), ExecSt
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _SECTION: Final = "[Service]"
 _LISTS: Final = ("Environment", "EnvironmentFile", "ExecStart", "UnsetEnvironment")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One assignment. `value` is as it is written, its continued lines joined; `file` is where."""
 
     key: str
@@ -20,8 +20,7 @@ class Setting:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """What is in force of [Service], in order."""
 
     settings: tuple[Setting, ...]

@@ -5,8 +5,10 @@ thread, so that there is one order of events; what happened is kept there too, w
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
 from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.counter import cpu_seconds
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
@@ -26,8 +28,7 @@ ORPHAN_S: Final = 60.0
 _LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
 
 
-@dataclass(frozen=True, slots=True)
-class BoxState:
+class BoxState(Struct, frozen=True):
     """The box at one moment. `path`: None until kubelet or the inventory has told where it is.
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
@@ -44,8 +45,7 @@ class BoxState:
     pods: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Usages:
+class Usages(Struct, frozen=True):
     """One reading of the node and of the box (None: there is no box)."""
 
     node: Usage

@@ -4,14 +4,14 @@ Every operation is level-triggered and idempotent: read, compare, write, verify.
 are called from the threads of `cgroup.box`, never from the event loop.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from criproxy.model import LimitChange, Limits, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What the kernel offers to the box.
 
     `cpu_idle`: cpu.idle is there; on v2 it shows only once a first cgroup has the cpu controller.

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 CFS_PERIOD_US: Final = 100_000
 """Longer throttles for longer, shorter (10 ms) was measured to double online's p99."""
@@ -25,8 +26,7 @@ _V1_HIERARCHIES: Final = frozenset(
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mounts:
+class Mounts(Struct, frozen=True):
     """Where the cgroup hierarchies are mounted whose root is visible here.
 
     `v1` maps each controller (and `name=systemd`, which runc joins too) to its mount point; co-mounted ones share it.

@@ -6,8 +6,9 @@ The box is a sibling of kubelet's `kubepods`, because weights compare siblings o
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 BOX: Final = "offline"
 _QOS_CLASSES: Final = ("besteffort", "burstable")
@@ -26,8 +27,7 @@ class Driver(enum.StrEnum):
     SYSTEMD = "systemd"
 
 
-@dataclass(frozen=True, slots=True)
-class BoxPath:
+class BoxPath(Struct, frozen=True):
     """The box's cgroup: `path` below the hierarchy's root, in the shape that `driver` speaks."""
 
     driver: Driver
@@ -53,8 +53,7 @@ class BoxPath:
         return (self.online, *(f"{head}{joint}{qos}{dot}{suffix}" for qos in _QOS_CLASSES))
 
 
-@dataclass(frozen=True, slots=True)
-class PodParent:
+class PodParent(Struct, frozen=True):
     """A pod's cgroup_parent, taken apart: its `box` and its own `name` there."""
 
     box: BoxPath

@@ -5,8 +5,10 @@ so it is told each limit. A limit on memory sinks in the kernel's files first, i
 hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
 """
 
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
@@ -30,8 +32,7 @@ class Files(CgroupDriver, Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Slice:
+class _Slice(Struct):
     """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write."""
 
     cgroup: int | None

@@ -3,11 +3,12 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.config.schema import Setting, conflicts, settings, value_of
 from criproxy.config.settings import Config
@@ -19,8 +20,7 @@ _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]]+[^={]*=|#|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigError:
+class ConfigError(Struct, frozen=True):
     """One thing wrong with `file`. `key` is `section.name` ("" for the whole file), `value` as it was given."""
 
     file: str
@@ -34,8 +34,7 @@ class ConfigError:
         return ": ".join(part for part in (self.file, given, self.problem) if part) + f"; {self.remedy}"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """What a config says. With `errors`, `config` is what could be salvaged: every bad key is at its default.
 
     A salvaged config tells where the sockets are; it is not what the operator wants of the box.

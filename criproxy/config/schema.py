@@ -2,11 +2,10 @@
 
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from criproxy.config.settings import Config, Observe
 from criproxy.config.windows import WindowTable
@@ -18,8 +17,7 @@ _PID_SUFFIX_BYTES: Final = len(".4194304")
 """The socket itself lies beside its stable name, with the process's id. Source: kernel, PID_MAX_LIMIT."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One key of one section, as the loader and the example see it."""
 
     section: str
@@ -77,8 +75,7 @@ def _setting(section: str, field: msgspec.structs.FieldInfo) -> Setting:
     return Setting(section, field.name, kind, kind.__metadata__[0], field.default)
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """Keys (the first is the one to blame) whose values don't go together."""
 
     keys: tuple[str, ...]

@@ -1,23 +1,22 @@
 """What the node has: CPUs that are online and within the root cpuset, and memory. Both may change by hot-plug."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 _MEM_TOTAL: Final = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """What online and offline share."""
 
     cores: float
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityReader:
+class CapacityReader(Struct, frozen=True):
     """Reads the capacity from the kernel's files; two or three small reads, none of which blocks.
 
     `cpuset` is the root cpuset's file of effective CPUs (v1: cpuset.effective_cpus, v2: cpuset.cpus.effective), or None

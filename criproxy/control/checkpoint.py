@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
+from msgspec import Struct
 
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
@@ -21,8 +21,7 @@ WALL_SLACK_S: Final = 60.0
 """Clocks are set while a machine runs; by more than this, a file is from the future or from another boot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """The file's content: when it was written, by both clocks, and a state per resource."""
 
     version: int

@@ -1,8 +1,9 @@
 """The highest usage that each half hour of the day has seen, averaged over days with a preference for recent ones."""
 
 from array import array
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 SLOT_S: Final = 1800.0
 SLOTS: Final = 48
@@ -10,8 +11,7 @@ DAY_HALF_LIFE: Final = 2.0
 _NEW_DAY: Final = 1.0 - 2.0 ** (-1.0 / DAY_HALF_LIFE)
 
 
-@dataclass(frozen=True, slots=True)
-class DayProfileState:
+class DayProfileState(Struct, frozen=True):
     """A `DayProfile` for a checkpoint: the slot under way, and per slot the weighted sum of maxima and its weight."""
 
     slot: int | None

@@ -4,10 +4,10 @@ It only ever lowers the quota. What it gives back, the ticks give, which ask for
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import GuardSettings, GuardState, GuardStatus, Look, Outlook, watch
@@ -60,8 +60,7 @@ class Observer(Protocol):
     def guard_false_alarm(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """`law` None: switched off."""
 
     law: GuardSettings | None

@@ -7,8 +7,10 @@ a false one. It is given back without waiting, and the next must be stronger, un
 """
 
 import math
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.model import GuardCeiling
 
@@ -37,8 +39,7 @@ STEP_CORES: Final = 0.01
 _BACK: Final = "giving back, "
 
 
-@dataclass(frozen=True, slots=True)
-class GuardSettings:
+class GuardSettings(Struct, frozen=True):
     """`floor_cores`: the box is never squeezed below it. `hold_s`: so long after the last alarm the ceiling stays.
 
     Of `watermark_ratio` of the node's CPUs, the box gets what online and `reserve_cores` leave.
@@ -50,8 +51,7 @@ class GuardSettings:
     hold_s: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(Struct, frozen=True):
     """What the last tick has reckoned with. `limit_cores`: the policy's limit, the guard aside; infinite: none.
 
     `predicted_cores` None: not known.
@@ -62,8 +62,7 @@ class Outlook:
     predicted_cores: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """CPU in use over the `seconds` up to `t_s`. `pressure`: the kernel has reported that online waits for CPU."""
 
     t_s: float
@@ -73,8 +72,7 @@ class Look:
     pressure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """An alarm that is not judged yet: what was reckoned with, and what has come since, in all and at most."""
 
     reckoned_cores: float
@@ -84,8 +82,7 @@ class Trial:
     slow_peak: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GuardState:
+class GuardState(Struct, frozen=True):
     """What has to be remembered from look to look.
 
     `slow_online` and `slow_box` are cores, averaged over `SLOW_S`. `bar` and `slow_bar` are the excess, of one look and
@@ -103,8 +100,7 @@ class GuardState:
     false_alarms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GuardStatus:
+class GuardStatus(Struct, frozen=True):
     """The guard for people. `ceiling_cores` and `reason`: None and "" while it is at rest.
 
     `pressure` says whether the kernel reports that online waits, or why not.

@@ -7,8 +7,9 @@ decay moves no quantile: only a new sample does, and then mostly by a bucket or 
 import math
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 MAX_EXPONENT: Final = 60
 """Half-lives after which all weights are scaled down, long before float64 overflows."""
@@ -19,8 +20,7 @@ Measure = Literal["area", "weight"]
 """What a bucket counts for in a quantile: its weight times its width (fast up, slow down), or its weight alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class MassState:
+class MassState(Struct, frozen=True):
     """A `DecayedMass` for a checkpoint. `mass` holds the buckets above zero as float64 in hex, hence bit-exact."""
 
     buckets: int

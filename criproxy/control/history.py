@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.model import Decision, Snapshot
 
@@ -16,8 +17,7 @@ MAX_RECORDS: Final = 4000
 """An hour of two changes each 1.8 s; about 5 MB at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One decision, the snapshot that it was made from, and when, by wall time (UTC).
 
     `applied` False: the kernel's limits were left alone (a dry run, or colocation is off).
@@ -29,8 +29,7 @@ class Record:
     applied: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Struct, frozen=True):
     """What held at a moment, and the decisions that its limits date from; None: from before the record."""
 
     record: Record

@@ -3,10 +3,11 @@
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.control.capacity import Capacity
 from criproxy.control.clock import Clock
@@ -47,8 +48,7 @@ class Box(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
+class LoopSettings(Struct, frozen=True):
     """`dry_run` computes and reports all, and applies nothing."""
 
     policy: PolicySettings
@@ -57,8 +57,7 @@ class LoopSettings:
     dry_run: bool = False
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """What went wrong since the start: ticks that failed, and deadlines that passed while a tick was late."""
 
     ticks: int = 0

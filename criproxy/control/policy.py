@@ -7,8 +7,9 @@ What is not known leaves the floor. The guard's ceiling then takes off what it s
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.model import (
     UNLIMITED,
@@ -34,8 +35,7 @@ _MOST_STEPS: Final = 2**50
 """Beyond, a float has no such steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicSettings:
+class DynamicSettings(Struct, frozen=True):
     """The law for one resource; `floor`, `ceiling` and `reserve` in its unit (cores or bytes), the rest of capacity.
 
     The reserve is never given, but for the floor. A raise by more than `raise_threshold_ratio` of capacity is made at
@@ -65,8 +65,7 @@ class DynamicSettings:
         return Bounds(self.floor, self.ceiling, self.reserve, self.watermark_ratio)
 
 
-@dataclass(frozen=True, slots=True)
-class StaticSettings:
+class StaticSettings(Struct, frozen=True):
     """A limit that only the node's capacity less `reserve`, and the guard, can lower; all in the resource's unit.
 
     `floor` is what neither takes away; `why` is its reason, in words.
@@ -85,8 +84,7 @@ class StaticSettings:
 ResourceSettings = DynamicSettings | StaticSettings
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySettings:
+class PolicySettings(Struct, frozen=True):
     """The policy of each resource, CPU in cores and memory in bytes. `window`: the schedule's, in words, or ""."""
 
     cpu: ResourceSettings
@@ -94,8 +92,7 @@ class PolicySettings:
     window: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceState:
+class ResourceState(Struct, frozen=True):
     """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less."""
 
     limit: float | None = None
@@ -108,8 +105,7 @@ class ResourceState:
         return self.limit if self.squeezed is None else self.squeezed
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyState:
+class PolicyState(Struct, frozen=True):
     """What `decide` has to remember from one tick to the next. `before`: the limits that it gave last."""
 
     cpu: ResourceState = ResourceState()
@@ -117,8 +113,7 @@ class PolicyState:
     before: Limits | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(Struct, frozen=True):
     """One resource at one moment. `amount` writes a quantity as an operator reads it; a limit moves in whole steps."""
 
     t_s: float

@@ -1,13 +1,12 @@
 """From the counters of the node and the box to a snapshot: rates since the last sample, and what online uses."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from criproxy.control.capacity import Capacity
 from criproxy.model import Snapshot, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The counters at one moment (`t_s`: CLOCK_BOOTTIME). `box` is None while there is no box."""
 
     t_s: float

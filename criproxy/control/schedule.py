@@ -7,9 +7,10 @@ stretch of time, and one that ends where the next begins leaves no gap. No clock
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, Literal
+
+from msgspec import Struct
 
 Mode = Literal["dynamic", "static", "off"]
 
@@ -23,8 +24,7 @@ _AHEAD_DAYS: Final = 9
 _DAY_S: Final = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """On each of `days` (0 is Monday) from `start_minute` to `end_minute` of the day; into the next day when not later.
 
     `name` is what an operator calls it.
@@ -43,8 +43,7 @@ class Window:
             raise ValueError(f"{self.name}: it ends when it begins; a whole day is 00:00 to 24:00")
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """Where windows overlap, the first of them holds; outside of all, `outside`."""
 
     windows: tuple[Window, ...]
@@ -52,8 +51,7 @@ class Schedule:
     zone: tzinfo
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """What holds from `since_s` until just before `until_s` (UTC; None: beyond a week).
 
     `since_s` None: for longer than two days. `window` is its index in the schedule, None outside of all; `after` and

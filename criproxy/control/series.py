@@ -1,8 +1,9 @@
 """One series of samples as every predictor sees it: which samples count, the level, what is held and kept."""
 
 import math
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from criproxy.control.dayprofile import DayProfileState
 from criproxy.control.histogram import Buckets, LevelHistogram, MassState
@@ -13,8 +14,7 @@ LEVEL_MAX_AGE_HALF_LIVES: Final = 4
 """A restored level older than this says nothing of now."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictorSettings:
+class PredictorSettings(Struct, frozen=True):
     """What a predictor should do.
 
     `half_life_s` and `percentile_ratio` shape the level. `alpha_ratio` is the probability of online exceeding the
@@ -30,8 +30,7 @@ class PredictorSettings:
     cold_start_probes: int = 24
 
 
-@dataclass(frozen=True, slots=True)
-class PredictorStatus:
+class PredictorStatus(Struct, frozen=True):
     """What a predictor knows, for people. `note` says why it is careful, "" when it is not."""
 
     kind: Kind
@@ -45,8 +44,7 @@ class PredictorStatus:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedState:
+class LearnedState(Struct, frozen=True):
     """The learned half of a calibrated predictor for a checkpoint; pending probes are left out on purpose."""
 
     horizon_s: float
@@ -59,8 +57,7 @@ class LearnedState:
     day: DayProfileState
 
 
-@dataclass(frozen=True, slots=True)
-class PredictorState:
+class PredictorState(Struct, frozen=True):
     """A predictor for a checkpoint; `learned` is None when it learns nothing."""
 
     last_s: float | None

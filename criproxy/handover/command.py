@@ -10,9 +10,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.observe.status import Status, from_json
 from criproxy.proxy import codes
@@ -34,8 +35,7 @@ class NotUpgradedError(Exception):
     """Why there is no new process; the message says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Upgraded:
+class Upgraded(Struct, frozen=True):
     """From process `old` to `new`, which answers since `seconds` after it was asked for. Versions: "": not known."""
 
     old: int

@@ -4,8 +4,9 @@ A hook never mutates, does no I/O and knows no protobuf type, so another front (
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from criproxy.hooks.placement import PlacementHook
 from criproxy.hooks.resources import ResourcesHook
@@ -25,8 +26,7 @@ class HookConflictError(Exception):
     """Two hooks want different values for one field."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """Hooks in order. Setting one field to one value twice is fine; to two values is an error that names both."""
 
     hooks: Sequence[Hook]

@@ -2,8 +2,9 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from criproxy.model import Pod
 
@@ -32,8 +33,7 @@ class Test(enum.StrEnum):
     __test__ = False  # pytest would take the name for a test case
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One way to be offline. `key` is the label's or annotation's ("" for a namespace); `value` is "" for PRESENT."""
 
     subject: Subject
@@ -85,8 +85,7 @@ PRESETS: Final[Mapping[str, tuple[Rule, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineRules:
+class OfflineRules(Struct, frozen=True):
     """The rules of a node: its own, and those of the presets that it chose."""
 
     rules: tuple[Rule, ...]

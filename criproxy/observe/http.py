@@ -5,12 +5,12 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 import structlog
+from msgspec import Struct
 
 from criproxy.observe import why
 from criproxy.observe.status import Status, to_json
@@ -23,8 +23,7 @@ _MAX_LINE: Final = 16 * 1024
 _MAX_HEADERS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
+class Endpoints(Struct, frozen=True):
     """What the paths answer with. Called from threads of the server, so each must be safe to call from any.
 
     `unhealthy` and `unready` say what is wrong, in words; None: nothing is. `why` is asked for a moment (UTC), or None:

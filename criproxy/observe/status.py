@@ -1,13 +1,12 @@
 """What `criproxy status` shows, as data: /status answers with it in JSON, whose keys stay as they are."""
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
@@ -15,8 +14,7 @@ from criproxy.control.history import Record
 from criproxy.model import UNLIMITED, Decision, Sandbox, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class CpuStatus:
+class CpuStatus(Struct, frozen=True):
     """CPU at the last tick. `prediction_cores`, and `hour_cores` for an hour ahead, None: not known."""
 
     capacity_cores: float
@@ -30,8 +28,7 @@ class CpuStatus:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStatus:
+class MemoryStatus(Struct, frozen=True):
     """Memory at the last tick. `prediction_bytes`, and `hour_bytes` for an hour ahead, None: not known."""
 
     capacity_bytes: int
@@ -44,8 +41,7 @@ class MemoryStatus:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BoxStatus:
+class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod.
 
     `drift` counts files that somebody else had changed.
@@ -59,8 +55,7 @@ class BoxStatus:
     memory: MemoryStatus | None
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeStatus:
+class RuntimeStatus(Struct, frozen=True):
     """The runtime; `version` as it names itself, `problem` why it is not ready ("" when it is)."""
 
     socket: str
@@ -69,8 +64,7 @@ class RuntimeStatus:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigStatus:
+class ConfigStatus(Struct, frozen=True):
     """The config file, with its errors, and the changed keys that wait for a restart."""
 
     file: str
@@ -78,8 +72,7 @@ class ConfigStatus:
     needs_restart: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleStatus:
+class ScheduleStatus(Struct, frozen=True):
     """Which window holds and what comes next; "": there is no schedule.
 
     `closed`: why no new offline pod is let in; "": it is.
@@ -89,8 +82,7 @@ class ScheduleStatus:
     closed: str
 
 
-@dataclass(frozen=True, slots=True)
-class OfflinePod:
+class OfflinePod(Struct, frozen=True):
     """A pod in the box."""
 
     namespace: str
@@ -99,16 +91,14 @@ class OfflinePod:
     placement: str
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupStatus:
+class CgroupStatus(Struct, frozen=True):
     """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before the first offline pod."""
 
     version: int
     driver: Literal["cgroupfs", "systemd"] | None
 
 
-@dataclass(frozen=True, slots=True)
-class StrayContainer:
+class StrayContainer(Struct, frozen=True):
     """A container of the box, or a pod's sandbox (`container` ""), that runs elsewhere, or where nobody can tell.
 
     `detail` says where, or why that is not known.
@@ -121,8 +111,7 @@ class StrayContainer:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementStatus:
+class PlacementStatus(Struct, frozen=True):
     """Where the runtime put what it was told to start in the box: `verified` containers and sandboxes are there."""
 
     verified: int
@@ -130,8 +119,7 @@ class PlacementStatus:
     unknown: tuple[StrayContainer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionStatus:
+class DecisionStatus(Struct, frozen=True):
     """A decision that changed a limit, and why. `decided_s` is UTC; `applied` False: it was not put in force."""
 
     decided_s: float
@@ -142,8 +130,7 @@ class DecisionStatus:
     memory_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class UpgradeStatus:
+class UpgradeStatus(Struct, frozen=True):
     """`failed` counts new processes that could not take over from this one, for the last of which `problem` says why.
 
     `predecessor`: the one that this has taken over from is still finishing its calls.
@@ -154,16 +141,14 @@ class UpgradeStatus:
     predecessor: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AttachStatus:
+class AttachStatus(Struct, frozen=True):
     """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known."""
 
     state: Literal["yes", "no", "unknown"]
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
@@ -250,7 +235,7 @@ def _decision(record: Record) -> DecisionStatus:
 
 def to_json(status: Status) -> str:
     """ASCII only: names come from requests and may hold anything."""
-    return json.dumps(dataclasses.asdict(status))
+    return json.dumps(msgspec.to_builtins(status))
 
 
 def from_json(text: str) -> Status:

@@ -1,13 +1,12 @@
 """What `criproxy status --why` shows: why the limits were what they were at a moment, from what, and since when."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 
 from criproxy.control.history import History, Past, Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
@@ -19,8 +18,7 @@ Limit = float | Literal["unlimited"]
 _WIDTH: Final = 11
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceWhy:
+class ResourceWhy(Struct, frozen=True):
     """One resource, in its unit (cores or bytes). `before` is what the decision before gave, None: there was none.
 
     `since_s` and `since_reason`: when the limit came to hold, and why; None: before the record begins.
@@ -38,8 +36,7 @@ class ResourceWhy:
     bounds: Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionWhy:
+class DecisionWhy(Struct, frozen=True):
     """The decision that held. `applied` False: it was not put in force (a dry run, or colocation is off)."""
 
     decided_s: float
@@ -50,8 +47,7 @@ class DecisionWhy:
     memory: ResourceWhy
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(Struct, frozen=True):
     """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty."""
 
     asked_s: float | None
@@ -113,7 +109,7 @@ def _wall_s(record: Record | None) -> float | None:
 
 def to_json(why: Why) -> str:
     """ASCII only."""
-    return json.dumps(dataclasses.asdict(why))
+    return json.dumps(msgspec.to_builtins(why))
 
 
 def from_json(text: str) -> Why:

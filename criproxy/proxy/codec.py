@@ -7,10 +7,10 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 from __future__ import annotations  # the messages in them are not imported yet
 
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
 
 from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
 from criproxy.proxy import messages as cri
@@ -26,8 +26,7 @@ class CodecError(ValueError):
     """Bytes that are no message of their method. Every runtime refuses them as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditEntry(Struct, frozen=True):
     """One field that a rewrite changed; `new` is None when it was cleared."""
 
     field: str
@@ -36,8 +35,7 @@ class AuditEntry:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One sandbox or container of a request: its facts, and the protobuf messages that changes go into."""
 
     target: Target
@@ -47,8 +45,7 @@ class Part:
     resources_message: cri.LinuxContainerResources
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSandbox:
+class ListedSandbox(Struct, frozen=True):
     """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
 
     id: str
@@ -59,8 +56,7 @@ class ListedSandbox:
     annotations: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedContainer:
+class ListedContainer(Struct, frozen=True):
     """A container of a list."""
 
     id: str

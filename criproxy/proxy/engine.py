@@ -4,24 +4,23 @@ An engine moves bytes and knows no message; the `Interceptor` knows messages and
 other's libraries, so engines can be exchanged; the daemon and the hand-over to a new process know an `Engine` only.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class Ticket(Protocol):
     """An interceptor's memory of one call, handed back with the call's answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Struct, frozen=True):
     """Send `message` to the runtime. With a `ticket`, a successful answer is shown to `Interceptor.answered`."""
 
     message: bytes
     ticket: Ticket | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Answer the call ourselves. `code` is a gRPC status code number. Source: gRPC core, statuscodes."""
 
     code: int

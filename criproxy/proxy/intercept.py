@@ -7,10 +7,10 @@ The promises, as they are kept here:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks import Chain
@@ -61,8 +61,7 @@ class Counters(Protocol):
     def on_refusal(self, operation: str, reason: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What a reload may change. With `dry_run`, what would be placed is logged, and the bytes that came go on;
     pods that are in the box already, from a run before, are kept there.
 
@@ -75,8 +74,7 @@ class Settings:
     closed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Learn:
+class _Learn(Struct, frozen=True):
     """The ticket of a call: what to do with its OK answer."""
 
     learn: Callable[[bytes], None]

@@ -5,8 +5,9 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import Pod, PodRef, Sandbox
@@ -18,8 +19,7 @@ Query = Callable[[str, bytes], Awaitable[bytes]]
 _Edit = Callable[["Inventory"], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A sandbox in the box that runs, or a container of one: its `id` and the container's name ("" for the sandbox)."""
 
     sandbox: Sandbox
@@ -27,8 +27,7 @@ class Running:
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Container:
+class _Container(Struct, frozen=True):
     sandbox_id: str
     name: str
 

@@ -4,11 +4,11 @@ from __future__ import annotations  # the messages in them are not imported yet
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from criproxy.proxy import messages as cri
 from criproxy.proxy.codec import CodecError
@@ -18,8 +18,7 @@ _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
 
     `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O

@@ -5,11 +5,11 @@ Connected is not ready: the runtime is ready when it has answered Version and th
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct
 
 from criproxy.proxy import codes
 from criproxy.proxy import messages as cri
@@ -23,8 +23,7 @@ _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeInfo:
+class RuntimeInfo(Struct, frozen=True):
     """What the runtime says of itself, and the API (`runtime.v1`) under which it said so. Source: CRI Version."""
 
     name: str

@@ -6,7 +6,6 @@ Deadline, metadata, cancellation, status and trailers are end to end: nothing he
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
 from grpc import aio
+from msgspec import Struct
 
 from criproxy.proxy import connections
 from criproxy.proxy.engine import Interceptor, Refuse, Ticket
@@ -50,13 +50,11 @@ class CallMetrics(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(Struct):
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """The end of a call that has no answer. It is for `abort`: with a code set, an empty message would be sent too."""
 
     code: grpc.StatusCode

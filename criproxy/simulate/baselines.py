@@ -9,9 +9,10 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, LevelHistogram
 from criproxy.simulate.replay import Plan
@@ -29,8 +30,7 @@ Forecast = tuple["array[float]", "array[float]"]
 """Per sample: the base, and the standard deviation (empty when the baseline has none)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     name: str
     margins: tuple[Margin, ...]
     forecast: Callable[[Trace, Plan], Forecast]

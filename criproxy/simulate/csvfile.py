@@ -3,10 +3,11 @@
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from criproxy.simulate import SimulateError
 from criproxy.simulate.findings import Flaw
@@ -19,8 +20,7 @@ _NAMES: Final = {"id": ("id", "node", "instance"), "t": ("t", "time", "timestamp
 _FAMILY: Final = "family"
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
+class _Columns(Struct, frozen=True):
     """Where the fields are; None: there is no such column."""
 
     t: int

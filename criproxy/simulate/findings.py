@@ -1,9 +1,10 @@
 """What was wrong with the input: counted, and named by its first places."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct, field
 
 _SHOWN: Final = 3
 
@@ -25,8 +26,7 @@ class Flaw(StrEnum):
     TOO_SHORT = "series not scored: nothing is left after the warm-up"
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(Struct):
     """Collects flaws; each has a place, such as `nodes.csv:12`, of which the first few are kept."""
 
     counts: dict[Flaw, int] = field(default_factory=dict)

@@ -3,8 +3,9 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, get_args
+
+from msgspec import Struct
 
 from criproxy.config.settings import Config
 from criproxy.control.series import Kind, PredictorSettings
@@ -34,8 +35,7 @@ through /api/v1/query_range.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the command line asks for; `capacity` is a number or a file, None for the example."""
 
     files: tuple[str, ...]

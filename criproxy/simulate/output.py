@@ -3,8 +3,9 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from criproxy.simulate import SimulateError
 from criproxy.simulate.findings import Findings
@@ -22,7 +23,7 @@ def result(
 ) -> dict[str, Any]:
     """All numbers of a simulation, ready for JSON; ratios lie within 0 and 1, and null is what nothing defines."""
     return {
-        "plan": asdict(plan),
+        "plan": to_builtins(plan),
         "findings": [
             {"flaw": flaw.name.lower(), "count": count, "first": findings.places[flaw]}
             for flaw, count in findings.counts.items()
@@ -34,7 +35,7 @@ def result(
                 "capacity": trace.capacity,
                 "samples": len(trace.times_s),
                 "step_s": trace.step_s,
-                "score": None if score is None else asdict(score),
+                "score": None if score is None else to_builtins(score),
             }
             for trace, score in zip(traces, scores, strict=True)
         ],
@@ -45,8 +46,8 @@ def result(
 def summed(summary: Summary) -> dict[str, Any]:
     families: Mapping[str, Group] = summary.families
     return {
-        "families": {name: asdict(group) for name, group in families.items()},
-        "overall": asdict(summary.overall),
+        "families": {name: to_builtins(group) for name, group in families.items()},
+        "overall": to_builtins(summary.overall),
     }
 
 

@@ -4,8 +4,9 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from criproxy.simulate import SimulateError
 from criproxy.simulate.replay import Plan
@@ -31,8 +32,7 @@ _VIOLATION: Final = "#c62828"
 _QUIET: Final = "#666666"
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """One node to draw."""
 
     trace: Trace

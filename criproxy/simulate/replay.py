@@ -2,8 +2,9 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
@@ -20,8 +21,7 @@ NEXT_SAMPLE_STEPS: Final = 1.5
 _OTHER: Final = StaticSettings(UNLIMITED)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What to replay with. `floor` is in cores or bytes, `unit` how many of them are 1 in a trace.
 
     `horizon_s` None reaches until the next sample, whatever the trace's step.

@@ -1,7 +1,8 @@
 """The results as text for people."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from criproxy.simulate.replay import Plan
 from criproxy.simulate.score import Score
@@ -20,8 +21,7 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(Struct, frozen=True):
     """A baseline with its tuned margin, over all traces."""
 
     candidate: Candidate

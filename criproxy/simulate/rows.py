@@ -3,9 +3,10 @@
 import math
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
+
+from msgspec import Struct, field
 
 from criproxy.simulate.findings import Findings, Flaw
 from criproxy.simulate.score import GAP_STEPS
@@ -17,8 +18,7 @@ _LATEST_S: Final = 1e11
 """The year 5138: times beyond it are in a finer unit than seconds."""
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     family: str
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     usages: "array[float]" = field(default_factory=lambda: array("d"))

@@ -12,9 +12,10 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.simulate.trace import Trace
 
@@ -27,8 +28,7 @@ GAP_STEPS: Final = 3.0
 """A pause of more steps is a gap: nobody knows what happened in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     """The metric of one trace, or its mean over several; None where nothing defines it.
 
     `limit_ratio` is the mean of the limit / C that the policy gives the box; None without a policy.

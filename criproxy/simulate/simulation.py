@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from criproxy.simulate.baselines import BASELINES, Margin, needed_margins, with_margin
 from criproxy.simulate.replay import Plan, limit, predict
@@ -10,8 +11,7 @@ from criproxy.simulate.score import Score, outlook, score
 from criproxy.simulate.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
+class Course(Struct, frozen=True):
     """What was predicted, set and seen at each sample, in the trace's unit. `highest`: see `score.outlook`."""
 
     predictions: "array[float]"
@@ -19,8 +19,7 @@ class Course:
     highest: "array[float]"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """A trace and the plans to try on it; they differ in watermark or alpha only. `keep` the courses, too."""
 
     trace: Trace
@@ -28,8 +27,7 @@ class Trial:
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """Per plan of a trial: the score, None where there is nothing to score, and the course if it was to be kept."""
 
     scores: tuple[Score | None, ...]
@@ -52,8 +50,7 @@ def run(trial: Trial) -> Outcome:
     return Outcome(tuple(scores), tuple(courses))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A baseline, by its name, and its margin; the margin's size is found by tuning."""
 
     baseline: str

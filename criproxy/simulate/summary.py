@@ -1,8 +1,9 @@
 """Many scores as one: the mean per family, the mean of the families, and how many nodes hold their alpha."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from criproxy.simulate.score import Score, mean_score
 from criproxy.simulate.trace import Trace
@@ -11,8 +12,7 @@ HOLDS: Final = 1.5
 """A node holds its alpha when its own violation is within so many times of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Several nodes: the unweighted mean of their scores, and how many of them hold their alpha."""
 
     score: Score
@@ -20,8 +20,7 @@ class Group:
     holding: int
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """`overall.score` is the unweighted mean over families, so that a family of many nodes does not outvote another."""
 
     overall: Group

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.simulate import SimulateError
 from criproxy.simulate.replay import Plan
@@ -26,8 +28,7 @@ NEARLY: Final = 0.95
 """What gives this share of the most is as good: the rest would be bought with ever more violations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     setting: Setting
     values: tuple[float, ...]
 
@@ -38,8 +39,7 @@ class Sweep:
         return tuple(replace(plan, alpha_ratio=value) for value in self.values)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One value of the setting, and what it came to."""
 
     value: float

@@ -1,14 +1,14 @@
 """A record of one node's online usage."""
 
 from array import array
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Trace:
+
+class Trace(Struct, frozen=True, dict=True):
     """Samples of one resource of one node: at `times_s[i]` online used `usages[i]`, of `capacity` (one unit for both).
 
     Times rise strictly; usages lie within 0 and capacity.

@@ -1,9 +1,9 @@
 """Predictors to test, and loads to feed them."""
 
 import random
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor

@@ -1,10 +1,11 @@
 """The guard's loop against a fake node, on a clock that jumps."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from control_fakes import FakeClock, FakeLog, Stop
+from msgspec.structs import replace
 
 from criproxy.control.guard import Guard, Settings
 from criproxy.control.guardlaw import GuardSettings, Outlook

@@ -1,11 +1,11 @@
 """The guard's law, look by look, as data."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from criproxy.control.guardlaw import GuardSettings, GuardState, Look, Outlook, watch
 from criproxy.model import GuardCeiling

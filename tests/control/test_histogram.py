@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from criproxy.control.histogram import (
     CPU_BUCKETS,

@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-from dataclasses import replace
 
 import pytest
 from control_fakes import GIB, FakeBox, FakeCapacity, FakeClock, FakeLog, FakeObserver, Stop
+from msgspec.structs import replace
 
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings

@@ -1,12 +1,12 @@
 """The policy as data: tables of decisions with their reasons, and what holds for all inputs."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from criproxy.control.policy import (
     DynamicSettings,

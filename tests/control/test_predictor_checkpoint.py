@@ -3,10 +3,10 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from control_fakes import FakeClock, FakeLog, Stop
+from msgspec.structs import replace
 
 from criproxy.control.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
 from criproxy.control.histogram import CPU_BUCKETS

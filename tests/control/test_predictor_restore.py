@@ -1,8 +1,7 @@
 """What of a checkpoint a predictor takes over: by age, by settings, and when it contradicts itself."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from predictor_helpers import CAPACITY, T, feed, noisy, predictor, restored
 
 from criproxy.control.histogram import MEMORY_BUCKETS

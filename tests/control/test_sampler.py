@@ -1,11 +1,10 @@
 """Rates and online usage from counters, through everything that happens to counters."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from criproxy.control.capacity import Capacity
 from criproxy.control.sampler import Reading, Sampler

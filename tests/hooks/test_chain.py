@@ -1,9 +1,10 @@
 """The hooks of an offline pod, as tables: facts in, changes out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.hooks import Chain, HookConflictError, offline_chain
 from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef, Resources, Target

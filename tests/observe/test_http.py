@@ -1,6 +1,5 @@
 """The endpoints, over a real socket."""
 
-import dataclasses
 import http.client
 import io
 import json
@@ -10,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from status_samples import STATUS
 
 from criproxy.observe import log, why
@@ -24,7 +24,7 @@ WELL = Endpoints(
     status=lambda: STATUS,
     why=lambda asked_s: Why(asked_s, None, None),
 )
-ILL = dataclasses.replace(WELL, unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff")
+ILL = replace(WELL, unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff")
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.String
     def fail() -> bytes:
         raise RuntimeError("secret")
 
-    with serving(dataclasses.replace(WELL, metrics=fail)) as port:
+    with serving(replace(WELL, metrics=fail)) as port:
         status, body, _ = ask(port, "/metrics")
         assert (status, b"secret" in body) == (500, False)
         assert ask(port, "/healthz")[0] == 200

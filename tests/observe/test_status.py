@@ -1,9 +1,9 @@
 """The status as JSON and as text."""
 
-import dataclasses
 import json
 
 import pytest
+from msgspec.structs import replace
 from status_samples import STATUS
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
@@ -22,14 +22,14 @@ STRAY = StrayContainer("batch", "job", "u", "main", "/elsewhere")
 
 
 def test_json_comes_back_as_it_went() -> None:
-    raw = dataclasses.replace(STATUS, version="\udcff")
+    raw = replace(STATUS, version="\udcff")
     assert from_json(to_json(raw)) == raw
     assert to_json(raw).isascii()
 
 
 def test_json_before_the_first_offline_pod_comes_back() -> None:
-    box = dataclasses.replace(STATUS.box, path=None, cpu=None, memory=None)
-    status = dataclasses.replace(STATUS, box=box)
+    box = replace(STATUS.box, path=None, cpu=None, memory=None)
+    status = replace(STATUS, box=box)
     assert from_json(to_json(status)) == status
 
 
@@ -66,7 +66,7 @@ def test_text_shows(shown: str) -> None:
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        pytest.param({"box": dataclasses.replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
+        pytest.param({"box": replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
         pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
             "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",
@@ -87,7 +87,7 @@ def test_text_shows(shown: str) -> None:
         pytest.param({"cgroup": CgroupStatus(2, None)}, "v2, driver not known before the first offline", id="no-pod"),
         pytest.param({"cgroup": CgroupStatus(0, None)}, "cgroups       none that could hold a box\n", id="no-cgroups"),
         pytest.param(
-            {"placement": PlacementStatus(3, (STRAY,), (dataclasses.replace(STRAY, container="", detail="why"),))},
+            {"placement": PlacementStatus(3, (STRAY,), (replace(STRAY, container="", detail="why"),))},
             "placement     3 containers verified, 1 misplaced, 1 not known\n"
             "  misplaced: batch/job, container main: /elsewhere\n"
             "  not known: batch/job, sandbox: why\n",
@@ -97,14 +97,14 @@ def test_text_shows(shown: str) -> None:
     ],
 )
 def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> None:
-    assert shown in render(dataclasses.replace(STATUS, **change))  # type: ignore[arg-type]
+    assert shown in render(replace(STATUS, **change))  # type: ignore[arg-type]
 
 
 def test_text_of_decisions_tells_why_of_what_changed() -> None:
-    oldest = dataclasses.replace(STATUS.decisions[0], cpu_reason="C0", memory_reason="M0")
-    older = dataclasses.replace(oldest, limit_cores=2.0, cpu_reason="C1", memory_reason="M1")
-    latest = dataclasses.replace(older, limit_bytes=1 << 30, cpu_reason="C2", memory_reason="M2")
-    text = render(dataclasses.replace(STATUS, decisions=(latest, older, oldest))).partition("decisions")[2]
+    oldest = replace(STATUS.decisions[0], cpu_reason="C0", memory_reason="M0")
+    older = replace(oldest, limit_cores=2.0, cpu_reason="C1", memory_reason="M1")
+    latest = replace(older, limit_bytes=1 << 30, cpu_reason="C2", memory_reason="M2")
+    text = render(replace(STATUS, decisions=(latest, older, oldest))).partition("decisions")[2]
     assert [line.strip() for line in text.splitlines() if line.startswith("    ")] == [
         "memory: M2",
         "CPU: C1",
@@ -115,11 +115,9 @@ def test_text_of_decisions_tells_why_of_what_changed() -> None:
 
 def test_text_fits_a_terminal_whatever_it_tells() -> None:
     words = "a long story of why " * 20
-    decision = dataclasses.replace(STATUS.decisions[0], cpu_reason=words)
+    decision = replace(STATUS.decisions[0], cpu_reason=words)
     stray = StrayContainer("n" * 63, "p" * 253, "u", "c" * 63, f"/system.slice/{'x' * 300}")
-    status = dataclasses.replace(
-        STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ())
-    )
+    status = replace(STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ()))
     lines = render(status).splitlines()
     assert [line.split() for line in lines if len(line) > WIDTH] == [
         [f"{stray.namespace}/{stray.name},"],
@@ -130,8 +128,8 @@ def test_text_fits_a_terminal_whatever_it_tells() -> None:
 
 
 def test_text_of_a_runtime_that_is_gone_says_why() -> None:
-    runtime = dataclasses.replace(STATUS.runtime, ready=False, problem="connection refused")
-    assert "not ready: connection refused" in render(dataclasses.replace(STATUS, runtime=runtime))
+    runtime = replace(STATUS.runtime, ready=False, problem="connection refused")
+    assert "not ready: connection refused" in render(replace(STATUS, runtime=runtime))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +142,12 @@ def test_text_of_a_runtime_that_is_gone_says_why() -> None:
     ids=["at-rest", "squeezing", "off"],
 )
 def test_text_shows_the_guard(guard: GuardStatus, shown: str) -> None:
-    assert shown in render(dataclasses.replace(STATUS, guard=guard))
+    assert shown in render(replace(STATUS, guard=guard))
 
 
 def test_text_before_the_first_sample_says_so() -> None:
-    box = dataclasses.replace(STATUS.box, cpu=None)
-    assert "no sample yet" in render(dataclasses.replace(STATUS, box=box))
+    box = replace(STATUS.box, cpu=None)
+    assert "no sample yet" in render(replace(STATUS, box=box))
 
 
 def test_json_is_what_other_programs_read() -> None:

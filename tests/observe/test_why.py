@@ -1,12 +1,12 @@
 """Why a limit was what it was: the answer as data, as text, and the moments that may be asked for."""
 
-import dataclasses
 import os
 import time
 from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
+from msgspec.structs import replace
 from status_samples import DECISION, GIB, SNAPSHOT
 
 from criproxy.control.history import History, Record
@@ -29,7 +29,7 @@ def berlin() -> Iterator[None]:
 
 
 def record(after_s: float, *, applied: bool = True, **changes: object) -> Record:
-    decision = dataclasses.replace(DECISION, t_s=after_s, **changes)  # type: ignore[arg-type]
+    decision = replace(DECISION, t_s=after_s, **changes)  # type: ignore[arg-type]
     return Record(WALL + after_s, SNAPSHOT, decision, applied)
 
 

@@ -2,12 +2,12 @@
 
 import math
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from simulate_helpers import PLAN, trace
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS

@@ -1,8 +1,7 @@
 """Sweeps: what may be swept, and what is recommended in which words."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from simulate_helpers import PLAN, summary
 
 from criproxy.simulate import SimulateError

@@ -6,9 +6,10 @@ Source: RFC 9113; gRPC over HTTP/2.
 import math
 import struct
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct, field
 
 from criproxy.proxy import codes
 from criproxy.proxy.relay import frames, message
@@ -56,8 +57,7 @@ class Outcome(NamedTuple):
     message: bytes = b""
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     """`window`: what may be sent of it, in bytes; `taken`: what has come, and the runtime has not heard so."""
 
     number: int

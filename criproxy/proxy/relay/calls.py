@@ -1,8 +1,9 @@
 """What the relay remembers of the calls on a connection, and what both of its directions share."""
 
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
+
+from msgspec import Struct, field
 
 from criproxy.proxy.engine import Ticket
 from criproxy.proxy.relay.actions import Action, Ended
@@ -24,8 +25,7 @@ class Phase(Enum):
     SENT = auto()
 
 
-@dataclass(slots=True)
-class Held:
+class Held(Struct):
     """The trailers of an answer, which wait until the interceptor has learned, and a reset that came after them."""
 
     raw: bytes
@@ -33,8 +33,7 @@ class Held:
     reset: bytes = b""
 
 
-@dataclass(slots=True)
-class HookedCall:
+class HookedCall(Struct):
     """The relay's own ends of a call that it opens. Windows in bytes; `paid`: of the client's connection window."""
 
     encoding: bytes
@@ -52,8 +51,7 @@ class HookedCall:
     held: Held | None = None
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """A call that is open on at least one side. `hook`: it is opened here."""
 
     stream: int
@@ -116,8 +114,7 @@ class Wire:
             self.calls.pop(call.stream, None)
 
 
-@dataclass(slots=True)
-class HeldData:
+class HeldData(Struct):
     """DATA of a passing call for which the upstream has no window yet; `paid` by the client."""
 
     stream: int
@@ -126,8 +123,7 @@ class HeldData:
     paid: int
 
 
-@dataclass(slots=True)
-class HeldRaw:
+class HeldRaw(Struct):
     """What must not overtake it. `stream`: of a header block."""
 
     raw: Bytes

@@ -5,11 +5,11 @@ No side is read while the other is behind with taking what was read.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.proxy import codes
 from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket
@@ -54,8 +54,7 @@ class Core(Protocol):
     def upstream_closed(self) -> list[Action]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What all connections of a server have in common. `on_change`: a call has ended."""
 
     interceptor: Interceptor
