@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from integration.lab.naming import Driver, placement, spelled, told, told_of_spe
 from integration.node import table
 from integration.node.build import mount_all
 from integration.node.packages import CHECKOUT, SOURCE_ONLY, TESTS_NEED, pinned
-from integration.node.spawn import NodeError
-from integration.node.suites import suite_files
+from integration.node.spawn import GuestPanicError, NodeError
+from integration.node.suites import once_more_after_a_panic, suite_files
 from integration.node.trees import pack
 
 ID = "0123456789abcdef" * 4
@@ -108,3 +109,36 @@ def test_trees_and_files_are_mounted_in_their_order(tmp_path: Path) -> None:
     script = mount_all({"/opt/a b": tmp_path, "/opt/program": file})
     assert "mkdir -p '/opt/a b'; mount --bind /mnt/1 '/opt/a b'" in script
     assert "touch /opt/program; mount --bind /mnt/2 /opt/program" in script
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        pytest.param([0], 0, id="passed"),
+        pytest.param([1, 0], 1, id="a-failure-stands"),
+        pytest.param([GuestPanicError("x"), 0], 0, id="a-panic"),
+        pytest.param([GuestPanicError("x"), 1], 1, id="a-panic-and-a-failure"),
+    ],
+)
+def test_suite_is_run_once_more_only_after_a_guest_s_panic(outcomes: list[int | Exception], expected: int) -> None:
+    assert once_more_after_a_panic(answering(outcomes)) == expected
+
+
+@pytest.mark.parametrize(
+    "outcomes", [[NodeError("no agent"), 0], [GuestPanicError("x"), GuestPanicError("x"), 0]], ids=["other", "twice"]
+)
+def test_node_that_fails_otherwise_or_again_has_failed(outcomes: list[int | Exception]) -> None:
+    with pytest.raises(NodeError):
+        once_more_after_a_panic(answering(outcomes))
+
+
+def answering(outcomes: list[int | Exception]) -> Callable[[], int]:
+    left = iter(outcomes)
+
+    def run() -> int:
+        outcome = next(left)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return run

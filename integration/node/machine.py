@@ -21,12 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from integration.node.settings import Settings
-from integration.node.spawn import NodeError, output, start
+from integration.node.spawn import GuestPanicError, NodeError, output, start
 from integration.node.trees import DISK_BYTES, pack
 
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 rdinit=/init tsc=reliable mitigations=off systemd.show_status=no"
 POLL_S = 0.05
 CONSOLE_BYTES = 20_000
+LAST_WORDS_S = 1.0
 LINES = ("agent", "console", "control")
 
 
@@ -169,7 +170,12 @@ class Machine:
             sys.stderr.flush()
 
     def _died(self) -> NodeError:
-        return NodeError(f"the guest died; its console:\n{self._printed.decode(errors='replace')[-4000:]}")
+        self._console.settimeout(LAST_WORDS_S)
+        with contextlib.suppress(OSError):
+            while data := self._console.recv(1 << 20):
+                self._printed = (self._printed + data)[-CONSOLE_BYTES:]
+        kind = GuestPanicError if b"Kernel panic" in self._printed else NodeError
+        return kind(f"the guest died; its console:\n{self._printed.decode(errors='replace')}")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from integration.node.command import FAILED, TIMED_OUT
 from integration.node.machine import Command, Machine, Start
 from integration.node.packages import CHECKOUT, find_packages
 from integration.node.settings import Settings
-from integration.node.spawn import NodeError
+from integration.node.spawn import GuestPanicError, NodeError
 from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
 
 SMOKE = "integration/test_smoke.py"
@@ -80,15 +80,28 @@ class Stand:
         }
         command = Command([*pytest, *arguments, file], mount_all(self._binds), env=environment)
         trees = [CHECKOUT, *self._binds.values()]
-        try:
+
+        def fresh() -> int:
             with Machine(self._settings, Start(self._image, trees, self._snapshot, resume=True)) as machine:
-                status = machine.run(command, began_s + timeout_s)
+                return machine.run(command, began_s + timeout_s)
+
+        try:
+            status = once_more_after_a_panic(fresh)
         except TimeoutError:
             status = TIMED_OUT
         except NodeError as error:
             say(f"{self._name}: {error}")
             status = FAILED
         return Outcome(self._name, file, status, time.monotonic() - began_s)
+
+
+def once_more_after_a_panic(run: Callable[[], int]) -> int:
+    """Run it again, once, when the guest's kernel panicked; raises GuestPanicError when that happens anew."""
+    try:
+        return run()
+    except GuestPanicError as error:
+        say(f"THE GUEST'S KERNEL PANICKED; all is run once more, on a fresh machine. {error}")
+        return run()
 
 
 def _wanted(node: Node) -> Wanted:
