@@ -3,11 +3,12 @@
 `python -m benchmarks.backend SOCKET`
 """
 
+import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from pathlib import Path
 
-import grpc
-
+from benchmarks.wire import serve
 from criproxy.proxy import cri_pb2 as cri
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
@@ -38,39 +39,34 @@ ANSWERS = {
 }
 
 
-class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Runtime:
     """`ANSWERS`, and sandboxes that are listed once they run: a pod's uid is its sandbox's id."""
 
     def __init__(self) -> None:
         self._sandboxes: dict[bytes, cri.PodSandbox] = {}
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        match details.method.removeprefix(_RUNTIME):
+    def answer(self, path: str, message: bytes) -> bytes | None:
+        match path.removeprefix(_RUNTIME):
             case "RunPodSandbox":
-                return grpc.unary_unary_rpc_method_handler(self._run)
+                config = cri.RunPodSandboxRequest.FromString(message).config
+                uid = config.metadata.uid
+                self._sandboxes[uid] = cri.PodSandbox(id=uid, metadata=config.metadata, annotations=config.annotations)
+                return cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString()
             case "ListPodSandbox":
-                return grpc.unary_unary_rpc_method_handler(self._list)
-        answer = ANSWERS.get(details.method)
-        if answer is None:
-            return None
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
-
-    def _run(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
-        config = cri.RunPodSandboxRequest.FromString(request).config
-        uid = config.metadata.uid
-        self._sandboxes[uid] = cri.PodSandbox(id=uid, metadata=config.metadata, annotations=config.annotations)
-        return cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString()
-
-    def _list(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return cri.ListPodSandboxResponse(items=self._sandboxes.values()).SerializeToString()
+                return cri.ListPodSandboxResponse(items=list(self._sandboxes.values())).SerializeToString()
+        return ANSWERS.get(path)
 
 
 def main() -> None:
-    options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-    server = grpc.server(ThreadPoolExecutor(4), handlers=(Handler(),), options=options)
-    server.add_insecure_port(f"unix:{sys.argv[1]}")
-    server.start()
-    server.wait_for_termination()
+    runtime, path = Runtime(), Path(sys.argv[1])
+    bound = path.with_name(f"{path.name}.bound")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(bound))
+    listening.listen()
+    bound.rename(path)
+    while True:
+        connection, _ = listening.accept()
+        threading.Thread(target=serve, args=(connection, runtime.answer), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -13,17 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
-
-from benchmarks.node import ENGINES, NodeCriproxy, backend, connect, cpu_seconds, labs, run_request
+from benchmarks.node import ENGINES, NodeCriproxy, backend, cpu_seconds, labs, run_request
 from benchmarks.table import table
+from benchmarks.wire import Client
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _ROUNDS = 10
-
-Call = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +74,19 @@ class Side:
     """A way to the backend. `pid`: of the criproxy in it, 0: there is none. `prefix`: where its cgroups begin."""
 
     name: str
-    channel: grpc.Channel
+    client: Client
     pid: int
     prefix: str
 
     def p50_us(self, case: Case, times: int) -> float:
-        call, request = self.channel.unary_unary(f"{_RUNTIME}{case.method}"), case.request(self.prefix)
-        return _p50_us(call, request, times)
+        """Over so many calls, one after the other."""
+        taken = []
+        for request in self.client.requests(f"{_RUNTIME}{case.method}", case.request(self.prefix), times):
+            started = time.perf_counter()
+            answer = self.client.call(request)
+            taken.append(time.perf_counter() - started)
+            self.client.check(answer)
+        return statistics.median(taken) * 1e6
 
 
 def measure(case: Case, direct: Side, proxied: Sequence[Side]) -> list[Latency]:
@@ -112,15 +115,6 @@ def measure(case: Case, direct: Side, proxied: Sequence[Side]) -> list[Latency]:
     ]
 
 
-def _p50_us(call: Call, request: bytes, times: int) -> float:
-    taken = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call(request)
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken) * 1e6
-
-
 def run(directories: Mapping[str, Path]) -> list[Latency]:
     """`directories`: a lab's for each engine."""
     with ExitStack() as ends:
@@ -130,9 +124,9 @@ def run(directories: Mapping[str, Path]) -> list[Latency]:
             proxy = NodeCriproxy(directory, socket, name)
             proxy.start()
             ends.callback(proxy.stop)
-            channel = ends.enter_context(connect(proxy.socket))
-            sides.append(Side(name, channel, proxy.pid, cgroup_root(directory)))
-        direct = Side("direct", ends.enter_context(connect(socket)), 0, "")
+            client = ends.enter_context(Client(proxy.socket))
+            sides.append(Side(name, client, proxy.pid, cgroup_root(directory)))
+        direct = Side("direct", ends.enter_context(Client(socket)), 0, "")
         latencies = []
         for case in CASES:
             print(f"measuring {case.name} …", file=sys.stderr)

@@ -69,9 +69,6 @@ class Gauge:
         with self._lock:
             self._values[labels] = self._values.get(labels, 0.0) + by
 
-    def dec(self, *labels: str) -> None:
-        self.inc(*labels, by=-1.0)
-
     def samples(self) -> list[Sample]:
         return [Sample("", tuple(zip(self._labels, key, strict=True)), value) for key, value in self._values.items()]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from criproxy.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
-from criproxy.observe.exposition import Counter, Gauge, Histogram, Registry
+from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
@@ -15,7 +15,7 @@ _SCOPES: Final = ("box", "node", "online")
 
 
 class Metrics:
-    """All metrics of a process. Every method may be called from any thread.
+    """All metrics of a process. Every method may be called from any thread, `on_start` and `on_call` from one.
 
     Gauges of what is not known yet are NaN, since 0 would be a statement.
     """
@@ -47,7 +47,8 @@ class Metrics:
             "Whether new connections go to the gRPC engine, as the relay's broke again and again",
             registry=registry,
         )
-        self._in_flight = Gauge("criproxy_calls_in_flight", "CRI calls under way", registry=registry)
+        self._in_flight = 0
+        Reading("criproxy_calls_in_flight", "CRI calls under way", "gauge", lambda: self._in_flight, registry=registry)
         self._rewrites = Counter(
             "criproxy_rewrites", "Requests of offline pods that were rewritten", ("method",), registry=registry
         )
@@ -131,11 +132,11 @@ class Metrics:
         add_process_metrics(registry)
 
     def on_start(self) -> None:
-        self._in_flight.inc()
+        self._in_flight += 1
 
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """`method` is a CRI method's name or "other", `code` a gRPC status code's name."""
-        self._in_flight.dec()
+        self._in_flight -= 1
         self._calls.inc(method, code, "true" if hooked else "false")
         self._call_seconds.observe(seconds, method)
 

@@ -6,7 +6,7 @@ Source: RFC 9113; gRPC over HTTP/2.
 import math
 import struct
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct, field
@@ -48,7 +48,7 @@ _LAST: Final = literal(
 )
 
 
-class Outcome(NamedTuple):
+class Outcome(Struct, frozen=True):
     """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` tells why."""
 
     call: int

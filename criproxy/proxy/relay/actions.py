@@ -1,20 +1,20 @@
 """What the relay's core tells its shell to do."""
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from criproxy.proxy.engine import Ticket
 from criproxy.proxy.relay.frames import Bytes
 
 
-class ToClient(NamedTuple):
+class ToClient(Struct, frozen=True):
     data: Bytes
 
 
-class ToUpstream(NamedTuple):
+class ToUpstream(Struct, frozen=True):
     data: Bytes
 
 
-class Ask(NamedTuple):
+class Ask(Struct, frozen=True):
     """Show this message to the interceptor, then say `forward` or `refuse`, at any time."""
 
     stream: int
@@ -22,13 +22,13 @@ class Ask(NamedTuple):
     message: bytes
 
 
-class Forget(NamedTuple):
+class Forget(Struct, frozen=True):
     """The answer to an `Ask` is not wanted any more."""
 
     stream: int
 
 
-class Learn(NamedTuple):
+class Learn(Struct, frozen=True):
     """Show this OK answer to the interceptor, then say `learned`. Until then the upstream's bytes wait.
 
     Always the last of its list. When it takes long, say `resume`: then only this call waits.
@@ -39,14 +39,14 @@ class Learn(NamedTuple):
     message: bytes
 
 
-class Started(NamedTuple):
+class Started(Struct, frozen=True):
     """A call has begun."""
 
     stream: int
     method: str
 
 
-class Ended(NamedTuple):
+class Ended(Struct, frozen=True):
     """A call that has begun is over, with a gRPC status code number."""
 
     stream: int
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     hooked: bool
 
 
-class Close(NamedTuple):
+class Close(Struct, frozen=True):
     """Close both connections, when what was sent before has gone. `broken`: a peer spoke what is no HTTP/2."""
 
     reason: str

@@ -162,10 +162,10 @@ class Relay:
     def _taken(self) -> list[Action]:
         wire = self._wire
         actions: list[Action] = []
-        if data := wire.upstream.take():
-            actions.append(ToUpstream(data))
-        if data := wire.client.take():
-            actions.append(ToClient(data))
+        if wire.upstream.parts:
+            actions.append(ToUpstream(wire.upstream.take()))
+        if wire.client.parts:
+            actions.append(ToClient(wire.client.take()))
         if wire.events:
             actions += wire.events
             wire.events = []

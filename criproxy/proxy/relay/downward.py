@@ -166,7 +166,7 @@ class Downward:
         wire.count(call, codes.of_reset(frames.long(payload)))
         del wire.calls[stream]
         self._forget(call)
-        if self._outbox:
+        if self._outbox.queue:
             self._outbox.drop_data(stream)
             self._outbox.pump()
         return True

@@ -1,16 +1,21 @@
 """What goes to one peer: the runs of frames that pass as they came, and what is put between them."""
 
+from typing import Final
+
 from criproxy.proxy.relay.frames import Bytes
+
+_NOTHING: Final = memoryview(b"")
 
 
 class Lane:
     """Bytes on their way to one peer, in order. A run is the part `start` to `end` of the piece that is being read."""
 
-    __slots__ = ("_parts", "_view", "end", "start")
+    __slots__ = ("_view", "end", "parts", "start")
 
     def __init__(self) -> None:
-        self._parts: list[Bytes] = []
-        self._view = memoryview(b"")
+        self.parts: list[Bytes] = []
+        """What is to be sent by now: not empty pieces, in order."""
+        self._view = _NOTHING
         self.start = 0
         self.end = 0
 
@@ -21,22 +26,20 @@ class Lane:
     def cut(self) -> None:
         """The run so far goes; what is sent next comes after it."""
         if self.end > self.start:
-            self._parts.append(self._view[self.start : self.end])
+            self.parts.append(self._view[self.start : self.end])
             self.start = self.end
 
     def send(self, data: Bytes) -> None:
         self.cut()
-        self._parts.append(data)
+        if data:
+            self.parts.append(data)
 
     def close(self) -> None:
         self.cut()
-        self._view = memoryview(b"")
+        self._view = _NOTHING
         self.start = self.end = 0
 
     def take(self) -> Bytes:
-        """All that is to be sent by now, in one piece; it stays valid."""
-        parts = self._parts
-        if not parts:
-            return b""
-        self._parts = []
+        """All of `parts`, in one piece; it stays valid."""
+        parts, self.parts = self.parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)

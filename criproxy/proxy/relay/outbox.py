@@ -20,46 +20,43 @@ class Outbox:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._queue: deque[HeldData | HeldRaw] = deque()
+        self.queue: deque[HeldData | HeldRaw] = deque()
+        """The passing frames that wait."""
         self._sending: dict[int, Call] = {}
-
-    def __bool__(self) -> bool:
-        """Whether passing frames wait."""
-        return bool(self._queue)
 
     @property
     def idle(self) -> bool:
-        return not self._queue and not self._sending
+        return not self.queue and not self._sending
 
     def hold_data(self, stream: int, data: Bytes, paid: int, *, ends: bool) -> None:
         """DATA of a passing call; its padding goes no further. Raises BrokenError when no window allowed it."""
         wire = self._wire
         wire.ledger.pay(paid)
-        self._queue.append(HeldData(stream, memoryview(bytes(data)), ends, paid))
+        self.queue.append(HeldData(stream, memoryview(bytes(data)), ends, paid))
         padding = paid - len(data)
         if padding and not ends:
             wire.client.send(frames.window_update(stream, padding))
 
     def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
-        self._queue.append(HeldRaw(bytes(raw), stream, is_ack))
+        self.queue.append(HeldRaw(bytes(raw), stream, is_ack))
 
     def has_block(self, stream: int) -> bool:
         """Whether a header block of this stream waits."""
-        return any(isinstance(item, HeldRaw) and item.stream == stream for item in self._queue)
+        return any(isinstance(item, HeldRaw) and item.stream == stream for item in self.queue)
 
     def holds_up(self, stream: int) -> bool:
         """Whether a header block of this stream must wait: for its DATA, for other blocks, or for a SETTINGS ACK."""
-        return any(isinstance(item, HeldRaw) or item.stream == stream for item in self._queue)
+        return any(isinstance(item, HeldRaw) or item.stream == stream for item in self.queue)
 
     def drop_data(self, stream: int) -> None:
         """The stream is reset: what waited of it goes nowhere."""
         keep: deque[HeldData | HeldRaw] = deque()
-        for item in self._queue:
+        for item in self.queue:
             if isinstance(item, HeldData) and item.stream == stream:
                 self.refund(item.paid)
             else:
                 keep.append(item)
-        self._queue = keep
+        self.queue = keep
 
     def refund(self, paid: int) -> None:
         """Give back what the client has paid for nothing."""
@@ -83,8 +80,8 @@ class Outbox:
 
     def pump(self) -> None:
         """Send what may be sent by now."""
-        while self._queue:
-            item = self._queue[0]
+        while self.queue:
+            item = self.queue[0]
             if isinstance(item, HeldData):
                 self._pump_data(item)
                 if item.data or item.ends:
@@ -95,7 +92,7 @@ class Outbox:
                     self.acknowledged()
                 elif (call := self._wire.calls.get(item.stream)) is not None and call.hook is not None:
                     call.hook.headers_wait = False
-            self._queue.popleft()
+            self.queue.popleft()
         for call in list(self._sending.values()):
             self._pump_call(call)
 

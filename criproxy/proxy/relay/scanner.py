@@ -14,6 +14,7 @@ from criproxy.proxy.relay.frames import (
     MAX_STREAM,
     PADDED,
     SETTINGS,
+    WITH_PRIORITY,
     BrokenError,
     Bytes,
     unpack_header,
@@ -25,6 +26,9 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 
 _BLOCK_FRAMES: Final = 4096
 """The most frames of one header block: 16 KiB each are enough for the largest. A flood of empty ones ends here."""
+
+
+_BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
 
 
 class Handler(Protocol):
@@ -69,6 +73,7 @@ class Scanner:
         if not data:
             return
         lane, view = self._lane, memoryview(data)
+        data_frame, block = self._handler.data, self._handler.block
         lane.open(view)
         size, at = len(data), 0
         need = HEADER_BYTES
@@ -89,7 +94,15 @@ class Scanner:
                         need = HEADER_BYTES + min(end - size, FRAME_BYTES)
                 break
             lane.end = at
-            if not self._one(kind, flags, stream & MAX_STREAM, view[at:end]):
+            stream &= MAX_STREAM
+            usual = stream and self.greeted and not self._block_stream
+            if usual and kind == DATA:
+                passes = data_frame(flags, stream, view[at + HEADER_BYTES : end])
+            elif usual and kind == HEADERS and flags & _BLOCK_FLAGS == END_HEADERS:
+                passes = block(stream, flags & END_STREAM != 0, data[at + HEADER_BYTES : end], view[at:end])
+            else:
+                passes = self._one(kind, flags, stream, view[at:end])
+            if not passes:
                 lane.cut()
                 lane.start = end
             at = end
@@ -124,6 +137,7 @@ class Scanner:
         return data
 
     def _one(self, kind: int, flags: int, stream: int, raw: memoryview) -> bool:
+        """Any frame; `feed` itself looks at most of those that a call has."""
         payload = raw[HEADER_BYTES:]
         if self._block_stream:
             if kind != CONTINUATION or stream != self._block_stream:

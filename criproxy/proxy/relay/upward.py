@@ -99,7 +99,7 @@ class Upward:
             wire.ledger.pay(size)
             self._outbox.refund(size)
             return False
-        if self._outbox or size > wire.ledger.real:
+        if self._outbox.queue or size > wire.ledger.real:
             self._outbox.hold_data(stream, frames.unpadded(flags, payload), size, ends=bool(flags & END_STREAM))
             return False
         if flags & PADDED:
@@ -130,7 +130,7 @@ class Upward:
             if end_stream:
                 call.client_ended = True
                 wire.drop_if_over(call)
-        if self._outbox and self._outbox.holds_up(stream):
+        if self._outbox.queue and self._outbox.holds_up(stream):
             self._outbox.hold_raw(raw, stream)
             if call is not None and call.hook is not None:
                 call.hook.headers_wait = True
@@ -151,7 +151,7 @@ class Upward:
 
     def _pass_block(self, call: Call, raw: Bytes) -> None:
         """A header block of a call that goes no further: the upstream must have it, as blocks after it refer to it."""
-        if self._outbox and self._outbox.holds_up(call.stream):
+        if self._outbox.queue and self._outbox.holds_up(call.stream):
             self._outbox.hold_raw(raw, call.stream)
         else:
             self._wire.upstream.send(raw)
@@ -188,7 +188,7 @@ class Upward:
             for setting, value in frames.settings(payload):
                 self._on_setting(setting, value)
             return True
-        if self._outbox:
+        if self._outbox.queue:
             self._outbox.hold_raw(frames.frame(SETTINGS, ACK, 0), is_ack=True)
             return False
         self._outbox.acknowledged()
@@ -207,7 +207,7 @@ class Upward:
             wire.count(call, codes.CANCELLED)
             self._on_reset(call)
             self.forget(call)
-        if self._outbox:
+        if self._outbox.queue:
             self._pass_reset(stream, frames.frame(RST_STREAM, 0, stream, payload))
             return False
         return True

@@ -1,0 +1,233 @@
+"""HTTP/2 on blocking sockets, without a gRPC library: as quick as kubelet and the runtime, so that the way is measured.
+
+Header blocks are as gRPC in Go writes them: indexed, and a timeout that is new in each call. Windows are kept.
+"""
+
+import itertools
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from hpack import Decoder, Encoder
+
+from criproxy.proxy.relay import frames
+from criproxy.proxy.relay.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIRST_WINDOW,
+    FRAME_BYTES,
+    GOAWAY,
+    HEADER_BYTES,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_STREAM,
+    MAX_WINDOW,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+)
+from integration.lab.process import LabError
+
+_READ_BYTES: Final = 256 * 1024
+_PREFIX: Final = struct.Struct(">BL")
+_OK, _UNIMPLEMENTED = "0", "12"
+
+Fields = Sequence[tuple[str, str]]
+Answer = Callable[[str, bytes], bytes | None]
+"""Of a path and a message, the answer's message; None: UNIMPLEMENTED."""
+
+
+def wrapped(message: bytes) -> bytes:
+    """A message as gRPC frames it. Source: gRPC over HTTP/2, Length-Prefixed-Message."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
+class _Peer:
+    """One end of a connection: SETTINGS and PING are answered, the other frames come out."""
+
+    def __init__(self, connection: socket.socket, greeting: bytes) -> None:
+        self.socket = connection
+        self._data = bytearray()
+        window = struct.pack(">HL", INITIAL_WINDOW_SIZE, MAX_WINDOW)
+        raised = frames.window_update(0, MAX_WINDOW - FIRST_WINDOW)
+        connection.sendall(greeting + frames.frame(SETTINGS, 0, 0, window) + raised)
+
+    def skip(self, size: int) -> None:
+        while len(self._data) < size:
+            self._read()
+        del self._data[:size]
+
+    def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """(type, flags, stream, payload) of each. Raises ConnectionError at the end of the connection."""
+        data = self._data
+        while True:
+            while len(data) >= HEADER_BYTES:
+                high, low, kind, flags, stream = frames.unpack_header(data)
+                end = HEADER_BYTES + (high << 8 | low)
+                if len(data) < end:
+                    break
+                payload = bytes(data[HEADER_BYTES:end])
+                del data[:end]
+                if kind in (SETTINGS, PING) and not flags & ACK:
+                    self.socket.sendall(frames.frame(kind, ACK, 0, payload if kind == PING else b""))
+                yield kind, flags, stream & MAX_STREAM, payload
+            self._read()
+
+    def _read(self) -> None:
+        if not (received := self.socket.recv(_READ_BYTES)):
+            raise ConnectionResetError("the peer has closed")
+        self._data += received
+
+
+class Client:
+    """One connection, one call at a time; `requests` are made before they are needed, and sent in that order."""
+
+    def __init__(self, path: Path) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(path))
+        self._peer = _Peer(connection, PREFACE)
+        self._frames = self._peer.frames()
+        self._encoder, self._decoder = Encoder(), Decoder()
+        self._streams = itertools.count(1, 2)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._peer.socket.close()
+
+    def requests(self, method: str, message: bytes, times: int) -> list[bytes]:
+        """The bytes of so many calls of a path."""
+        return [self._request(method, message, next(self._streams)) for _ in range(times)]
+
+    def _request(self, method: str, message: bytes, stream: int) -> bytes:
+        block = self._encoder.encode(
+            (
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", method),
+                (":authority", "localhost"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "benchmark"),
+                ("te", "trailers"),
+                ("grpc-timeout", f"{119_000_000 + stream * 7919 % 1_000_000}u"),
+            )
+        )
+        data = frames.frame(DATA, END_STREAM, stream, wrapped(message))
+        return frames.header_frames(stream, block, end_stream=False) + data
+
+    def call(self, request: bytes) -> list[bytes]:
+        """Send it, and read its answer to the end; returns the answer's header blocks, for `check`."""
+        self._peer.socket.sendall(request)
+        blocks = []
+        for kind, flags, _, payload in self._frames:
+            if kind == HEADERS:
+                blocks.append(payload)
+            elif kind in (RST_STREAM, GOAWAY):
+                raise LabError(f"a frame of type {kind} in the place of an answer")
+            if kind in (HEADERS, DATA) and flags & END_STREAM:
+                return blocks
+        raise AssertionError
+
+    def check(self, blocks: Sequence[bytes]) -> None:
+        """Each answer, in order. Raises LabError for one that is not OK."""
+        fields = [dict(self._decoder.decode(block, raw=True)) for block in blocks]
+        if fields[-1].get(b"grpc-status") != _OK.encode():
+            raise LabError(f"the call failed: {fields[-1]}")
+
+
+class _Served:
+    """A connection of the runtime's."""
+
+    def __init__(self, connection: socket.socket, answer: Answer) -> None:
+        self._peer = _Peer(connection, b"")
+        self._answer = answer
+        self._encoder, self._decoder = Encoder(), Decoder()
+        self._window, self._first_window = FIRST_WINDOW, FIRST_WINDOW
+        self._windows: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
+        self._messages: dict[int, bytearray] = {}
+        self._outgoing: dict[int, memoryview] = {}
+
+    def serve(self) -> None:
+        """Until the client goes: raises ConnectionError then."""
+        self._peer.skip(len(PREFACE))
+        for kind, flags, stream, payload in self._peer.frames():
+            match kind:
+                case frames.HEADERS:
+                    fragment = bytes(frames.header_fragment(flags, payload))
+                    self._paths[stream] = dict(self._decoder.decode(fragment, raw=True))[b":path"].decode()
+                    self._messages[stream] = bytearray()
+                    self._windows[stream] = self._first_window
+                case frames.DATA if stream in self._paths:
+                    self._messages[stream] += frames.unpadded(flags, payload)
+                case frames.RST_STREAM:
+                    self._forget(stream)
+                case frames.SETTINGS if not flags & ACK:
+                    self._settings(payload)
+                case frames.WINDOW_UPDATE:
+                    self._credit(stream, frames.long(payload) & MAX_WINDOW)
+            if kind in (HEADERS, DATA) and flags & END_STREAM and stream in self._paths:
+                self._begin(stream)
+            elif kind in (SETTINGS, WINDOW_UPDATE) and self._outgoing:
+                self._peer.socket.sendall(b"".join(self._sendable()))
+
+    def _settings(self, payload: bytes) -> None:
+        for setting, value in frames.settings(payload):
+            if setting == INITIAL_WINDOW_SIZE:
+                by, self._first_window = value - self._first_window, value
+                self._windows = {stream: window + by for stream, window in self._windows.items()}
+
+    def _credit(self, stream: int, size: int) -> None:
+        if not stream:
+            self._window += size
+        elif stream in self._windows:
+            self._windows[stream] += size
+
+    def _begin(self, stream: int) -> None:
+        message = self._answer(self._paths[stream], bytes(self._messages[stream][_PREFIX.size :]))
+        head = [(":status", "200"), ("content-type", "application/grpc")]
+        if message is None:
+            self._forget(stream)
+            self._peer.socket.sendall(self._headers(stream, [*head, ("grpc-status", _UNIMPLEMENTED)], ends=True))
+            return
+        self._outgoing[stream] = memoryview(wrapped(message))
+        self._peer.socket.sendall(self._headers(stream, head, ends=False) + b"".join(self._sendable()))
+
+    def _headers(self, stream: int, fields: Fields, *, ends: bool) -> bytes:
+        block = self._encoder.encode(fields)
+        return frames.frame(HEADERS, END_HEADERS | (END_STREAM if ends else 0), stream, block)
+
+    def _sendable(self) -> Iterator[bytes]:
+        """What the windows allow of all answers, with the trailers of those that end."""
+        for stream, message in list(self._outgoing.items()):
+            at = 0
+            while (size := min(len(message) - at, self._windows[stream], self._window, FRAME_BYTES)) > 0:
+                yield frames.frame(DATA, 0, stream, message[at : at + size])
+                at += size
+                self._windows[stream] -= size
+                self._window -= size
+            if at < len(message):
+                self._outgoing[stream] = message[at:]
+            else:
+                self._forget(stream)
+                yield self._headers(stream, [("grpc-status", _OK), ("grpc-message", "")], ends=True)
+
+    def _forget(self, stream: int) -> None:
+        for of in (self._paths, self._messages, self._windows, self._outgoing):
+            of.pop(stream, None)
+
+
+def serve(connection: socket.socket, answer: Answer) -> None:
+    """Answer the calls of one client until it goes."""
+    with connection:
+        try:
+            _Served(connection, answer).serve()
+        except ConnectionError:
+            return
