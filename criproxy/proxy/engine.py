@@ -4,6 +4,7 @@ An engine moves bytes and knows no message; the `Interceptor` knows messages and
 other's libraries, so engines can be exchanged; the daemon and the hand-over to a new process know an `Engine` only.
 """
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 from msgspec import Struct
@@ -27,6 +28,9 @@ class Refuse(Struct, frozen=True):
     message: str
 
 
+Verdict = Forward | Refuse
+
+
 class Interceptor(Protocol):
     """Decides on the calls that hooks name. All its waits are its own: an engine adds no time-out."""
 
@@ -34,11 +38,11 @@ class Interceptor(Protocol):
         """Whether the unary call of this path (`/runtime.v1.RuntimeService/RunPodSandbox`) is to be opened."""
         ...
 
-    async def request(self, method: str, message: bytes) -> Forward | Refuse:
-        """What becomes of a request. Never raises."""
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
+        """What becomes of a request: at once, where nothing is to be waited for. Neither raises."""
         ...
 
-    async def answered(self, ticket: Ticket, message: bytes) -> None:
+    def answered(self, ticket: Ticket, message: bytes) -> None:
         """Learn from an OK answer, before the client has it. Never raises, and never changes the answer."""
         ...
 

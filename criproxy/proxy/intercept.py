@@ -6,7 +6,7 @@ The promises, as they are kept here:
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -17,7 +17,7 @@ from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import AdmissionError, Call, Operation, Pod, PodRef, Sandbox
 from criproxy.proxy import codec
-from criproxy.proxy.engine import Forward, Refuse
+from criproxy.proxy.engine import Forward, Refuse, Verdict
 from criproxy.proxy.inventory import Inventory, Running
 
 FAILED_PRECONDITION: Final = 9
@@ -114,7 +114,7 @@ class HookInterceptor:
     def wants(self, method: str) -> bool:
         return method in _METHODS
 
-    async def request(self, method: str, message: bytes) -> Forward | Refuse:
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         operation = _OPERATIONS.get(method)
         if operation is None:
             return Forward(message, _Learn(lambda _: self._observe(method, message)))
@@ -125,13 +125,13 @@ class HookInterceptor:
             return Forward(message)
         match operation:
             case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
-                return await self._start(request, message)
+                return self._start(request, message)
             case Operation.CREATE_CONTAINER:
-                return await self._create(request, message)
+                return self._create(request, message)
             case _:
-                return await self._update(request, message)
+                return self._update(request, message)
 
-    async def answered(self, ticket: object, message: bytes) -> None:
+    def answered(self, ticket: object, message: bytes) -> None:
         assert isinstance(ticket, _Learn)
         try:
             ticket.learn(message)
@@ -141,7 +141,7 @@ class HookInterceptor:
     def _why_offline(self, pod: Pod) -> str | None:
         return self.settings.rules.why(pod) if self.settings.enabled else None
 
-    async def _start(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+    def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
         """RunPodSandbox, RestorePod: the one moment at which a pod is placed."""
         assert request.pod is not None
         pod = request.pod.ref
@@ -161,13 +161,16 @@ class HookInterceptor:
             return Forward(message, self._learn_sandbox(request, pod, None))
         if closed:
             return self._refuse(request, pod, FAILED_PRECONDITION, "closed", f"{closed}; kubelet tries again by itself")
+        return self._admit(request, pod, place, why)
+
+    async def _admit(self, request: codec.Request, pod: PodRef, place: PodParent, why: str) -> Verdict:
         try:
             await self._admission.admit(place, request.pod_memory_bytes)
         except AdmissionError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
         return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
 
-    async def _create(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+    async def _create(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer: a container follows its sandbox."""
         assert request.pod is not None
         pod = request.pod.ref
@@ -187,7 +190,7 @@ class HookInterceptor:
             return Forward(message, _Learn(learn))
         return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", _Learn(learn))
 
-    async def _update(self, request: codec.Request, message: bytes) -> Forward | Refuse:
+    async def _update(self, request: codec.Request, message: bytes) -> Verdict:
         """UpdateContainerResources, UpdatePodSandboxResources: in the box, the same rules hold as at the start."""
         try:
             if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
@@ -219,7 +222,7 @@ class HookInterceptor:
         ticket: _Learn | None,
         *,
         event: str = "rewrite",
-    ) -> Forward | Refuse:
+    ) -> Verdict:
         try:
             entries: list[dict[str, object]] = []
             for part in request.parts:

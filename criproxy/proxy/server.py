@@ -16,7 +16,7 @@ from grpc import aio
 from msgspec import Struct
 
 from criproxy.proxy import connections
-from criproxy.proxy.engine import Interceptor, Refuse, Ticket
+from criproxy.proxy.engine import Forward, Interceptor, Refuse
 from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
@@ -82,7 +82,6 @@ class Carrier:
         self._interceptor = interceptor
         self._metrics = metrics
         self._clock = clock
-        self._learning: set[asyncio.Task[None]] = set()
         self._closed = False
         self._over = asyncio.Event()
         self._calls = self._endless = 0
@@ -137,7 +136,9 @@ class Carrier:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
         ticket = None
         if hooked:
-            verdict = await self._interceptor.request(method, message)
+            verdict = self._interceptor.request(method, message)
+            if not isinstance(verdict, Forward | Refuse):
+                verdict = await verdict
             if isinstance(verdict, Refuse):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, ticket = verdict.message, verdict.ticket
@@ -150,17 +151,10 @@ class Carrier:
         if answer is None:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
         if ticket is not None:
-            await self._learn(ticket, answer)
+            self._interceptor.answered(ticket, answer)
         await _send_initial_metadata(context, await call.initial_metadata())
         context.set_trailing_metadata(tuple(await call.trailing_metadata()))
         return answer
-
-    async def _learn(self, ticket: Ticket, answer: bytes) -> None:
-        """Show the answer to the interceptor, to the end even if the client gives up now: the runtime has acted."""
-        task = asyncio.create_task(self._interceptor.answered(ticket, answer))
-        self._learning.add(task)
-        task.add_done_callback(self._learning.discard)
-        await asyncio.shield(task)
 
     async def _stream(self, method: str, _requests: object, context: Any) -> None:
         with self._counted(method, hooked=False) as outcome, contextlib.ExitStack() as ends:

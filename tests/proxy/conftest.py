@@ -5,7 +5,7 @@ import gc
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from fake_runtime import OPTIONS, FakeRuntime
 from grpc import aio
 
-from criproxy.proxy.engine import Engine, Forward, Refuse
+from criproxy.proxy.engine import Engine, Forward, Refuse, Verdict
 from criproxy.proxy.relay.server import RelayServer
 from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.proxy.server import Carrier, ProxyServer
@@ -30,24 +30,24 @@ class FakeInterceptor:
     learned: list[tuple[Any, bytes]] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     may_decide: asyncio.Event = field(default_factory=asyncio.Event)
-    learning: asyncio.Event = field(default_factory=asyncio.Event)
-    may_learn: asyncio.Event = field(default_factory=asyncio.Event)
+    on_learn: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.may_decide.set()
-        self.may_learn.set()
 
     def wants(self, method: str) -> bool:
         return method in self.verdicts
 
-    async def request(self, method: str, message: bytes) -> Forward | Refuse:
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         self.asked.set()
+        return self.verdicts[method](message) if self.may_decide.is_set() else self._later(method, message)
+
+    async def _later(self, method: str, message: bytes) -> Verdict:
         await self.may_decide.wait()
         return self.verdicts[method](message)
 
-    async def answered(self, ticket: Any, message: bytes) -> None:
-        self.learning.set()
-        await self.may_learn.wait()
+    def answered(self, ticket: Any, message: bytes) -> None:
+        self.on_learn()
         self.learned.append((ticket, message))
 
 

@@ -115,9 +115,11 @@ class Bench:
 
     def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
         async def go() -> Forward | Refuse:
-            verdict = await self.intercept.request(method, message)
+            verdict = self.intercept.request(method, message)
+            if not isinstance(verdict, Forward | Refuse):
+                verdict = await verdict
             if answer is not None and isinstance(verdict, Forward) and verdict.ticket is not None:
-                await self.intercept.answered(verdict.ticket, answer)
+                self.intercept.answered(verdict.ticket, answer)
             return verdict
 
         return asyncio.run(go())

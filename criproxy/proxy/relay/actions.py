@@ -29,10 +29,7 @@ class Forget(Struct, frozen=True):
 
 
 class Learn(Struct, frozen=True):
-    """Show this OK answer to the interceptor, then say `learned`. Until then the upstream's bytes wait.
-
-    Always the last of its list. When it takes long, say `resume`: then only this call waits.
-    """
+    """Show this OK answer to the interceptor. It comes first in its list, before the answer's end."""
 
     stream: int
     ticket: Ticket

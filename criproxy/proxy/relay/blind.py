@@ -22,12 +22,6 @@ class BlindRelay:
     def refuse(self, stream: int, code: int, message: str) -> list[Action]:
         return []
 
-    def learned(self, stream: int) -> list[Action]:
-        return []
-
-    def resume(self) -> list[Action]:
-        return []
-
     def drain(self) -> list[Action]:
         return []
 

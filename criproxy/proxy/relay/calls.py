@@ -9,7 +9,7 @@ from criproxy.proxy.engine import Ticket
 from criproxy.proxy.relay.actions import Action, Ended
 from criproxy.proxy.relay.flow import Ledger
 from criproxy.proxy.relay.frames import FIRST_WINDOW, Bytes, header_frames
-from criproxy.proxy.relay.headers import NO_TABLE, Block
+from criproxy.proxy.relay.headers import NO_TABLE
 from criproxy.proxy.relay.lane import Lane
 
 _REMEMBERED: Final = 1024
@@ -23,14 +23,6 @@ class Phase(Enum):
     ASKED = auto()
     SENDING = auto()
     SENT = auto()
-
-
-class Held(Struct):
-    """The trailers of an answer, which wait until the interceptor has learned, and a reset that came after them."""
-
-    raw: bytes
-    block: Block
-    reset: bytes = b""
 
 
 class HookedCall(Struct):
@@ -48,7 +40,6 @@ class HookedCall(Struct):
     ticket: Ticket | None = None
     answer_encoding: bytes = b""
     answer: bytearray = field(default_factory=bytearray)
-    held: Held | None = None
 
 
 class Call(Struct):
@@ -69,6 +60,8 @@ class Wire:
     def __init__(self) -> None:
         self.client = Lane()
         self.upstream = Lane()
+        self.lessons: list[Action] = []
+        """What is to be learned before anything is sent."""
         self.events: list[Action] = []
         self.calls: dict[int, Call] = {}
         self.ledger = Ledger()

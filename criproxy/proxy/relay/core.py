@@ -1,7 +1,7 @@
 """The relay between one client connection and one upstream connection: bytes and events in, actions out.
 
 No I/O, no clock. Frames pass as they came, under the same stream ids; only of the calls that `wants` names are the
-request's DATA opened, and the answers of some held until they are learned.
+request's DATA opened, and some answers learned from.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,6 @@ class Relay:
             self._outbox,
             wants,
             on_setting=lambda setting, value: self._down.client_setting(setting, value),  # noqa: PLW0108  # made below
-            on_reset=lambda call: self._down.let_go(call),  # noqa: PLW0108
             on_ping_ack=self._ping_ack,
         )
         self._down = Downward(
@@ -50,7 +49,6 @@ class Relay:
         )
         self._drain = _Drain.NO
         self._closed = False
-        self._last_words = ""
 
     @property
     def calls(self) -> int:
@@ -95,16 +93,6 @@ class Relay:
             return []
         return self._do(lambda: self._up.refuse(call, code, message))
 
-    def learned(self, stream: int) -> list[Action]:
-        """The answer of a `Learn` may go on, and all that waited for it."""
-        self._down.learned(stream)
-        return self.resume()
-
-    def resume(self) -> list[Action]:
-        """Go on with the upstream's bytes after a `Learn`."""
-        self._down.scanner.stopped = False
-        return self.upstream_bytes(b"")
-
     def drain(self) -> list[Action]:
         """Ask the client to take new calls elsewhere; `Close` comes when the last call here has ended."""
         if self._drain is _Drain.NO:
@@ -112,9 +100,9 @@ class Relay:
         return self._done() if not self._closed else []
 
     def end(self, stream: int, message: str) -> list[Action]:
-        """End a call with UNAVAILABLE, whatever it is at; one that waits to be learned ends by itself."""
+        """End a call with UNAVAILABLE, whatever it is at."""
         call = self._wire.calls.get(stream)
-        if call is None or call.upstream_ended or (call.hook is not None and call.hook.held is not None):
+        if call is None or call.upstream_ended:
             return []
         return self._do(lambda: self._up.refuse(call, codes.UNAVAILABLE, message))
 
@@ -126,10 +114,6 @@ class Relay:
         return self._close("the client has closed", codes.CANCELLED)
 
     def upstream_closed(self) -> list[Action]:
-        """What is being learned still reaches the client."""
-        if self._down.learning:
-            self._last_words = "the runtime has closed"
-            return self._done() if not self._closed else []
         return self._close("the runtime has closed", codes.UNAVAILABLE)
 
     def _asked(self, stream: int) -> Call | None:
@@ -148,8 +132,6 @@ class Relay:
         return self._done()
 
     def _done(self) -> list[Action]:
-        if self._last_words and not self._down.learning:
-            return self._close(self._last_words, codes.UNAVAILABLE)
         if self._drain is not _Drain.NO:
             self._go_on_draining()
             if self._drain is _Drain.LAST_CALLS and not self._wire.calls and self._outbox.idle:
@@ -162,6 +144,8 @@ class Relay:
     def _taken(self) -> list[Action]:
         wire = self._wire
         actions: list[Action] = []
+        if wire.lessons:
+            actions, wire.lessons = wire.lessons, []
         if wire.upstream.parts:
             actions.append(ToUpstream(wire.upstream.take()))
         if wire.client.parts:

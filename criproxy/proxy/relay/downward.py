@@ -5,7 +5,7 @@ from collections.abc import Callable
 from criproxy.proxy import codes
 from criproxy.proxy.relay import frames, message
 from criproxy.proxy.relay.actions import Learn
-from criproxy.proxy.relay.calls import Call, Held, HookedCall, Phase, Wire
+from criproxy.proxy.relay.calls import Call, HookedCall, Phase, Wire
 from criproxy.proxy.relay.frames import (
     ACK,
     DATA,
@@ -17,7 +17,6 @@ from criproxy.proxy.relay.frames import (
     MAX_WINDOW,
     NO_ERROR,
     PADDED,
-    RST_STREAM,
     BrokenError,
     Bytes,
 )
@@ -45,7 +44,6 @@ class Downward:
         self._forget = forget
         self._reader = BlockReader()
         self.scanner = Scanner(wire.client, self)
-        self._held_blocks: dict[int, Block] = {}
         self._table_shrinks = False
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
@@ -60,11 +58,6 @@ class Downward:
             self._table_shrinks |= self._reader.allow_table(value)
         elif setting == MAX_FRAME_SIZE:
             self.scanner.max_frame = max(self.scanner.max_frame, value)
-
-    @property
-    def learning(self) -> bool:
-        """Whether an answer waits for the interceptor."""
-        return bool(self._held_blocks)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -95,10 +88,7 @@ class Downward:
             return self._in_step(stream, end_stream, read)
         hook = call.hook
         if end_stream and hook is not None and hook.ticket is not None and _status(read) == codes.OK:
-            answer = self._overheard(hook)
-            if answer is not None:
-                self._learn(call, hook, answer, Held(bytes(raw), read))
-                return False
+            self._learn(call, hook)
         call.answered = True
         if hook is not None and not end_stream:
             hook.answer_encoding = read.get(b"grpc-encoding")
@@ -115,7 +105,7 @@ class Downward:
             case 4:
                 if not flags & ACK:
                     self._settings(payload)
-                elif self._table_shrinks or self._held_blocks:  # the next block may be one that does not know
+                elif self._table_shrinks:  # the next block may be one that does not know
                     wire.diverged = True
             case 7:
                 return self._goaway(payload)
@@ -160,9 +150,6 @@ class Downward:
         call = wire.calls.get(stream)
         if call is None:
             return True
-        if call.hook is not None and call.hook.held is not None:
-            call.hook.held.reset = frames.frame(RST_STREAM, 0, stream, payload)
-            return False
         wire.count(call, codes.of_reset(frames.long(payload)))
         del wire.calls[stream]
         self._forget(call)
@@ -183,8 +170,6 @@ class Downward:
 
     def _in_step(self, stream: int, end_stream: bool, block: Block) -> bool:
         """Whether the block may pass as it came; else it has been sent, written anew."""
-        if self._held_blocks and not self._wire.diverged:
-            self._wire.diverged = block.changes or any(held.changes for held in self._held_blocks.values())
         if not self._wire.diverged:
             return True
         self._wire.send_headers(stream, literal(block.fields), end_stream=end_stream)
@@ -219,37 +204,12 @@ class Downward:
             hook.ticket = None
             hook.answer = bytearray()
 
-    def _overheard(self, hook: HookedCall) -> bytes | None:
-        """The answer's one message; None when it is no such answer."""
+    def _learn(self, call: Call, hook: HookedCall) -> None:
         try:
-            return message.opened(hook.answer, hook.answer_encoding)
-        except message.MessageError:
-            return None
-
-    def _learn(self, call: Call, hook: HookedCall, answer: bytes, trailers: Held) -> None:
-        hook.held = trailers
-        self._held_blocks[call.stream] = trailers.block
-        self._wire.events.append(Learn(call.stream, hook.ticket, answer))
-        self.scanner.stopped = True
-
-    def let_go(self, call: Call) -> None:
-        """Send the trailers that waited until the answer was learned."""
-        hook = call.hook
-        if hook is None or hook.held is None:
+            answer = message.opened(hook.answer, hook.answer_encoding)
+        except message.MessageError:  # no unary call's answer
             return
-        held, hook.held = hook.held, None
-        del self._held_blocks[call.stream]
-        call.answered = True
-        if self._in_step(call.stream, True, held.block):
-            self._wire.client.send(held.raw)
-        if held.reset:
-            self._wire.client.send(held.reset)
-        self._end_with(call, codes.OK, b"")
-
-    def learned(self, stream: int) -> None:
-        call = self._wire.calls.get(stream)
-        if call is not None:
-            self.let_go(call)
+        self._wire.lessons.append(Learn(call.stream, hook.ticket, answer))
 
 
 def _status(trailers: Block) -> int:

@@ -49,13 +49,12 @@ class Scanner:
     """Reads whole frames, shows each to the `handler`, and lets those that pass into the `lane`.
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
-    piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced. While
-    `stopped`, what comes is kept. `greeted`: the first SETTINGS have come.
+    piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced.
+    `greeted`: the first SETTINGS have come.
     """
 
     def __init__(self, lane: Lane, handler: Handler) -> None:
         self.max_frame = FRAME_BYTES
-        self.stopped = False
         self._lane = lane
         self._handler = handler
         self._rest = bytearray()
@@ -106,8 +105,6 @@ class Scanner:
                 lane.cut()
                 lane.start = end
             at = end
-            if self.stopped:
-                break
         lane.end = at
         lane.close()
         self._rest += view[at:]
@@ -126,7 +123,7 @@ class Scanner:
     def _joined(self, chunk: Bytes) -> bytes:
         """What was left and what came, copied once; empty when that is less than a frame."""
         size = len(self._rest) + len(chunk)
-        if self.stopped or size < self._need:
+        if size < self._need:
             self._rest += chunk
             return b""
         if not self._rest:

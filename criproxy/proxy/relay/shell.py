@@ -6,20 +6,17 @@ No side is read while the other is behind with taking what was read.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import structlog
 from msgspec import Struct
 
 from criproxy.proxy import codes
-from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket
+from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket, Verdict
 from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
 from criproxy.proxy.relay.frames import Bytes
 from criproxy.proxy.relay.side import ReadBuffer, Side
-
-_LEARN_S: Final = 0.005
-"""For so long the runtime's further bytes wait with an answer that is being learned, which takes far less."""
 
 
 class RelayMetrics(Protocol):
@@ -45,8 +42,6 @@ class Core(Protocol):
     def upstream_bytes(self, chunk: Bytes) -> list[Action]: ...
     def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]: ...
     def refuse(self, stream: int, code: int, message: str) -> list[Action]: ...
-    def learned(self, stream: int) -> list[Action]: ...
-    def resume(self) -> list[Action]: ...
     def drain(self) -> list[Action]: ...
     def end(self, stream: int, message: str) -> list[Action]: ...
     def turn_away(self, message: str) -> None: ...
@@ -88,7 +83,6 @@ class Connection:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._stopped = False
         self.client = Side(
             parts.buffer,
             on_made=self._accepted,
@@ -149,8 +143,6 @@ class Connection:
         self._run(self._core.client_bytes, view)
 
     def _upstream_bytes(self, view: memoryview) -> None:
-        if self._stopped:  # an answer is being learned; this is kept, and no more is to come
-            self._upstream.block("learning")
         self._run(self._core.upstream_bytes, view)
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
@@ -178,39 +170,39 @@ class Connection:
     # --- actions -----------------------------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
-        parts = self._parts
+        parts, asks = self._parts, []
         for action in actions:
             if type(action) is ToUpstream:
                 self._upstream.write(action.data, wait=type(actions[-1]) is Ask)
             elif type(action) is ToClient:
-                self.client.write(action.data, wait=type(actions[-1]) is Learn)
+                self.client.write(action.data)
             elif type(action) is Started:
                 self._calls[action.stream] = (parts.clock(), action.method)
                 parts.metrics.on_start()
             elif type(action) is Ended:
                 self._ended(action)
-            elif isinstance(action, Close):
-                if action.broken:
-                    self._break(action.reason)
-                    self._close()
-                else:
-                    self._finish()
+            elif type(action) is Ask:
+                asks.append(action)
             else:
-                self._intercept(action)
+                self._rarely(action)
+        if asks:
+            for ask in asks:
+                self._ask(ask)
+            self._upstream.flush()
 
-    def _intercept(self, action: Action) -> None:
+    def _rarely(self, action: Action) -> None:
         match action:
-            case Ask(stream):
-                self._asking[stream] = self._spawn(self._ask(action))
-                asyncio.get_running_loop().call_soon(self._upstream.flush)
+            case Learn():
+                self._learn(action)
             case Forget(stream):
                 if (task := self._asking.pop(stream, None)) is not None:
                     task.cancel()
-            case Learn():
-                self._stopped = True
-                loop = asyncio.get_running_loop()
-                self._spawn(self._learn(action, loop.call_later(_LEARN_S, self._go_on)))
-                loop.call_soon(self.client.flush)
+            case Close(reason, broken):
+                if broken:
+                    self._break(reason)
+                    self._close()
+                else:
+                    self._finish()
 
     def _ended(self, call: Ended) -> None:
         if (begun := self._calls.pop(call.stream, None)) is None:
@@ -220,34 +212,39 @@ class Connection:
         )
         self._parts.on_change()
 
-    async def _ask(self, ask: Ask) -> None:
-        verdict: Forward | Refuse
+    def _ask(self, ask: Ask) -> None:
         try:
-            verdict = await self._parts.interceptor.request(ask.method, ask.message)
+            verdict = self._parts.interceptor.request(ask.method, ask.message)
         except Exception as error:
-            self._parts.log.exception("interceptor_failed", method=ask.method)
-            verdict = Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
+            verdict = self._failed(ask, error)
+        if isinstance(verdict, Forward | Refuse):
+            self._decided(ask, verdict)
+        else:
+            self._asking[ask.stream] = self._spawn(self._wait_for(ask, verdict))
+
+    async def _wait_for(self, ask: Ask, verdict: Awaitable[Verdict]) -> None:
+        try:
+            decided = await verdict
+        except Exception as error:
+            decided = self._failed(ask, error)
         self._asking.pop(ask.stream, None)
+        self._decided(ask, decided)
+
+    def _failed(self, ask: Ask, error: Exception) -> Refuse:
+        self._parts.log.error("interceptor_failed", method=ask.method, exc_info=error)
+        return Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
+
+    def _decided(self, ask: Ask, verdict: Verdict) -> None:
         if isinstance(verdict, Refuse):
             self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
         else:
             self._run(self._core.forward, ask.stream, verdict.message, verdict.ticket)
 
-    async def _learn(self, learn: Learn, later: asyncio.TimerHandle) -> None:
-        """To the end even if the client gives up now: the runtime has acted."""
+    def _learn(self, learn: Learn) -> None:
         try:
-            await self._parts.interceptor.answered(learn.ticket, learn.message)
+            self._parts.interceptor.answered(learn.ticket, learn.message)
         except Exception:
             self._parts.log.exception("interceptor_failed")
-        later.cancel()
-        self._stopped = False
-        self._upstream.unblock("learning")
-        self._run(self._core.learned, learn.stream)
-
-    def _go_on(self) -> None:
-        self._stopped = False
-        self._upstream.unblock("learning")
-        self._run(self._core.resume)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -42,14 +42,12 @@ class Upward:
         wants: Callable[[str], bool],
         *,
         on_setting: Callable[[int, int], None],
-        on_reset: Callable[[Call], None],
         on_ping_ack: Callable[[memoryview], bool],
     ) -> None:
         self._wire = wire
         self._outbox = outbox
         self._wants = wants
         self._on_setting = on_setting
-        self._on_reset = on_reset
         self._on_ping_ack = on_ping_ack
         self._reader = BlockReader()
         self.scanner = Scanner(wire.upstream, self)
@@ -205,7 +203,6 @@ class Upward:
         call = wire.calls.pop(stream, None)
         if call is not None:
             wire.count(call, codes.CANCELLED)
-            self._on_reset(call)
             self.forget(call)
         if self._outbox.queue:
             self._pass_reset(stream, frames.frame(RST_STREAM, 0, stream, payload))

@@ -9,7 +9,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["criproxy.proxy.relay"]):
-    from criproxy.proxy.relay.actions import Ask, Close, Learn
+    from criproxy.proxy.relay.actions import Ask, Close
     from criproxy.proxy.relay.core import Relay
 from criproxy.proxy.relay.frames import MAX_FRAME_SIZE, PREFACE
 from tests.proxy.relay.talk import HOOKED, setting
@@ -39,8 +39,6 @@ def once(data: bytes) -> None:
                     actions += relay.forward(stream, message * 2, "ticket")
                 case Ask(stream):
                     actions += relay.refuse(stream, 9, "no")
-                case Learn(stream):
-                    actions += relay.learned(stream) if how & 2 else relay.resume()
 
 
 def main() -> None:

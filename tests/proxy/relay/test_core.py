@@ -3,7 +3,7 @@
 import pytest
 
 from criproxy.proxy.relay import frames
-from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started
+from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient
 from criproxy.proxy.relay.frames import CANCEL, DATA, GOAWAY, HEADERS, MAX_STREAM, PING, RST_STREAM, WINDOW_UPDATE
 from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
 
@@ -195,13 +195,18 @@ def test_answer_is_learned_before_its_end_passes() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED))
     talk.do(talk.relay.forward(1, b"", "ticket"))
-    answer = talk.answer(1, b"id")
-    talk.from_upstream(answer)
-    assert talk.actions[-1] == Learn(1, "ticket", b"id")
-    assert [kind for kind, _, _ in talk.client_sees()] == [HEADERS, DATA]
-    talk.do(talk.relay.learned(1))
-    assert talk.client_sees() == [(HEADERS, 1, {"grpc-status": "0"})]
-    assert talk.all(Ended) == [Ended(1, HOOKED, 0, True)]
+    talk.actions.clear()
+    talk.from_upstream(talk.answer(1, b"id"))
+    assert talk.actions == [Learn(1, "ticket", b"id"), Ended(1, HOOKED, 0, True)]
+    assert [kind for kind, _, _ in talk.client_sees()] == [HEADERS, DATA, HEADERS]
+
+
+def test_what_is_to_be_learned_comes_first_whatever_came_before_it() -> None:
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING))
+    talk.do(talk.relay.forward(1, b"", "ticket"))
+    actions = talk.relay.upstream_bytes(talk.answer(3) + talk.answer(1, b"id"))
+    assert [type(action) for action in actions] == [Learn, ToClient, Ended, Ended]
 
 
 @pytest.mark.parametrize("status, message", [(5, b"id"), (0, None)], ids=["an error", "no message"])
@@ -213,21 +218,6 @@ def test_what_is_no_ok_answer_is_not_learned(status: int, message: bytes | None)
     talk.from_upstream(talk.answer_headers(1) + data + talk.trailers(1, status))
     assert talk.all(Learn) == []
     assert talk.all(Ended) == [Ended(1, HOOKED, status, True)]
-
-
-def test_calls_beside_one_that_is_being_learned_pass_and_are_understood() -> None:
-    talk = Talk()
-    talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING) + talk.request(5, PASSING))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
-    later = [talk.answer(1, b"id", ("x-new", "1")), talk.answer(3, b"", ("x-new", "1")), talk.answer(5)]
-    talk.from_upstream(b"".join(later))
-    assert [stream for _, stream, _ in talk.client_sees()] == [1, 1]
-    talk.do(talk.relay.resume())
-    seen = talk.client_sees()
-    assert [stream for _, stream, _ in seen] == [3, 3, 3, 5, 5, 5]
-    assert seen[2][2] == {"grpc-status": "0", "x-new": "1"}
-    talk.do(talk.relay.learned(1))
-    assert talk.client_sees() == [(HEADERS, 1, {"grpc-status": "0", "x-new": "1"})]
 
 
 def test_client_reset_forgets_the_question() -> None:
@@ -306,18 +296,6 @@ def test_client_gone_cancels_its_calls() -> None:
     assert talk.all(Ended) == [Ended(1, PASSING, 1, False), Ended(3, HOOKED, 1, True)]
     assert talk.actions[-2:] == [Forget(3), Close("the client has closed")]
     assert talk.relay.client_bytes(b"more") == talk.relay.upstream_bytes(b"more") == []
-
-
-def test_runtime_gone_waits_for_what_is_being_learned() -> None:
-    talk = Talk()
-    talk.from_client(talk.request(1, HOOKED))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
-    talk.from_upstream(talk.answer(1, b"id"))
-    talk.do(talk.relay.upstream_closed())
-    assert talk.all(Close) == []
-    talk.do(talk.relay.learned(1))
-    assert talk.client_sees()[-1] == (HEADERS, 1, {"grpc-status": "0"})
-    assert talk.actions[-1] == Close("the runtime has closed")
 
 
 def test_call_can_be_ended_at_any_moment() -> None:

@@ -121,16 +121,3 @@ def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: l
     assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
     shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
     assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")
-
-
-def test_stopped_scanner_keeps_what_comes() -> None:
-    lane, sieve = Lane(), Sieve(set())
-    scanner = Scanner(lane, sieve)
-    scanner.feed(frame(SETTINGS, 0, 0))
-    scanner.stopped = True
-    scanner.feed(frame(DATA, 0, 1, b"1"))
-    scanner.feed(frame(DATA, 0, 1, b"2"))
-    assert len(sieve.seen) == 1
-    scanner.stopped = False
-    scanner.feed(b"")
-    assert [entry[3] for entry in sieve.seen[1:]] == [b"1", b"2"]

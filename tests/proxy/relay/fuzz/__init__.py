@@ -31,7 +31,6 @@ class Fuzz:
         self._server = Server(world, resets, settings_rate)
         self._interceptor = Interceptor(world)
         world.on_client, world.on_server = self._client.events, self._server.events
-        world.on_learn = self._interceptor.learn
 
     def run(self) -> None:
         world = self.world
@@ -65,7 +64,6 @@ class Fuzz:
             server.moves,
             server.reads,
             self._interceptor.decides,
-            self._interceptor.learns,
             world.client_to_relay,
             world.client_to_relay,
             world.relay_to_server,
@@ -95,7 +93,6 @@ class Fuzz:
         world.server_to_relay()
         world.relay_to_client()
         world.relay_to_server()
-        self._interceptor.learns()
 
     def _settle(self, steps: list[Callable[[], object]]) -> None:
         world = self.world
@@ -104,7 +101,7 @@ class Fuzz:
                 step()
             world.flush()
             waits = [pipe.data for pipe in world.pipes]
-            waits += [world.unread_client, world.unread_server, world.asks, world.learns]
+            waits += [world.unread_client, world.unread_server, world.asks]
             if not world.unacknowledged and not any(waits) and not self._top_up():
                 return
         raise AssertionError("it does not settle")

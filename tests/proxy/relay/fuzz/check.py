@@ -11,7 +11,6 @@ def check(world: World) -> None:
     wire = world.relay._wire
     assert not wire.calls
     assert world.relay._outbox.idle
-    assert not world.relay._down._held_blocks
     assert (wire.ledger.debt, wire.ledger.waiting) == (0, 0), wire.ledger.shown
     seen = world.server._inbound_flow_control_window_manager.current_window_size
     assert world.client.outbound_flow_control_window == seen == wire.ledger.real

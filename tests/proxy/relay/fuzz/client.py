@@ -121,8 +121,6 @@ class Client:
                 case h2.events.StreamEnded():
                     plan = plans[event.stream_id]
                     plan.seen_end = True
-                    if plan.learned is not None:
-                        assert all(learn.stream != plan.stream for learn in self.world.learns)
                 case h2.events.StreamReset():
                     plans[event.stream_id].seen_reset = event.error_code
                 case h2.events.SettingsAcknowledged():

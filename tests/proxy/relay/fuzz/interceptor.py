@@ -1,8 +1,7 @@
-"""The fuzzed connection's interceptor: decides late or at once, as the call's plan says, and learns the answers."""
+"""The fuzzed connection's interceptor: decides late or at once, as the call's plan says."""
 
 from dataclasses import dataclass
 
-from criproxy.proxy.relay.actions import Learn
 from tests.proxy.relay.fuzz.plan import prefixed
 from tests.proxy.relay.fuzz.world import World
 
@@ -33,21 +32,3 @@ class Interceptor:
         plan.forwarded = plan.request if message == ask.message else prefixed(message)
         plan.ticket = rng.random() < 0.6
         world.do(world.relay.forward(ask.stream, message, f"ticket {ask.stream}" if plan.ticket else None))
-
-    def learn(self, action: Learn) -> None:
-        """At once, or later; then the relay's shell mostly lets the other calls go on."""
-        world = self.world
-        if world.rng.random() < 0.5:
-            world.do(world.relay.learned(action.stream))
-        else:
-            world.learns.append(action)
-            if world.rng.random() < 0.7:
-                world.do(world.relay.resume())
-
-    def learns(self) -> None:
-        """One of those that were to be learned later."""
-        world = self.world
-        if world.learns:
-            action = world.learns.pop(world.rng.randrange(len(world.learns)))
-            assert not world.plans[action.stream].seen_end
-            world.do(world.relay.learned(action.stream))

@@ -18,11 +18,10 @@ WINDOWS = (0, 1, 100, 5000, 16_384, 65_535, 65_535, 200_000, 1 << 20)
 
 
 class World:
-    """All is drawn from `rng`. `on_client` and `on_server` take a peer's events, `on_learn` what is to be learned."""
+    """All is drawn from `rng`. `on_client` and `on_server` take a peer's events."""
 
     on_client: Callable[[list[h2.events.Event]], None]
     on_server: Callable[[list[h2.events.Event]], None]
-    on_learn: Callable[[Learn], None]
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -34,7 +33,6 @@ class World:
         self.tap, self.server_tap = Tap(), Tap()
         self.plans: dict[int, Plan] = {}
         self.asks: list[Ask] = []
-        self.learns: list[Learn] = []
         self.unread_client: list[tuple[int, int]] = []
         self.unread_server: list[tuple[int, int]] = []
         self.closed: Close | None = None
@@ -95,10 +93,10 @@ class World:
                 case Forget(stream):
                     self.asks = [ask for ask in self.asks if ask.stream != stream]
                 case Learn(stream, ticket, message):
-                    assert number == len(actions) - 1
+                    assert all(isinstance(before, Learn) for before in actions[:number])
                     assert ticket == f"ticket {stream}"
+                    assert not self.plans[stream].seen_end
                     self.plans[stream].learned = message
-                    self.on_learn(action)
                 case Started(stream):
                     self.plans[stream].started += 1
                 case Ended(stream, method, _, hooked):
