@@ -90,9 +90,9 @@ class CriClient:
     # --- the runtime ---
 
     def is_ready(self) -> bool:
-        """Whether Version is answered now."""
+        """Whether Version is answered now, or soon on a busy machine."""
         try:
-            self.call("Version", cri.VersionRequest(), timeout_s=2)
+            self.call("Version", cri.VersionRequest(), timeout_s=10)
         except grpc.RpcError:
             return False
         return True

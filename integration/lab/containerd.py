@@ -158,8 +158,9 @@ def _socket(directory: Path) -> Path:
 
 
 def _own_pids(directory: Path) -> set[int]:
-    """The instance's containerd and shims, told by their arguments."""
+    """The instance's containerd and shims, and the runcs whose shims have ended before, told by their arguments."""
     config, socket = str(directory.absolute() / "containerd.toml"), str(_socket(directory))
+    runc = str(directory.absolute() / "runc" / "k8s.io")
     return {
         pid
         for pid in all_pids()
@@ -167,6 +168,7 @@ def _own_pids(directory: Path) -> set[int]:
         and (
             (Path(argv[0]).name == "containerd" and config in argv)
             or (Path(argv[0]).name.startswith("containerd-shim") and socket in argv)
+            or (Path(argv[0]).name == "runc" and runc in argv)
         )
     }
 
