@@ -157,7 +157,8 @@ class Node:
 
     def ticks(self) -> int:
         """How many ticks have ended."""
-        text = self.proxy.http("/metrics")[1]
+        code, text = self.proxy.http("/metrics")
+        assert code == 200, "no answer would count as no tick"
         match = re.search(r"^criproxy_tick_duration_seconds_count (\d+)", text, re.MULTILINE)
         return int(match[1]) if match else 0
 

@@ -174,7 +174,8 @@ class Node:
 
     def calls(self) -> dict[tuple[str, str], int]:
         """What kubelet has called so far, by method and status code."""
-        text = self.proxy.http("/metrics")[1]
+        code, text = self.proxy.http("/metrics")
+        assert code == 200, "no answer would count as no call"
         counts: dict[tuple[str, str], int] = {}
         for labels, count in re.findall(r"^criproxy_calls_total\{(.*)\} (\S+)$", text, re.MULTILINE):
             named = dict(re.findall(r'(\w+)="([^"]*)"', labels))

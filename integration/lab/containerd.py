@@ -1,5 +1,6 @@
 """A private containerd: own root, state, socket and configuration, and everything it leaves can be cleaned up."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -148,8 +149,11 @@ def end(directory: Path) -> None:
 
 def shim_sockets(directory: Path) -> list[Path]:
     """The sockets of the instance's shims; containerd has them outside its directory, for machine and lab alike."""
-    addresses = [bundle / "address" for bundle in _bundles(directory)]
-    return sorted({Path(file.read_text().removeprefix("unix://")) for file in addresses if file.exists()})
+    found = set()
+    for bundle in _bundles(directory):
+        with contextlib.suppress(FileNotFoundError):  # it is just being removed
+            found.add(Path((bundle / "address").read_text().removeprefix("unix://")))
+    return sorted(found)
 
 
 def _socket(directory: Path) -> Path:

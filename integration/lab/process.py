@@ -109,12 +109,16 @@ def tail(log: Path | None) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Whether a process exists and is not a zombie; one whose other threads still end has its files and mounts yet.
+
+    Source: proc_pid_stat(5), state and num_threads.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] not in "ZX" or int(fields[17]) > 1
 
 
 def birth_of(pid: int) -> str:
