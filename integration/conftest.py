@@ -17,6 +17,7 @@ from integration.lab.clean import clean, clean_abandoned, leftovers
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root, claimed, mounts_below
+from integration.lab.process import END_S, LabError, wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.node import table
 
@@ -72,6 +73,15 @@ def lab() -> Iterator[Path]:
     assert leftovers(directory) == []
 
 
+def of_pods(directory: Path) -> list[str]:
+    """What is there of pods in the lab."""
+    return [
+        *(f"mount {point}" for point in mounts_below(directory)),
+        *(f"shim socket {path}" for path in containerd_lab.shim_sockets(directory)),
+        *(f"process {pid} in {cgroup_root(directory)}" for pid in Tree(cgroup_root(directory)).pids()),
+    ]
+
+
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
     """The session's containerd; after the last test it holds no pod, or the session fails."""
@@ -81,9 +91,9 @@ def containerd() -> Iterator[Containerd]:
         try:
             runtime.start()
             yield runtime
-            unclean = [f"mount {point}" for point in mounts_below(directory)]
-            unclean += [f"shim socket {path}" for path in containerd_lab.shim_sockets(directory)]
-            unclean += [f"process {pid} in {cgroup_root(directory)}" for pid in Tree(cgroup_root(directory)).pids()]
+            with contextlib.suppress(LabError):
+                wait_until(lambda: not of_pods(directory), END_S, "the last pod to go")
+            unclean = of_pods(directory)
         finally:
             clean(directory)
     assert unclean + leftovers(directory) == []

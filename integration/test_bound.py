@@ -103,14 +103,15 @@ class Measured:
     """What the box used between two readings, and what else the kernel counted meanwhile. Times in s of CPU.
 
     `least` and `most` bound usage / (quota x elapsed): the clock was read before and after each counter. `others_s` is
-    what ran outside the box and what was stolen from the machine; `spent` is the share of periods in which the box used
-    up its quota.
+    what ran outside the box and what was stolen from the machine, `stolen_s` the latter alone; `spent` is the share of
+    periods in which the box used up its quota.
     """
 
     cores: float
     least: float
     most: float
     others_s: float
+    stolen_s: float
     lacking_s: float
     spent: float
 
@@ -124,8 +125,13 @@ class Measured:
 
     @property
     def lacked_cpu(self) -> bool:
-        """The CPU was not to be had: loops that never wait left quota unspent, and others used as much as they miss."""
-        return self.spent < 1 - TOLERANCE / 2 and self.others_s >= self.lacking_s
+        """The CPU was not to be had: loops that never wait left quota unspent, and others used as much as they miss.
+
+        Or the machine stood still: its timer then ends at once all the periods that it is late for, as used up.
+        Source: kernel/sched/fair.c, do_sched_cfs_period_timer.
+        """
+        unspent = self.spent < 1 - TOLERANCE / 2
+        return (unspent and self.others_s >= self.lacking_s) or self.stolen_s * self.cores >= self.lacking_s
 
     def __str__(self) -> str:
         return (
@@ -150,6 +156,7 @@ def measure(box: Cgroup, seconds: float) -> Measured:
         least=used_s / (cores * (after_last - before_first)),
         most=used_s / (cores * (before_last - after_first)),
         others_s=machine_s - used_s,
+        stolen_s=machine_last.steal_s - machine.steal_s,
         lacking_s=cores * (before_last - after_first) - used_s,
         spent=(spent_last - spent) / max(periods_last - periods, 1),
     )

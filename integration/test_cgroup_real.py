@@ -158,7 +158,7 @@ def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
     ground.driver.write(ground.box, Limits(0.3, 512 * MIB))
     for name in ("poda", "podb"):
         tell(ground.start(ground.pod(name)), "spin")
-    before, start_s = ground.driver.usage(ground.box), time.monotonic()
+    start_s, before = time.monotonic(), ground.driver.usage(ground.box)
     time.sleep(4)
 
     after, elapsed_s = ground.driver.usage(ground.box), time.monotonic() - start_s

@@ -10,7 +10,10 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[1]
 PARTS = "criproxy", "packaging", "README.md", "config.example.toml", "requirements.lock", "requirements-build.lock"
 
-pytestmark = pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs"),
+    pytest.mark.timeout(1200),
+]
 
 
 def copy(source: Path, directory: Path, mtime_s: int) -> Path:

@@ -21,12 +21,14 @@ from google.protobuf.message import Message
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
-from integration.lab.client import METHODS, OPTIONS, Api
+from integration.lab.client import METHODS, OPTIONS, STOP_S, Api
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import ENGINES, QUICK, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX, PAUSE
 from integration.lab.naming import placement, spelled
+
+pytestmark = pytest.mark.timeout(1800)
 
 ABSENT = "127.0.0.1:1/absent:1"
 UNKNOWN = "f" * 64
@@ -191,7 +193,7 @@ class Step:
     request: Callable[[Ids], Message]
     code: str | None = "OK"
     keep: str = ""
-    timeout_s: float = 120
+    timeout_s: float = STOP_S
     late: bool = False
 
 

@@ -144,7 +144,7 @@ def test_online_step_up_lowers_the_real_quota_and_the_tick_after_it_finds_no_dri
             assert guard.ceiling() is None
             assert node.quota_cores() == pytest.approx(0.9 * CPUS, abs=0.01)
             node.burn(node.kubepods, CPUS)
-            await until(lambda: node.quota_cores() < 0.9 * CPUS - 0.05, "a lower quota")
+            await until(lambda: guard.ceiling() and node.quota_cores() < 0.9 * CPUS - 0.05, "a lower quota")
             ceiling = guard.ceiling()
             assert ceiling is not None
             assert "online stepped up" in ceiling.reason

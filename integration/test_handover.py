@@ -29,9 +29,10 @@ from integration.lab.churn import Churn, RecordingClient, Spec
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.cut import strange
 from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import Kubelet, static_pod
-from integration.lab.load import Job, Load
+from integration.lab.load import Call, Job, Load
 from integration.lab.lookout import Lookout
 from integration.lab.process import Process, is_running, wait_until
 from integration.lab.upgrades import Code, ask, command, pids, serving, stop_all, upgrade
@@ -45,7 +46,7 @@ UPGRADES = int(os.environ.get("UPGRADES", "20"))
 RESTARTS = int(os.environ.get("RESTARTS", "5"))
 WAIT_S = 240.0
 """What an event missed is found by the next listing, and an unfinished start is kept for two minutes."""
-RETIRED_S = 45.0
+RETIRED_S = 120.0
 """A process that was replaced ends within 11 s when no call lasts longer; more for a busy machine."""
 
 CLASS = "colocation.criproxy.io/class"
@@ -111,9 +112,13 @@ def sockets(proxy: Criproxy) -> set[str]:
 
 def wait_alone(proxy: Criproxy) -> None:
     """Wait until only the one that serves is left, and nothing of the others."""
+
+    def alone() -> bool:
+        pid = serving(proxy)
+        return (pids(proxy), sockets(proxy)) == ([pid], {"criproxy.sock", f"criproxy.sock.{pid}"})
+
     wait_until(lambda: pids(proxy) == [serving(proxy)], RETIRED_S, "the others to end", proxy.log)
-    names = {"criproxy.sock", f"criproxy.sock.{serving(proxy)}"}
-    wait_until(lambda: sockets(proxy) == names, WAIT_S, f"{names} alone, but there are {sockets(proxy)}", proxy.log)
+    wait_until(alone, WAIT_S, f"its socket alone, but there are {sockets(proxy)}", proxy.log)
 
 
 def complaints(proxy: Criproxy) -> list[dict[str, Any]]:
@@ -160,7 +165,7 @@ def test_upgrades_under_load_fail_no_call(node: Node, say: Say) -> None:
             for churn in churns:
                 churn.start()
             time.sleep(3)
-            before = {job: max(load.seconds(job)) for job in ("Version", "lists")}
+            before = {job: max(load.seconds(job), default=0.0) for job in ("Version", "lists")}
             for _ in range(UPGRADES):
                 times.append(upgrade(proxy))
                 time.sleep(0.2)
@@ -206,7 +211,7 @@ def test_restarts_under_load_fail_calls_with_unavailable_alone_and_lose_no_pod(n
         failed = Counter(failure.code for failure in pods.failures)
         say(f"{RESTARTS} restarts; pods' calls that failed: {failed}\n    {load.summary()}")
     assert {call.code for call in load.failures} == {"UNAVAILABLE"}
-    assert {failure.code for failure in pods.failures} <= {"UNAVAILABLE"}
+    assert strange(pods.failures) == []  # a busy machine does not end all within the grace of a stop
     assert [churn.error for churn in churns] == [None, None]
     assert [pod.id for pod in node.direct.list_pods()] == [container.pod.id]
     wait_until(lambda: node.pods_in_box() == set(), WAIT_S, "the box to be empty", proxy.log)
@@ -241,9 +246,12 @@ def slow(lab: Path) -> Iterator[Slow]:
     runtime.stop()
 
 
-def follow_events(client: CriClient) -> None:
-    """Until the stream ends; that it never ends by itself makes each end a failure."""
-    for _ in client.stream("GetContainerEvents", cri.GetEventsRequest()):
+def follow_events(client: CriClient, begun: list[float]) -> None:
+    """Until the stream ends; that it never ends by itself makes each end a failure. `begun`: when one has."""
+    stream = client.stream("GetContainerEvents", cri.GetEventsRequest())
+    next(stream)
+    begun.append(time.monotonic())
+    for _ in stream:
         pass
     raise AssertionError("the stream has ended with OK")
 
@@ -251,6 +259,7 @@ def follow_events(client: CriClient) -> None:
 def test_calls_that_last_are_finished_and_event_streams_end_last(slow: Slow, say: Say) -> None:
     proxy, upgrades = slow.proxy, 2
     uids: list[str] = []
+    begun: list[float] = []
     proxy.start()
 
     def sandbox(client: CriClient) -> None:
@@ -261,8 +270,11 @@ def test_calls_that_last_are_finished_and_event_streams_end_last(slow: Slow, say
         request = cri.PullImageRequest(image=cri.ImageSpec(image=str(seconds)))
         return lambda client: client.call("PullImage", request)
 
+    def ended(load: Load) -> list[Call]:
+        return [call for call in load.failures if call.job == "events"]
+
     jobs: Mapping[str, Job] = {
-        "events": follow_events,
+        "events": lambda client: follow_events(client, begun),
         "pulls of 4 s": pull(4),
         "200 KB": lambda client: client.call("ListImages", cri.ListImagesRequest()),
         "sandboxes": sandbox,
@@ -271,19 +283,18 @@ def test_calls_that_last_are_finished_and_event_streams_end_last(slow: Slow, say
         long = threading.Thread(target=_once, args=(proxy.socket, pull(15)))
         time.sleep(1)
         long.start()
-        for _ in range(upgrades):
+        for number in range(1, upgrades + 1):
             old = serving(proxy)
+            wait_until(lambda number=number: len(begun) == number, WAIT_S, "a stream through it", proxy.log)  # type: ignore[misc]
             upgrade(proxy)
             wait_until(lambda old=old: not is_running(old), RETIRED_S, "the old one to end", proxy.log)  # type: ignore[misc]
-            ended_s = time.monotonic()
+            wait_until(lambda number=number: len(ended(load)) == number, WAIT_S, "its stream's client to see the end")  # type: ignore[misc]
         long.join()
         time.sleep(1)
-        events = [call for call in load.failures if call.job == "events"]
         others = [call for call in load.failures if call.job != "events"]
         say(load.summary())
         assert others == []
-        assert [call.code for call in events] == ["UNAVAILABLE"] * upgrades
-        assert events[-1].began_s + events[-1].seconds <= ended_s
+        assert [call.code for call in ended(load)] == ["UNAVAILABLE"] * upgrades
     started = {sandbox["uid"] for sandbox in proxy.status()["pods"]}
     wait_until(lambda: {pod["uid"] for pod in proxy.status()["pods"]} >= set(uids), WAIT_S, f"{uids}, not {started}")
     assert complaints(proxy) == []
@@ -299,7 +310,7 @@ def test_pod_let_in_by_way_of_the_old_process_is_bounded_and_known_to_the_new_on
     proxy = slow.proxy
     proxy.start()
     with CriClient(proxy.socket) as client:
-        assert client.is_ready()
+        wait_until(client.is_ready, WAIT_S, "the client's connection", proxy.log)
         upgrade(proxy)
         wait_until(lambda: proxy.http("/healthz")[0] == 200, WAIT_S, "the new one's address", proxy.log)
         assert proxy.status()["box"]["path"] is None
@@ -393,7 +404,7 @@ def test_kill_at_any_moment_leaves_the_node_served_and_nothing_stale(slow: Slow,
         wait_until(proxy.is_ready, WAIT_S, "readiness", proxy.log)
         wait_alone(proxy)
         with CriClient(proxy.socket) as client:
-            assert client.is_ready()
+            wait_until(client.is_ready, WAIT_S, "an answer", proxy.log)
     say(f"{victim} one killed: {dict(outcomes)}")
 
 
@@ -413,7 +424,7 @@ def test_upgrade_during_an_upgrade_is_refused_and_the_next_one_done(slow: Slow) 
     proxy = slow.proxy
     proxy.start()
     old = ask(proxy)
-    time.sleep(0.1)
+    wait_until(lambda: "upgrade" in [event["event"] for event in proxy.events()], WAIT_S, "it to begin", proxy.log)
     assert ask(proxy) == old
     wait_until(lambda: serving(proxy) not in (0, old), WAIT_S, "another to serve", proxy.log)
     assert [event["event"] for event in complaints(proxy)] == ["upgrade_refused"]
@@ -457,7 +468,10 @@ def test_old_process_finishes_its_calls_when_its_code_is_gone(slow: Slow, lab: P
 
 
 class Manager(threading.Thread):
-    """Receives what processes tell their service manager: by pid, in order. Source: sd_notify(3), unix(7)."""
+    """Receives what processes tell their service manager: by pid, in order. Source: sd_notify(3), unix(7).
+
+    Without what they say by themselves every few seconds, a status alone.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(name="manager", daemon=True)
@@ -469,7 +483,9 @@ class Manager(threading.Thread):
     def run(self) -> None:
         while True:
             data, extra, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(12))
-            self.told.append((struct.unpack("3i", extra[0][2][:12])[0], data.decode().splitlines()))
+            lines = data.decode().splitlines()
+            if not lines[0].startswith("STATUS="):
+                self.told.append((struct.unpack("3i", extra[0][2][:12])[0], lines))
 
 
 def test_service_manager_hears_of_the_new_process_from_the_old_one_and_is_fed_by_the_main_one(

@@ -7,7 +7,7 @@ import re
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -29,6 +29,8 @@ from integration.lab.process import Process, wait_until
 APIS: tuple[Api, ...] = get_args(Api)
 MIB = 1 << 20
 LONG_S = 120
+CROWDED_S = 600
+"""For what hundreds of processes in the box do with what CPU a busy machine leaves it."""
 FOREVER = ["sleep", "2147483647"]
 OFFLINE = {"colocation.criproxy.io/class": "offline"}
 PLACEMENT = b"colocation.criproxy.io/placement"
@@ -111,6 +113,11 @@ def pair(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Raw, Raw]
             through.remove(sandbox_id)
 
 
+def wait_empty(site: Site) -> None:
+    """Nothing runs in the site's cgroups, once what the runtime began for a call that has failed has ended."""
+    wait_until(lambda: not Tree(site.root).pids(), LONG_S, f"all in {site.root} to end")
+
+
 def kubelet_parent(site: Site, uid: str) -> str:
     return f"{site.root}/kubepods/besteffort/pod{uid}"
 
@@ -177,7 +184,7 @@ def test_malformed_message_gets_the_runtime_s_own_error(
         direct, through = (raw_client.call(method, message) for raw_client in pair)
         assert through == direct
         assert direct[0] in ("INTERNAL", "UNIMPLEMENTED")
-    assert Tree(site.root).pids() == set()
+    wait_empty(site)
 
 
 @pytest.mark.parametrize("kept_ratio", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -190,7 +197,7 @@ def test_truncated_start_of_an_offline_pod_gets_the_runtime_s_own_error(
     )
     assert through == direct
     assert direct[0] == "INTERNAL"
-    assert Tree(site.root).pids() == set()
+    wait_empty(site)
 
 
 # --- what is too large ----------------------------------------------------------------------------------------------
@@ -231,7 +238,7 @@ def test_64_mib_message_is_refused_by_the_runtime_and_leaves_nothing_behind(site
         assert [through.call(*call)[0] for call in calls] == expected
         sizes.append(site.rss_bytes())
     assert sizes[-1] - sizes[0] < 64 * MIB, "not one of 15 further messages is kept"
-    assert Tree(site.root).pids() == set()
+    wait_empty(site)
 
 
 def test_message_of_15_mib_passes_hooked_and_not(site: Site, pair: tuple[Raw, Raw]) -> None:
@@ -272,13 +279,14 @@ def running(site: Site, client: CriClient) -> Iterator[Running]:
                 return True
             return False
 
-        wait_until(removed, 2 * LONG_S, "the pod to be removed")
+        wait_until(removed, CROWDED_S, "the pod to be removed")
 
 
 def exec_request(container: Container, cmd: list[str]) -> cri.ExecSyncRequest:
     return cri.ExecSyncRequest(container_id=container.id, cmd=cmd)
 
 
+@pytest.mark.timeout(1800)
 def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, running: Running) -> None:
     exec_sync = running.client.unary("ExecSync")
 
@@ -312,6 +320,7 @@ calls[0].result()
 """
 
 
+@pytest.mark.timeout(1800)
 def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, running: Running, lab: Path) -> None:
     """A hundred connections, each with a call under way, gone in one moment."""
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls before to end")
@@ -326,13 +335,14 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     assert_within(running.container.pod.id, f"{site.box}/pod{running.uid}")
 
 
+@pytest.mark.timeout(1800)
 def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, running: Running) -> None:
     """The slow calls read from a FIFO that nobody has written to yet: they all end after the quick ones, by order."""
     client, container = running.client, running.container
     client.exec_sync(container, ["/bin/busybox", "mkfifo", "/tmp/fifo"])
     exec_sync = client.unary("ExecSync")
     request = exec_request(container, ["cat", "/tmp/fifo"])
-    slow = [exec_sync.future(request, timeout=2 * LONG_S) for _ in range(SLOW)]
+    slow = [exec_sync.future(request, timeout=2 * CROWDED_S) for _ in range(SLOW)]
     wait_until(lambda: site.in_flight() >= SLOW, LONG_S, "the slow calls to be under way", poll_s=0.2)
 
     assert client.call("Version", cri.VersionRequest()).runtime_name == "containerd"
@@ -349,7 +359,7 @@ def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, runnin
         client.exec_sync(container, ["timeout", "1", "sh", "-c", ": > /tmp/old"])
         return all(call.done() for call in slow)
 
-    wait_until(all_done, 2 * LONG_S, "the slow calls to end")
+    wait_until(all_done, CROWDED_S, "the slow calls to end")
     assert [(call.code(), call.result().exit_code) for call in slow] == [(grpc.StatusCode.OK, 0)] * SLOW
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the last call to be counted")
     client.stop_and_remove(quick)
@@ -413,7 +423,7 @@ def test_offline_pod_with_a_hostile_uid_is_refused(site: Site, pair: tuple[Raw, 
     assert code == "FAILED_PRECONDITION"
     assert_clear(details)
     assert pair[1].sandboxes() == []
-    assert Tree(site.root).pids() == set()
+    wait_empty(site)
 
 
 @pytest.mark.parametrize("text", CGROUP_PARENTS.values(), ids=CGROUP_PARENTS.keys())
@@ -426,7 +436,7 @@ def test_offline_pod_with_a_hostile_cgroup_parent_is_refused(site: Site, pair: t
     assert code == "FAILED_PRECONDITION"
     assert_clear(details)
     assert pair[1].sandboxes() == []
-    assert Tree(site.root).pids() == set()
+    wait_empty(site)
 
 
 PLACES = ("name", "namespace", "label", "label-key", "annotation", "annotation-key", "placement")
@@ -468,7 +478,7 @@ def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_p
     assert code == expected, details
     if code != "OK":
         assert through.sandboxes() == []
-        assert Tree(site.root).pids() == set()
+        wait_empty(site)
         return
     sandbox_id = raw.RunPodSandboxResponse.FromString(answer).pod_sandbox_id.decode()
     create = cri.CreateContainerRequest(pod_sandbox_id=sandbox_id, config=container_config())
@@ -510,7 +520,11 @@ def own_proxy(site: Site, lab: Path) -> Iterator[Criproxy]:
 def test_placement_that_an_online_pod_claims_is_not_believed_after_a_restart(
     site: Site, own_proxy: Criproxy, client: CriClient, claim: str
 ) -> None:
-    """The annotation by which criproxy knows its pods again may be written by a pod's author as well."""
+    """The annotation by which criproxy knows its pods again may be written by a pod's author as well.
+
+    In a box of its own: the site's criproxy would sweep one that it has not admitted to, as it starts.
+    """
+    site = replace(site, root=f"{site.root}/claims")
     uid, victim = str(uuid.uuid4()), str(uuid.uuid4())
     with CriClient(own_proxy.socket) as through:
         through.run_pod("victim", uid=victim, labels=OFFLINE, cgroup_parent=kubelet_parent(site, victim))

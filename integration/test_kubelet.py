@@ -25,7 +25,7 @@ from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, static_pod
-from integration.lab.process import LabError, all_pids, argv_of, is_running, wait_until
+from integration.lab.process import LabError, all_pids, argv_of, birth_of, is_running, wait_until
 from integration.lab.watch import Watch, lives
 
 pytestmark = pytest.mark.timeout(2400)  # the first run builds kubelet, and the first test boots it on slow nodes, twice
@@ -174,7 +174,8 @@ class Node:
 
     def calls(self) -> dict[tuple[str, str], int]:
         """What kubelet has called so far, by method and status code."""
-        text = self.proxy.http("/metrics")[1]
+        code, text = self.proxy.http("/metrics")
+        assert code == 200, "no answer would count as no call"
         counts: dict[tuple[str, str], int] = {}
         for labels, count in re.findall(r"^criproxy_calls_total\{(.*)\} (\S+)$", text, re.MULTILINE):
             named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -491,11 +492,11 @@ def test_restart_befalls_no_pod_and_the_next_offline_pod_is_in_the_box(
 
 def test_deleted_pods_leave_nothing_behind(node: Node, say: Say) -> None:
     pods = [node.run(static_pod(f"deleted-{kind}", labels={CLASS: kind})) for kind in ("online", "offline")]
-    pids = [pid for pod in pods for pid in node.pids(pod).values()]
+    births = {pid: birth_of(pid) for pod in pods for pid in node.pids(pod).values()}
     uids = {pod.uid for pod in pods}
     sandboxes = [one.id for uid in uids for one in lives(node.client)[uid].sandboxes]
     left: Mapping[str, Callable[[], object]] = {
-        "processes": lambda: [pid for pid in pids if is_running(pid)],
+        "processes": lambda: [pid for pid, birth in births.items() if is_running(pid) and birth_of(pid) == birth],
         "shims": lambda: [pid for pid in all_pids() if set(argv_of(pid)) & set(sandboxes)],
         "kubelet's cgroups": lambda: [
             path for path in Tree(f"{node.root}/kubepods").cgroups([version()]) if path.rpartition("/pod")[2] in uids

@@ -17,6 +17,8 @@ from integration.test_daemon import MEMORY_BYTES, QUOTA_US, STATIC, WAIT_S, Node
 __all__ = ["node"]  # the fixture
 
 FLOOR_US = 10_000
+CLOSES_S = 120
+"""At least half of it is left for all that is looked at before a window closes."""
 
 
 def scheduled(outside: str, *windows: dict[str, Any], **schedule: Any) -> Config:
@@ -51,7 +53,7 @@ def test_schedule_that_turns_off_stops_the_pods_and_lets_none_in_until_it_is_on(
     node.start(scheduled("static"))
     offline, online = node.run("offline"), node.run("online")
     main, web = node.add(offline), node.add(online)
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
     pids = [node.client.pid(what) for what in (offline, main)]
     kept = [node.client.pid(what) for what in (online, web)]
 
@@ -60,7 +62,7 @@ def test_schedule_that_turns_off_stops_the_pods_and_lets_none_in_until_it_is_on(
     assert "the schedule is off until" in refusal(node)
     assert all(map(is_running, kept))
     assert not node.is_in_box(node.run("online")), "an online pod starts as ever"
-    assert node.box.limits()[0] == FLOOR_US
+    wait_until(lambda: node.box.limits()[0] == FLOOR_US, WAIT_S, "the floor", node.proxy.log)
     assert "outside of all windows (off) until" in node.proxy.status()["schedule"]["holds"]
     assert "the floor, as the schedule is off" in why(node)
 
@@ -84,7 +86,7 @@ def test_schedule_that_squeezes_leaves_the_pods_at_the_floor(node: Node) -> None
 
 
 def test_window_that_closes_by_the_clock_refuses_pods_before_and_then_stops_those_that_run(node: Node) -> None:
-    closes = (datetime.now(UTC) + timedelta(seconds=90)).replace(second=0, microsecond=0)
+    closes = (datetime.now(UTC) + timedelta(seconds=CLOSES_S)).replace(second=0, microsecond=0)
     end = f"{closes:%H:%M}".replace("00:00", "24:00")
     window = {"start": f"{closes - timedelta(hours=2):%H:%M}", "end": end, "policy": "static"}
     node.start(scheduled("off", window))
@@ -98,6 +100,6 @@ def test_window_that_closes_by_the_clock_refuses_pods_before_and_then_stops_thos
     assert all(map(is_running, pids))
     assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
 
-    wait_until(lambda: not any(map(is_running, pids)), 120 + WAIT_S, "the offline pods to end", node.proxy.log)
+    wait_until(lambda: not any(map(is_running, pids)), CLOSES_S + WAIT_S, "the offline pods to end", node.proxy.log)
     assert time.time() >= closes.timestamp()
     assert "the schedule is off until" in refusal(node)

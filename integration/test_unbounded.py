@@ -3,12 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
+
+WAIT_S = 180
+"""The runtime is listed once a minute."""
 
 OFFLINE = {"colocation.criproxy.io/class": "offline"}
 ON: Config = {"colocation": {"enabled": True}}
@@ -20,6 +25,7 @@ def told(status: Any) -> tuple[list[str], list[str]]:
     return status["unbounded"], [one["container"] for one in status["placement"]["misplaced"]]
 
 
+@pytest.mark.timeout(900)
 def test_what_started_past_criproxy_is_found_told_of_and_evicted(lab: Path) -> None:
     containerd = Containerd(lab)
     proxy = Criproxy(lab, containerd.socket, ON)
@@ -41,12 +47,12 @@ def test_what_started_past_criproxy_is_found_told_of_and_evicted(lab: Path) -> N
         late = client.create_container(inside.pod, "late")
         client.start(late)
         proxy.start()
-        wait_until(lambda: told(proxy.status()) == (["default/outside"], ["late"]), 30, "both to be told of")
+        wait_until(lambda: told(proxy.status()) == (["default/outside"], ["late"]), WAIT_S, "both to be told of")
         assert "criproxy_unbounded_pods 1.0" in proxy.http("/metrics")[1]
         assert all(client.pid(one) for one in (inside, outside, late, online))
         proxy.configure(EVICT)
-        wait_until(lambda: not any(client.pid(one) for one in (inside, outside, late)), 60, "both to be evicted")
-        wait_until(lambda: told(proxy.status()) == ([], []), 90, "nothing to be told of")
+        wait_until(lambda: not any(client.pid(one) for one in (inside, outside, late)), WAIT_S, "both to be evicted")
+        wait_until(lambda: told(proxy.status()) == ([], []), WAIT_S, "nothing to be told of")
         assert client.pid(online)
         client.remove_all_pods()
     events = [(event["event"], event.get("pod")) for event in proxy.events()]

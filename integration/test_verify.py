@@ -98,13 +98,14 @@ class Node:
     def wait_misplaced(self, *containers: str) -> list[str]:
         """Wait until these are misplaced and no other ("": a sandbox); returns where, in the same order."""
 
-        def found() -> dict[str, str] | None:
-            where = {one["container"]: one["detail"] for one in self.placement()["misplaced"]}
-            return where if sorted(where) == sorted(containers) else None
+        where: dict[str, str] = {}
 
-        wait_until(lambda: found() is not None, WAIT_S, f"{containers} to be misplaced", self.proxy.log)
-        where = found()
-        assert where is not None
+        def are_misplaced() -> bool:
+            where.clear()
+            where.update({one["container"]: one["detail"] for one in self.placement()["misplaced"]})
+            return sorted(where) == sorted(containers)
+
+        wait_until(are_misplaced, WAIT_S, f"{containers} to be misplaced", self.proxy.log)
         return [where[container] for container in containers]
 
     def wait_verified(self, count: int) -> None:
@@ -202,7 +203,7 @@ def test_container_of_a_runtime_that_ignores_the_parent_is_found_right_after_its
     assert straying.wait_misplaced("", "main") == [
         f"{elsewhere(straying.runtime)}/{one.id}" for one in (pod, container)
     ]
-    assert straying.metric("criproxy_misplacements_total") == 2
+    wait_until(lambda: straying.metric("criproxy_misplacements_total") == 2, WAIT_S, "both to be counted")
     told = straying.events("misplaced")
     assert {(event["pod"], event["level"]) for event in told} == {(f"default/{pod.config.metadata.name}", "error")}
     straying.proxy.restart()

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from integration.lab.naming import Driver, driver, spelled, told
-from integration.lab.process import LabError, argv_of, kill_all, wait_until
+from integration.lab.process import END_S, LabError, argv_of, kill_all, wait_until
 
 CPUSET_FILES = ("cpuset.mems", "cpuset.cpus")
 
@@ -120,7 +120,7 @@ class Tree:
         kill_all(self.pids)
 
     def remove(self) -> None:
-        """Remove the tree; its processes must have ended. Raises LabError, with what is in it, after 10 s."""
+        """Remove the tree; its processes must have ended. Raises LabError, with what is in it, after a minute."""
 
         def gone() -> bool:
             left = self.directories()
@@ -132,7 +132,7 @@ class Tree:
         if self.directories():
             _systemctl("stop", self.path)
         try:
-            wait_until(gone, 10, f"the kernel to let go of the cgroups of {self.path}")
+            wait_until(gone, END_S, f"the kernel to let go of the cgroups of {self.path}")
         except LabError as error:
             raise LabError(f"{error}; in it: {', '.join(self.occupants()) or 'nothing'}") from error
 

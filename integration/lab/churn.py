@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
-from integration.lab.client import CALL_S, Container, CriClient, Pod
+from integration.lab.client import CALL_S, STOP_S, Container, CriClient, Pod
 from integration.lab.naming import spelled
 from integration.lab.process import LabError
 
@@ -76,10 +76,10 @@ class RecordingClient(CriClient):
         """Within this, no call is under way. Raises LabError when one does not end."""
         with self._turn:
             self._held = True
-            quiet = self._turn.wait_for(lambda: not self._in_flight, CALL_S)
+            quiet = self._turn.wait_for(lambda: not self._in_flight, STOP_S)
         try:
             if not quiet:
-                raise LabError(f"{self._in_flight} calls have not ended after {CALL_S} s")
+                raise LabError(f"{self._in_flight} calls have not ended after {STOP_S} s")
             yield
         finally:
             with self._turn:

@@ -22,6 +22,8 @@ from integration.lab.naming import spelled
 Api = Literal["runtime.v1", "runtime.v1alpha2"]
 
 CALL_S = 120
+STOP_S = 240
+"""containerd 1.6 may hold a stop for two minutes after it has lost clients in mid-exec."""
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -90,9 +92,9 @@ class CriClient:
     # --- the runtime ---
 
     def is_ready(self) -> bool:
-        """Whether Version is answered now."""
+        """Whether Version is answered now, or soon on a busy machine."""
         try:
-            self.call("Version", cri.VersionRequest(), timeout_s=2)
+            self.call("Version", cri.VersionRequest(), timeout_s=10)
         except grpc.RpcError:
             return False
         return True
@@ -183,16 +185,16 @@ class CriClient:
         return answer
 
     def stop_container(self, container: Container, grace_s: int = 0) -> None:
-        self.call("StopContainer", cri.StopContainerRequest(container_id=container.id, timeout=grace_s))
+        self.call("StopContainer", cri.StopContainerRequest(container_id=container.id, timeout=grace_s), STOP_S)
 
     def remove_container(self, container: Container) -> None:
-        self.call("RemoveContainer", cri.RemoveContainerRequest(container_id=container.id))
+        self.call("RemoveContainer", cri.RemoveContainerRequest(container_id=container.id), STOP_S)
 
     def stop_and_remove(self, pod: Pod | str) -> None:
         """Kill and remove a sandbox (or the one of this id) with all its containers; none of them need exist."""
         sandbox_id = pod if isinstance(pod, str) else pod.id
-        self.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id))
-        self.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id))
+        self.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), STOP_S)
+        self.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id), STOP_S)
 
     def list_pods(self) -> list[cri.PodSandbox]:
         """Every sandbox that the runtime knows."""

@@ -1,5 +1,6 @@
 """A private containerd: own root, state, socket and configuration, and everything it leaves can be cleaned up."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -148,8 +149,11 @@ def end(directory: Path) -> None:
 
 def shim_sockets(directory: Path) -> list[Path]:
     """The sockets of the instance's shims; containerd has them outside its directory, for machine and lab alike."""
-    addresses = [bundle / "address" for bundle in _bundles(directory)]
-    return sorted({Path(file.read_text().removeprefix("unix://")) for file in addresses if file.exists()})
+    found = set()
+    for bundle in _bundles(directory):
+        with contextlib.suppress(FileNotFoundError):  # it is just being removed
+            found.add(Path((bundle / "address").read_text().removeprefix("unix://")))
+    return sorted(found)
 
 
 def _socket(directory: Path) -> Path:
@@ -158,8 +162,9 @@ def _socket(directory: Path) -> Path:
 
 
 def _own_pids(directory: Path) -> set[int]:
-    """The instance's containerd and shims, told by their arguments."""
+    """The instance's containerd and shims, and the runcs whose shims have ended before, told by their arguments."""
     config, socket = str(directory.absolute() / "containerd.toml"), str(_socket(directory))
+    runc = str(directory.absolute() / "runc" / "k8s.io")
     return {
         pid
         for pid in all_pids()
@@ -167,6 +172,7 @@ def _own_pids(directory: Path) -> set[int]:
         and (
             (Path(argv[0]).name == "containerd" and config in argv)
             or (Path(argv[0]).name.startswith("containerd-shim") and socket in argv)
+            or (Path(argv[0]).name == "runc" and runc in argv)
         )
     }
 

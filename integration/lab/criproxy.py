@@ -17,6 +17,8 @@ from integration.lab.process import LabError, Process, all_pids, argv_of, kill_a
 
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
+ANSWER_S = 30
+"""What is busy answers later than at once; nobody's port refuses at once."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 Config = Mapping[str, Mapping[str, Any]]
@@ -107,7 +109,7 @@ class Criproxy:
     def http(self, path: str) -> tuple[int, str]:
         """The status and body of a GET; (0, "") when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=ANSWER_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 POLL_S = 0.02
+END_S = 60
+"""What ends by itself, or is killed, is given so long on a busy machine."""
 TAIL_LINES = 25
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ class Process:
         """Send a signal; nothing happens when the process has ended."""
         self._popen.send_signal(number)
 
-    def stop(self, timeout_s: float = 15) -> None:
+    def stop(self, timeout_s: float = END_S) -> None:
         """SIGTERM, and SIGKILL when it has not ended after `timeout_s`."""
         self._popen.terminate()
         try:
@@ -107,12 +109,27 @@ def tail(log: Path | None) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Whether a process exists and is not a zombie; one whose other threads still end has its files and mounts yet.
+
+    Source: proc_pid_stat(5), state and num_threads.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] not in "ZX" or int(fields[17]) > 1
+
+
+def birth_of(pid: int) -> str:
+    """When a process was started, in the kernel's words: of two with one pid, each has its own. "": there is none.
+
+    Source: proc_pid_stat(5), starttime.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def argv_of(pid: int) -> list[str]:
@@ -143,7 +160,7 @@ def descendants(pids: Collection[int]) -> set[int]:
     return found
 
 
-def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 20) -> None:
+def kill_all(find: Callable[[], Collection[int]], timeout_s: float = END_S) -> None:
     """SIGKILL what `find` returns until it returns nothing that runs. Raises LabError after `timeout_s`."""
     found: set[int] = (
         set()

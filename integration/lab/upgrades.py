@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from integration.lab.criproxy import CHECKOUT, Criproxy
-from integration.lab.process import all_pids, argv_of, is_running, wait_until
+from integration.lab.process import END_S, all_pids, argv_of, is_running, wait_until
 
 UPGRADE_S = 120
 
@@ -51,7 +51,7 @@ def pids(criproxy: Criproxy) -> list[int]:
     return [pid for pid in all_pids() if wanted <= set(argv_of(pid)) and is_running(pid)]
 
 
-def stop_all(criproxy: Criproxy, timeout_s: float = 30) -> None:
+def stop_all(criproxy: Criproxy, timeout_s: float = END_S) -> None:
     """SIGTERM to all of them, as a service manager does. Raises LabError when one does not end."""
     for pid in pids(criproxy):
         with contextlib.suppress(ProcessLookupError):

@@ -30,7 +30,7 @@ class Pod:
         manager = ["org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"]
         call = ["busctl", "call", *manager, "StartTransientUnit", "ssa(sv)a(sa(sv))", self.slice, "replace"]
         subprocess.run([*call, *properties.split(), "0"], check=True, capture_output=True, timeout=60)
-        wait_until(lambda: directory(self.slice).exists(), 10, f"{self.slice} to start")
+        wait_until(lambda: directory(self.slice).exists(), 60, f"{self.slice} to start")
 
     @property
     def controllers(self) -> set[str]:

@@ -105,7 +105,7 @@ def set_up(place: str) -> None:
     systemctl("daemon-reload")
     systemctl("restart", "kubelet.service")
     wait_until(is_well, WELL_S, "kubelet to be well", poll_s=0.5)
-    wait_until(lambda: web_pod() is not None, WELL_S, "the pod to run", poll_s=1)
+    told_pod()
 
 
 @pytest.fixture
@@ -146,6 +146,13 @@ def web_pod() -> tuple[str, int] | None:
     return (found[0]["containerID"], found[0]["restartCount"]) if found and "running" in found[0]["state"] else None
 
 
+def told_pod() -> tuple[str, int]:
+    """`web_pod`, once kubelet tells that it runs."""
+    pod = wait_until(web_pod, WELL_S, "the pod to be told of", poll_s=1)
+    assert pod is not None
+    return pod
+
+
 def calls() -> float:
     with urllib.request.urlopen(f"http://{OBSERVE}/metrics", timeout=10) as answer:
         lines = answer.read().decode()
@@ -169,24 +176,22 @@ def test_attach_and_detach_leave_pods_alone_and_give_the_bytes_back(
     place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up(place)
-    before, pod = files(), web_pod()
+    before, pod = files(), told_pod()
     assert (endpoint(), attached()) == (ON_RUNTIME, "no")
     assert run("attach", CONFIG, dry_run=True) == 0
     assert files() == before
     seen = calls()
     assert run("attach", CONFIG, dry_run=False) == 0, capsys.readouterr()
     assert (endpoint(), attached()) == (ON_PROXY, "yes")
-    assert calls() > seen + 5, "kubelet's calls come through criproxy"
+    wait_until(lambda: calls() > seen + 5, WELL_S, "kubelet's calls to come through criproxy", poll_s=0.5)
     assert {path for path, content in files().items() if before.get(path) != content} == {OURS, RECORD}
-    wait_until(web_pod, WELL_S, "the pod to be told of", poll_s=1)
-    assert web_pod() == pod
+    assert told_pod() == pod
     began = service.show("kubelet.service", "ExecMainStartTimestampMonotonic")
     assert run("attach", CONFIG, dry_run=False) == 0
     assert service.show("kubelet.service", "ExecMainStartTimestampMonotonic") == began, "already attached"
     assert run("detach", CONFIG, dry_run=False) == 0, capsys.readouterr()
     assert (files(), endpoint(), attached()) == (before, ON_RUNTIME, "no")
-    wait_until(web_pod, WELL_S, "the pod to be told of", poll_s=1)
-    assert web_pod() == pod
+    assert told_pod() == pod
 
 
 def test_attach_of_a_kubelet_that_cannot_reach_criproxy_rolls_back(
@@ -195,14 +200,13 @@ def test_attach_of_a_kubelet_that_cannot_reach_criproxy_rolls_back(
     LOCAL.mkdir(parents=True, exist_ok=True)
     (LOCAL / "50-blind.conf").write_text(f"[Service]\nInaccessiblePaths={LISTEN.parent}\nPrivateMounts=yes\n")
     systemctl("daemon-reload")
-    before, pod = files(), web_pod()
+    before, pod = files(), told_pod()
     assert run("attach", CONFIG, dry_run=False) == 1
     told = capsys.readouterr()
     assert "rolled back: kubelet is as it was" in told.err
     assert "kubelet has ended after its restart" in told.out
     assert (files(), endpoint(), is_well()) == (before, ON_RUNTIME, True)
-    wait_until(web_pod, WELL_S, "the pod to be told of", poll_s=1)
-    assert web_pod() == pod
+    assert told_pod() == pod
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])

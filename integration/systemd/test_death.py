@@ -62,7 +62,7 @@ def assert_well(pod: Container) -> None:
     pid = service.main_pid()
     assert len(list(Path(f"/proc/{pid}/fd").iterdir())) < 64
     procs = Path(f"/sys/fs/cgroup{service.show('criproxy.service', 'ControlGroup')}/cgroup.procs")
-    wait_until(lambda: procs.read_text().split() == [str(pid)], 10, "the service to be one process")
+    wait_until(lambda: procs.read_text().split() == [str(pid)], 60, "the service to be one process")
     names = sorted(entry.name for entry in RUN.iterdir())
     assert len(names) <= MOST_FILES, names
     assert not [name for name in names if name.endswith("~")]

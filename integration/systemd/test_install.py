@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from integration.lab.kubelet import find_kubelet, static_pod
-from integration.lab.process import wait_until
 from integration.systemd import package, service
 from integration.systemd import test_attach as kubelet
 from integration.systemd.service import CHECKOUT, systemctl
@@ -62,15 +61,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readme_installs_attaches_and_takes_away_again(node: Path) -> None:
-    pod, before = kubelet.web_pod(), kubelet.files()
+    pod, before = kubelet.told_pod(), kubelet.files()
     output = walk("install", node)
     assert kubelet.endpoint() == kubelet.ON_PROXY
     assert "colocation    on" in output + package.criproxy("status").stdout
-    wait_until(kubelet.web_pod, kubelet.WELL_S, "the pod to be told of", poll_s=1)
-    assert kubelet.web_pod() == pod
+    assert kubelet.told_pod() == pod
     walk("uninstall", node)
     assert (kubelet.endpoint(), kubelet.files()) == (kubelet.ON_RUNTIME, before)
     assert systemctl("list-units", "--all", "--plain", "--no-legend", "criproxy*", "*offline*") == ""
     assert not any(path.exists() for path in (package.CODE, Path("/etc/criproxy"), Path("/var/lib/criproxy")))
-    wait_until(kubelet.web_pod, kubelet.WELL_S, "the pod to be told of", poll_s=1)
-    assert kubelet.web_pod() == pod
+    assert kubelet.told_pod() == pod

@@ -111,6 +111,7 @@ def test_limits_are_back_within_a_tick_and_drift_is_logged_once(client: CriClien
     wait_until(lambda: drift(criproxy) > counted, WAIT_S, "drift to be counted")
 
     assert took_s < TICK_S * SLOW
+    wait_until(lambda: drift_logged(criproxy) > logged, WAIT_S, "drift to be logged")
     assert drift_logged(criproxy) == logged + 1
 
 
@@ -151,7 +152,11 @@ def test_anchor_is_kept_while_colocation_is_off_and_goes_with_the_last_pod(
     systemctl("stop", ANCHOR)
     wait_until(lambda: directory(ANCHOR).exists(), TICK_S * SLOW, "the anchor to be back")
 
-    assert "cpuset" in text(offline.slice, "cgroup.controllers").split()
+    wait_until(
+        lambda: "cpuset" in text(offline.slice, "cgroup.controllers").split(),
+        TICK_S * SLOW,
+        "its controllers to be back",
+    )
     client.stop_and_remove(offline.pod)
     offline.kubelet_forgets()
     wait_until(lambda: not directory(ANCHOR).exists(), WAIT_S, "the anchor to go")

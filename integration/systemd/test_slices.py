@@ -308,7 +308,7 @@ def test_pod_slice_in_use_is_not_removed_and_an_empty_one_leaves_nothing(box: Bo
     assert box.driver.remove_pod(pod)
     assert box.driver.pods(BOX) == ()
     left = subprocess.run(["find", "/sys/fs/cgroup", "-name", f"{pod}*"], check=True, capture_output=True, text=True)
-    wait_until(lambda: shown(pod, "LoadState") and not Path(f"/run/systemd/transient/{pod}").exists(), 5, "unit to go")
+    wait_until(lambda: shown(pod, "LoadState") and not Path(f"/run/systemd/transient/{pod}").exists(), 60, "unit to go")
     assert [line for line in left.stdout.split() if "/sys/fs/cgroup" in line] == []
 
 

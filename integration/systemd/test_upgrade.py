@@ -75,7 +75,7 @@ def test_upgrades_of_the_package_under_load_fail_no_call(say: Say) -> None:
                 said = package.install(package.deb(newer=number % 2 == 0))
                 times.append(time.monotonic() - began_s)
                 assert "took over in" in said, said
-                wait_until(lambda old=old: main_pid() not in (0, old), 30, "MAINPID to follow", poll_s=0.2)  # type: ignore[misc]
+                wait_until(lambda old=old: main_pid() not in (0, old), service.START_S, "MAINPID to follow", poll_s=0.2)  # type: ignore[misc]
                 assert package.is_mapped(main_pid(), package.code())
                 assert pods.is_bounded()
                 say(f"{number + 1}/{UPGRADES}: dpkg -i took {times[-1]:.1f} s; {len(load.failures)} calls failed")

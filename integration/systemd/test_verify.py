@@ -61,8 +61,12 @@ def placement() -> dict[str, Any]:
 
 
 def wait_placement(holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    wait_until(lambda: holds(placement()), WAIT_S, what, poll_s=0.5)
-    return placement()
+    def held() -> dict[str, Any] | None:
+        return found if holds(found := placement()) else None
+
+    found = wait_until(held, WAIT_S, what, poll_s=0.5)
+    assert found is not None
+    return found
 
 
 def test_scopes_in_the_box_are_verified_and_a_process_that_is_moved_out_is_found(client: CriClient) -> None:
@@ -86,4 +90,6 @@ def test_containerd_with_the_other_driver_is_found_at_the_first_pod(client: CriC
     found = wait_placement(lambda found: len(found["misplaced"]) == 2, "both misplaced")["misplaced"]
     assert {one["container"] for one in found} == {"", "main"}
     assert all("offline-podastray_uid.slice:cri-containerd:" in one["detail"] for one in found)
-    assert "SystemdCgroup = true" in service.journal("criproxy.service")
+    wait_until(
+        lambda: "SystemdCgroup = true" in service.journal("criproxy.service"), WAIT_S, "the remedy in the log", poll_s=1
+    )
