@@ -93,7 +93,7 @@ def _start_s(proxy: NodeCriproxy) -> tuple[float, float]:
     process = Process("criproxy", command, proxy.log, proxy.environment)
     try:
         process.wait_until(lambda: _answers(proxy.socket), 30, "its first answer", poll_s=0.001)
-        return time.perf_counter() - began_s, _on_cpu_s(process.pid)
+        return time.perf_counter() - began_s, cpu_seconds(process.pid)
     finally:
         process.stop()
 
@@ -114,12 +114,6 @@ def _answers(path: Path) -> bool:
                     return outcomes[0].code == 0
         except OSError:
             return False
-
-
-def _on_cpu_s(pid: int) -> float:
-    """Finer than proc(5)'s stat. Source: kernel, sched-stats, /proc/PID/schedstat."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def memory(engine: str, proxy: NodeCriproxy) -> Memory:

@@ -21,7 +21,6 @@ NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
 """With what criproxy needs on a node, and no more."""
 
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 ENGINES: Mapping[str, Mapping[str, object]] = {
     "grpc": {"engine": "grpc"},
@@ -71,9 +70,9 @@ def run_request(prefix: str, name: str, *, offline: bool) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process. Source: proc(5), /proc/PID/stat, fields 14 and 15."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    """CPU time of the threads that a process has. Source: kernel, sched-stats, /proc/PID/schedstat."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def rss_mib(pid: int) -> float:

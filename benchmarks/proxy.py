@@ -50,8 +50,8 @@ class Latency:
 
 
 CASES: Final = (
-    Case("small call (Version)", "Version", lambda _: b"", 200),
-    Case("200 KB list", "ListContainerStats", lambda _: b"", 50),
+    Case("small call (Version)", "Version", lambda _: b"", 400),
+    Case("200 KB list", "ListContainerStats", lambda _: b"", 100),
     Case(
         "RunPodSandbox, online (opened, unchanged)",
         "RunPodSandbox",
