@@ -80,6 +80,7 @@ class Connection:
         self._on_closed = on_closed
         self._told = False
         self._calls: dict[int, tuple[float, str]] = {}
+        self._unasked: set[int] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -182,12 +183,15 @@ class Connection:
             elif type(action) is Ended:
                 self._ended(action)
             elif type(action) is Ask:
+                self._unasked.add(action.stream)
                 asks.append(action)
             else:
                 self._rarely(action)
         if asks:
             for ask in asks:
-                self._ask(ask)
+                if ask.stream in self._unasked:
+                    self._unasked.remove(ask.stream)
+                    self._ask(ask)
             self._upstream.flush()
 
     def _rarely(self, action: Action) -> None:
@@ -195,6 +199,7 @@ class Connection:
             case Learn():
                 self._learn(action)
             case Forget(stream):
+                self._unasked.discard(stream)
                 if (task := self._asking.pop(stream, None)) is not None:
                     task.cancel()
             case Close(reason, broken):

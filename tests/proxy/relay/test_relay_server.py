@@ -23,7 +23,7 @@ from criproxy.proxy.relay.frames import PREFACE, frame
 from criproxy.proxy.relay.server import RelayServer
 from criproxy.proxy.socket import ListenSocket
 from tests.proxy.conftest import FakeInterceptor, FakeMetrics, eventually
-from tests.proxy.relay.talk import SETTINGS
+from tests.proxy.relay.talk import SETTINGS, Talk
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
@@ -283,6 +283,18 @@ async def test_stalled_reader_holds_up_no_other_client_and_no_memory(runner: asy
                     assert await client.unary_unary(VERSION)(b"%d" % number) == b"%d" % number
             assert sent < 20_000_000
         await eventually(lambda: on.runtime.in_flight == 0)
+
+
+async def test_call_that_is_given_up_with_its_request_is_not_judged(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        on.interceptor.verdicts[RUN] = Forward
+        talk = Talk()
+        _, writer = await asyncio.open_unix_connection(str(on.listen.path))
+        writer.write(PREFACE + SETTINGS + talk.request(1, RUN) + frames.rst_stream(1, frames.CANCEL))
+        await eventually(lambda: on.metrics.calls == [("RunPodSandbox", "CANCELLED", True)])
+        await asyncio.sleep(0.05)
+        assert not on.interceptor.asked.is_set()
+        writer.close()
 
 
 async def test_nonsense_is_counted_and_harms_no_other(runner: asyncio.Runner, tmp_path: Path) -> None:
