@@ -236,7 +236,7 @@ class Connection:
         self._decided(ask, decided)
 
     def _failed(self, ask: Ask, error: Exception) -> Refuse:
-        self._parts.log.error("interceptor_failed", method=ask.method, exc_info=error)
+        self._parts.log.exception("interceptor_failed", method=ask.method)
         return Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
