@@ -21,6 +21,8 @@ from integration.lab.process import LabError
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _ROUNDS = 10
+_SETTLE_S = 5.0
+"""What a process that has just begun does beside its calls is over by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def run(directories: Mapping[str, Path]) -> list[Latency]:
             client = ends.enter_context(Client(proxy.socket))
             sides.append(Side(name, client, proxy.pid, cgroup_root(directory)))
         direct = Side("direct", ends.enter_context(Client(socket)), 0, "")
+        time.sleep(_SETTLE_S)
         latencies = []
         for case in CASES:
             print(f"measuring {case.name} …", file=sys.stderr)
