@@ -196,7 +196,8 @@ def test_status_of_another_program_fails_in_one_line(
 
 
 def test_status_watched_repeats_until_interrupted(served: Path) -> None:
-    command = [sys.executable, "-m", "criproxy", "status", "--watch", "--config", str(served)]
+    heeding = ["env", "--default-signal=INT"]  # a shell's job in the background ignores it, and so would its children
+    command = [*heeding, sys.executable, "-m", "criproxy", "status", "--watch", "--config", str(served)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         seen = 0
