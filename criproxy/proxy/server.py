@@ -62,7 +62,7 @@ class _Failure(Struct, frozen=True):
     trailing: tuple[Any, ...] = ()
 
 
-_ONLY_S: Final = 0.1
+_ONLY_S: Final = 1.0
 """How long the end of an unknown method's requests is awaited, in s: one that has a single request sends it at once."""
 
 
