@@ -238,6 +238,8 @@ class Slow:
 def slow(lab: Path) -> Iterator[Slow]:
     path = lab / "runtime.sock"
     runtime = Process("runtime", [sys.executable, "-m", "integration.lab.slow_runtime", path], lab / "runtime.log")
+    with CriClient(path) as client:
+        wait_until(client.is_ready, WAIT_S, "the runtime to answer", lab / "runtime.log")
     root = cgroup_root(lab)
     Tree(f"{root}/kubepods/besteffort").make()
     proxy = Criproxy(lab, path, CONFIG)
