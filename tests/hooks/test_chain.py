@@ -49,6 +49,15 @@ def test_chain_by_operation_places_what_starts(operation: Operation, target: Tar
     assert changes(replace(CALL, operation=operation, target=target)) == expected | LOWEST
 
 
+def test_slice_is_named_with_its_path_and_recorded_by_its_name() -> None:
+    slice_ = "node-offline-pod1.slice"
+    path = "/node.slice/node-offline.slice/node-offline-pod1.slice"
+    call = replace(CALL, placement=slice_)
+    assert changes(call) == {("cgroup_parent", "", path)} | LOWEST
+    sandbox = replace(call, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX)
+    assert changes(sandbox) == {("cgroup_parent", "", path), ("annotations", PLACEMENT_ANNOTATION, slice_)} | LOWEST
+
+
 @pytest.mark.parametrize(
     ("resources", "child_quota", "expected"),
     [
