@@ -32,20 +32,15 @@ from criproxy.proxy.relay.frames import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from criproxy.proxy.relay.message import opened, wrapped
 from integration.lab.process import LabError
 
 _READ_BYTES: Final = 256 * 1024
-_PREFIX: Final = struct.Struct(">BL")
 _OK, _UNIMPLEMENTED = "0", "12"
 
 Fields = Sequence[tuple[str, str]]
 Answer = Callable[[str, bytes], bytes | None]
 """Of a path and a message, the answer's message; None: UNIMPLEMENTED."""
-
-
-def wrapped(message: bytes) -> bytes:
-    """A message as gRPC frames it. Source: gRPC over HTTP/2, Length-Prefixed-Message."""
-    return _PREFIX.pack(0, len(message)) + message
 
 
 class _Peer:
@@ -191,7 +186,7 @@ class _Served:
             self._windows[stream] += size
 
     def _begin(self, stream: int) -> None:
-        message = self._answer(self._paths[stream], bytes(self._messages[stream][_PREFIX.size :]))
+        message = self._answer(self._paths[stream], opened(self._messages[stream], b""))
         head = [(":status", "200"), ("content-type", "application/grpc")]
         if message is None:
             self._forget(stream)

@@ -16,7 +16,7 @@ from grpc import aio
 from msgspec import Struct
 
 from criproxy.proxy import connections
-from criproxy.proxy.engine import Forward, Interceptor, Refuse
+from criproxy.proxy.engine import Interceptor, Refuse, Verdict
 from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
@@ -137,7 +137,7 @@ class Carrier:
         ticket = None
         if hooked:
             verdict = self._interceptor.request(method, message)
-            if not isinstance(verdict, Forward | Refuse):
+            if not isinstance(verdict, Verdict):
                 verdict = await verdict
             if isinstance(verdict, Refuse):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.proxy import codes
-from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket, Verdict
+from criproxy.proxy.engine import Interceptor, Refuse, Ticket, Verdict
 from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
 from criproxy.proxy.relay.frames import Bytes
@@ -222,7 +222,7 @@ class Connection:
             verdict = self._parts.interceptor.request(ask.method, ask.message)
         except Exception as error:
             verdict = self._failed(ask, error)
-        if isinstance(verdict, Forward | Refuse):
+        if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
             self._asking[ask.stream] = self._spawn(self._wait_for(ask, verdict))
