@@ -13,8 +13,9 @@ from integration.lab.naming import Driver, placement, spelled, told, told_of_spe
 from integration.node import table
 from integration.node.build import mount_all
 from integration.node.packages import CHECKOUT, SOURCE_ONLY, TESTS_NEED, pinned
-from integration.node.spawn import GuestPanicError, NodeError
-from integration.node.suites import once_more_after_a_panic, suite_files
+from integration.node.settings import Settings
+from integration.node.spawn import GuestKernelError, NodeError
+from integration.node.suites import Outcome, once_more_after_a_kernel_failure, suite_files, summary
 from integration.node.trees import pack
 
 ID = "0123456789abcdef" * 4
@@ -103,6 +104,38 @@ def test_tree_that_is_not_there_is_named(tmp_path: Path) -> None:
         pack([tmp_path / "absent"])
 
 
+@pytest.mark.parametrize(
+    ("words", "recent"),
+    [
+        ("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)", True),
+        ("QEMU emulator version 8.1.0", True),
+        ("QEMU emulator version 8.0.4", False),
+        ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", False),
+        ("something else", False),
+    ],
+)
+def test_old_qemu_is_refused(words: str, recent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qemu = tmp_path / "qemu"
+    qemu.write_text(f"#!/bin/sh\necho '{words}'\n")
+    qemu.chmod(0o755)
+    monkeypatch.setenv("NODE_QEMU", str(qemu))
+    settings = Settings.from_environment()
+    if recent:
+        assert settings.find_qemu() == words
+    else:
+        with pytest.raises(NodeError, match=r"8\.1 or later"):
+            settings.find_qemu()
+
+
+def test_summary_shows_how_a_failed_file_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        summary([Outcome("a", "passed.py", 0, 1, "all well"), Outcome("b", "failed.py", 1, 2, "the last words")]) == 1
+    )
+    shown = capsys.readouterr().err
+    assert "the last words" in shown
+    assert "all well" not in shown
+
+
 def test_trees_and_files_are_mounted_in_their_order(tmp_path: Path) -> None:
     file = tmp_path / "program"
     file.touch()
@@ -116,20 +149,20 @@ def test_trees_and_files_are_mounted_in_their_order(tmp_path: Path) -> None:
     [
         pytest.param([0], 0, id="passed"),
         pytest.param([1, 0], 1, id="a-failure-stands"),
-        pytest.param([GuestPanicError("x"), 0], 0, id="a-panic"),
-        pytest.param([GuestPanicError("x"), 1], 1, id="a-panic-and-a-failure"),
+        pytest.param([GuestKernelError("x"), 0], 0, id="a-kernel-failure"),
+        pytest.param([GuestKernelError("x"), 1], 1, id="a-kernel-failure-and-a-failure"),
     ],
 )
-def test_suite_is_run_once_more_only_after_a_guest_s_panic(outcomes: list[int | Exception], expected: int) -> None:
-    assert once_more_after_a_panic(answering(outcomes)) == expected
+def test_suite_is_run_once_more_only_after_its_kernel_failed(outcomes: list[int | Exception], expected: int) -> None:
+    assert once_more_after_a_kernel_failure(answering(outcomes)) == expected
 
 
 @pytest.mark.parametrize(
-    "outcomes", [[NodeError("no agent"), 0], [GuestPanicError("x"), GuestPanicError("x"), 0]], ids=["other", "twice"]
+    "outcomes", [[NodeError("no agent"), 0], [GuestKernelError("x"), GuestKernelError("x"), 0]], ids=["other", "twice"]
 )
 def test_node_that_fails_otherwise_or_again_has_failed(outcomes: list[int | Exception]) -> None:
     with pytest.raises(NodeError):
-        once_more_after_a_panic(answering(outcomes))
+        once_more_after_a_kernel_failure(answering(outcomes))
 
 
 def answering(outcomes: list[int | Exception]) -> Callable[[], int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from integration.node.machine import Command, Machine, Start
 from integration.node.settings import Settings
-from integration.node.spawn import NodeError, output, start
+from integration.node.spawn import NodeError, start
 
 HERE = Path(__file__).resolve().parent
 UNUSED_S = 7 * 86400
@@ -77,7 +77,7 @@ def _snapshot_name(settings: Settings, wanted: Wanted) -> str:
     key = _hash(
         *map(_text, ("build.py", "machine.py")),
         *(
-            output([settings.qemu, "--version"]),
+            settings.find_qemu(),
             str(settings.cpus),
             str(settings.memory_mib),
             wanted.prepare,

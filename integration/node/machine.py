@@ -21,13 +21,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from integration.node.settings import Settings
-from integration.node.spawn import GuestPanicError, NodeError, output, start
+from integration.node.spawn import GuestKernelError, NodeError, start
 from integration.node.trees import DISK_BYTES, pack
 
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 rdinit=/init tsc=reliable mitigations=off systemd.show_status=no"
 POLL_S = 0.05
 CONSOLE_BYTES = 20_000
+TAIL_BYTES = 4_000
 LAST_WORDS_S = 1.0
+SYSRQ_ON = "echo 1 >/proc/sys/kernel/sysrq\n"
+SYSRQ, SYSRQ_S = b"9lw", 5.0
+"""What a kernel is asked for after a timeout, and how long for each: to print all, where its CPUs are, who waits."""
 LINES = ("agent", "console", "control")
 
 
@@ -63,6 +67,7 @@ class Machine:
     def __init__(self, settings: Settings, how: Start) -> None:
         self._show_console = how.console
         self._printed, self._received = b"", b""
+        self._tail = b""
         trees, scratch = pack(how.trees), os.memfd_create("scratch")
         os.ftruncate(scratch, DISK_BYTES)
         disks = [os.open(f"/proc/self/fd/{trees}", os.O_RDONLY), scratch]
@@ -105,12 +110,15 @@ class Machine:
             time.sleep(POLL_S)
 
     def run(self, command: Command, deadline_s: float) -> int:
-        """Run a command to its end, its output passed through; returns its status. Raises TimeoutError."""
+        """Run a command to its end, its output passed through; returns its status.
+
+        Raises TimeoutError at the deadline, with what the guest's kernel says then, and GuestKernelError if it is mute.
+        """
         request = {
             "argv": list(command.argv),
             "cwd": command.directory,
             "env": dict(command.env or {}),
-            "setup": command.setup,
+            "setup": SYSRQ_ON + command.setup,
             "out": command.out is not None,
             "now": time.time(),
             "seed": os.urandom(32).hex(),
@@ -118,16 +126,42 @@ class Machine:
         self._agent.sendall(json.dumps(request).encode() + b"\n")
         with contextlib.ExitStack() as stack:
             archive = stack.enter_context(_unpacker(command.out)) if command.out else None
-            for kind, data in self._frames(deadline_s):
-                if kind == b"x":
-                    return int(data)
-                if kind == b"f" and archive is not None and archive.stdin is not None:
-                    archive.stdin.write(data)
-                else:
-                    stream = sys.stdout.buffer if kind == b"o" else sys.stderr.buffer
-                    stream.write(data)
-                    stream.flush()
+            try:
+                for kind, data in self._frames(deadline_s):
+                    if kind == b"x":
+                        return int(data)
+                    if kind == b"f" and archive is not None and archive.stdin is not None:
+                        archive.stdin.write(data)
+                    else:
+                        stream = sys.stdout.buffer if kind == b"o" else sys.stderr.buffer
+                        stream.write(data)
+                        stream.flush()
+                        self._tail = (self._tail + data)[-TAIL_BYTES:]
+            except TimeoutError:
+                raise TimeoutError(self._kernel_words()) from None
         raise NodeError("the agent went silent")
+
+    @property
+    def tail(self) -> str:
+        """The end of what the command has printed."""
+        return self._tail.decode(errors="replace")
+
+    def _kernel_words(self) -> str:
+        """What the guest's kernel prints when it is asked. Raises GuestKernelError when that is nothing.
+
+        Source: Linux, Documentation/admin-guide/sysrq.rst, a break on the serial console.
+        """
+        words = b""
+        for letter in SYSRQ:
+            self.ask("chardev-send-break", id="console")
+            self._console.send(bytes([letter]))
+            deadline_s = time.monotonic() + SYSRQ_S
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                if select.select([self._console], [], [], left_s)[0]:
+                    words += self._console.recv(1 << 20)
+        if not words.strip():
+            raise GuestKernelError("the guest's kernel stands still: it answers no SysRq")
+        return words.decode(errors="replace")
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Execute a QMP command; returns its answer."""
@@ -174,7 +208,7 @@ class Machine:
         with contextlib.suppress(OSError):
             while data := self._console.recv(1 << 20):
                 self._printed = (self._printed + data)[-CONSOLE_BYTES:]
-        kind = GuestPanicError if b"Kernel panic" in self._printed else NodeError
+        kind = GuestKernelError if b"Kernel panic" in self._printed else NodeError
         return kind(f"the guest died; its console:\n{self._printed.decode(errors='replace')}")
 
 
@@ -192,19 +226,13 @@ def _unpacker(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 def _arguments(settings: Settings, how: Start, disks: Sequence[int], lines: Mapping[str, socket.socket]) -> list[str]:
     return [
         *(settings.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-accel", "tcg,thread=multi", "-cpu", _processor(settings), "-smp", str(settings.cpus)),
+        *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(settings.cpus)),
         *("-m", f"{settings.memory_mib}M", "-object", _memory(settings, how)),
         *("-M", "pc,usb=off,vmport=off,smm=off,memory-backend=memory"),
         *_line_arguments(lines),
         *_disk_arguments(how.image, disks),
         *_start_arguments(how),
     ]
-
-
-def _processor(settings: Settings) -> str:
-    """Linux 6.12 panics on QEMU before 8: its cmpxchg16b breaks EFLAGS."""
-    version = output([settings.qemu, "--version"]).split()[3]
-    return "max,-cx16" if int(version.partition(".")[0]) < 8 else "max"
 
 
 def _memory(settings: Settings, how: Start) -> str:

@@ -1,6 +1,7 @@
 """What a node is made of: release, size, packages, and where the results are kept. All from the environment."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,10 @@ PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "iproute2", "procps", "init-system-helpers", "busybox-static"),
     *("containerd", "runc", "containernetworking-plugins", "python3", "python3-venv"),
 )
+
+OLDEST_QEMU = (8, 1)
+"""Before it, an emulated CPU now and then goes on with code that another has patched since: the guest's kernel panics,
+or stands still. Source: QEMU's change "accel/tcg: Always lock pages before translation"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,14 @@ class Settings:
             mirror=environ.get("NODE_MIRROR"),
             packages=(*PACKAGES, *environ.get("NODE_PACKAGES", "").split()),
         )
+
+    def find_qemu(self) -> str:
+        """QEMU's version, in its own words. Raises NodeError when there is none, or an old one."""
+        words = output([self.qemu, "--version"]).partition("\n")[0]
+        found = re.search(r"version (\d+)\.(\d+)", words)
+        if found is None or tuple(map(int, found.groups())) < OLDEST_QEMU:
+            raise NodeError(f"{self.qemu} is {words!r}: version {'.'.join(map(str, OLDEST_QEMU))} or later is needed")
+        return words
 
     def find_mirror(self) -> str:
         """A Debian archive's address. Raises NodeError when none is known."""

@@ -10,12 +10,8 @@ class NodeError(Exception):
     """The node itself failed, not what runs on it; the message says why and, where one is known, the remedy."""
 
 
-class GuestPanicError(NodeError):
-    """The guest's kernel panicked.
-
-    Emulated CPUs that run side by side now and then execute half an instruction while the kernel patches its own code;
-    so far a stack trace of the scheduler each time, on Linux 6.12, and nothing that the tests had done.
-    """
+class GuestKernelError(NodeError):
+    """The guest's kernel panicked, or stands still."""
 
 
 def start(argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:

@@ -22,13 +22,13 @@ from integration.node.command import FAILED, TIMED_OUT
 from integration.node.machine import Command, Machine, Start
 from integration.node.packages import CHECKOUT, find_packages
 from integration.node.settings import Settings
-from integration.node.spawn import GuestPanicError, NodeError
+from integration.node.spawn import GuestKernelError, NodeError
 from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
 
 SMOKE = "integration/test_smoke.py"
 SMOKE_S, FILE_S = 900, 7200
-TEST_S = 900
-"""A test's own time-out: Python is fifteen times slower there."""
+SMOKE_TEST_S, TEST_S = 300, 900
+"""Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
 PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"
 PASSED_ON = ("UPGRADES",)
 """Environment variables that tests read."""
@@ -44,6 +44,8 @@ class Outcome:
     file: str
     status: int
     seconds: float
+    tail: str = ""
+    """The end of its output, and what is known of its end."""
 
     @property
     def failed(self) -> bool:
@@ -66,10 +68,10 @@ class Stand:
         python = find_packages(self._settings.cache, PYTHONS[node.release])
         self._binds = {PACKAGES: python, **binds}
 
-    def run(self, file: str, arguments: Sequence[str], timeout_s: float) -> Outcome:
+    def run(self, file: str, arguments: Sequence[str], timeout_s: float, test_timeout_s: float) -> Outcome:
         """Run pytest on one file, on a fresh machine; its output passes through."""
         began_s = time.monotonic()
-        pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}"]
+        pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={test_timeout_s}"]
         environment = {
             "PYTHONPATH": f"{PACKAGES}:/w",
             "PYTHONPYCACHEPREFIX": "/var/tmp/pycache",
@@ -80,27 +82,31 @@ class Stand:
         }
         command = Command([*pytest, *arguments, file], mount_all(self._binds), env=environment)
         trees = [CHECKOUT, *self._binds.values()]
+        tail = ""
 
         def fresh() -> int:
+            nonlocal tail
             with Machine(self._settings, Start(self._image, trees, self._snapshot, resume=True)) as machine:
-                return machine.run(command, began_s + timeout_s)
+                try:
+                    return machine.run(command, time.monotonic() + timeout_s)
+                finally:
+                    tail = machine.tail
 
         try:
-            status = once_more_after_a_panic(fresh)
-        except TimeoutError:
-            status = TIMED_OUT
+            status = once_more_after_a_kernel_failure(fresh)
+        except TimeoutError as error:
+            status, tail = TIMED_OUT, f"{tail}\nThe guest's kernel at the end:\n{error}"
         except NodeError as error:
-            say(f"{self._name}: {error}")
-            status = FAILED
-        return Outcome(self._name, file, status, time.monotonic() - began_s)
+            status, tail = FAILED, f"{tail}\n{error}"
+        return Outcome(self._name, file, status, time.monotonic() - began_s, tail)
 
 
-def once_more_after_a_panic(run: Callable[[], int]) -> int:
-    """Run it again, once, when the guest's kernel panicked; raises GuestPanicError when that happens anew."""
+def once_more_after_a_kernel_failure(run: Callable[[], int]) -> int:
+    """Run it again, once, when the guest's kernel failed; raises GuestKernelError when that happens anew."""
     try:
         return run()
-    except GuestPanicError as error:
-        say(f"THE GUEST'S KERNEL PANICKED; all is run once more, on a fresh machine. {error}")
+    except GuestKernelError as error:
+        say(f"THE GUEST'S KERNEL FAILED; all is run once more, on a fresh machine. {error}")
         return run()
 
 
@@ -116,10 +122,9 @@ def smoke(names: Sequence[str]) -> list[Outcome]:
         say(f"smoke {number}/{len(names)}: {name} ({NODES[name].words})")
         began_s = time.monotonic()
         try:
-            outcome = Stand(name, {}).run(SMOKE, [], SMOKE_S)
+            outcome = Stand(name, {}).run(SMOKE, [], SMOKE_S, SMOKE_TEST_S)
         except NodeError as error:
-            say(f"{name}: {error}")
-            outcome = Outcome(name, SMOKE, FAILED, 0)
+            outcome = Outcome(name, SMOKE, FAILED, 0, str(error))
         outcomes.append(replace(outcome, seconds=time.monotonic() - began_s))
         say(str(outcomes[-1]))
     return outcomes
@@ -140,7 +145,7 @@ def whole(name: str, arguments: Sequence[str]) -> list[Outcome]:
         if left_out(name, file):
             outcomes.append(Outcome(name, file, NOTHING_COLLECTED, 0))
         else:
-            outcomes.append(stand.run(file, options, FILE_S))
+            outcomes.append(stand.run(file, options, FILE_S, TEST_S))
         say(str(outcomes[-1]))
     return outcomes
 
@@ -156,8 +161,11 @@ def say(text: str) -> None:
 
 
 def summary(outcomes: Sequence[Outcome]) -> int:
-    """Print how all fared; returns the exit status."""
+    """Print how all fared, once more how those that failed ended; returns the exit status."""
     sys.stdout.flush()
+    for outcome in outcomes:
+        if outcome.failed:
+            say(f"{outcome}; it ended so:\n{outcome.tail}")
     for outcome in outcomes:
         say(str(outcome))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
