@@ -66,7 +66,7 @@ class SystemdDriver:
         tg_set_cfs_bandwidth): so systemd alone writes it, and once.
         """
         record, held, want = self._slices[box], self._kernel.read(box), self._as_held(limits)
-        first, through = self._through_systemd(box, record.left or held, held, want)
+        first, through = self._through_systemd(box, record, held, want)
         changes = (*through, *self._kernel.write(box, first))
         if any(change.drift for change in changes):
             record.told.clear()
@@ -81,14 +81,15 @@ class SystemdDriver:
             # Systemd has written all that it knows, which is less than there is.
             again = self._kernel.write(box, want)
             changes = (*changes, *(replace(change, drift=False) for change in again))
-        record.left = self._kernel.read(box)
+        record.left = replace(self._kernel.read(box), cpu_cores=want.cpu_cores)
         return changes
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         """At once, in the file; the next `write` makes it last."""
         changes = self._kernel.squeeze(box, cores)
         if record := self._slices.get(box):
-            record.left = self._kernel.read(box)
+            held = self._as_held(Limits(cores, UNLIMITED))
+            record.left = replace(record.left or self._kernel.read(box), cpu_cores=held.cpu_cores)
         return changes
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
@@ -138,19 +139,22 @@ class SystemdDriver:
         )
 
     def _through_systemd(
-        self, box: str, left: Limits, held: Limits, want: Limits
+        self, box: str, record: _Slice, held: Limits, want: Limits
     ) -> tuple[Limits, tuple[LimitChange, ...]]:
-        """What is left to us to write first, and the changes that systemd is to make.
+        """What is left to us to write first, and the changes that systemd is to make, also if it was told before.
 
         On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_tell`.
         """
-        first, changes = want, []
+        first, left, changes = want, record.left or held, []
         if self._version == 2 and want.cpu_cores != held.cpu_cores:
             first, drift = replace(first, cpu_cores=held.cpu_cores), left.cpu_cores != held.cpu_cores
             changes.append(LimitChange(f"{box}: CPUQuota", str(held.cpu_cores), str(want.cpu_cores), drift))
+            record.told.pop("CPUQuotaPerSecUSec", None)
         if self._version == 2 and self._rises(held.memory_bytes, want.memory_bytes):
             first, drift = replace(first, memory_bytes=held.memory_bytes), left.memory_bytes != held.memory_bytes
             changes.append(LimitChange(f"{box}: MemoryMax", str(held.memory_bytes), str(want.memory_bytes), drift))
+            record.told.pop("MemoryHigh", None)
+            record.told.pop("MemoryMax", None)
         return first, tuple(changes)
 
     @staticmethod

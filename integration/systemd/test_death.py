@@ -22,6 +22,8 @@ AFTER_S = 60
 
 CONFIG: Config = {**pods.STATIC, "proxy": {"bypass_after_s": AFTER_S}}
 STATE = Path("/var/lib/criproxy")
+JOURNAL_CHARACTERS = 10_000
+"""Of what criproxy logged, for whoever reads of a failure."""
 MOST_FILES = 8
 """In /run/criproxy: the symlink and its socket, four of the bypass, and one of each that is just being replaced."""
 
@@ -42,14 +44,17 @@ def load(pod: Container) -> Iterator[Load]:
     (RUN / "bypass.crashes").unlink(missing_ok=True)
     if not service.is_active("criproxy.service"):
         service.start()
-    with Load(LISTEN) as calls:
-        calls.wait_for("criproxy", time.monotonic())
-        yield calls
-        service.drop_in("")
-        if FORWARDER.exists() or not service.is_active("criproxy.service"):
-            systemctl("restart", "criproxy.service")
-        calls.wait_for("criproxy", time.monotonic())
-        assert_well(pod)
+    try:
+        with Load(LISTEN) as calls:
+            calls.wait_for("criproxy", time.monotonic())
+            yield calls
+            service.drop_in("")
+            if FORWARDER.exists() or not service.is_active("criproxy.service"):
+                systemctl("restart", "criproxy.service")
+            calls.wait_for("criproxy", time.monotonic())
+            assert_well(pod)
+    finally:
+        print(service.journal()[-JOURNAL_CHARACTERS:])
 
 
 def assert_well(pod: Container) -> None:

@@ -167,6 +167,36 @@ def test_drift_on_top_of_a_new_limit_is_counted_too(v2: Node) -> None:
     assert [(change.file, change.drift) for change in changes] == [("offline.slice: CPUQuota", True)]
 
 
+@pytest.mark.parametrize("file", ["cpu.max", "memory.max"])
+@pytest.mark.parametrize("after", range(1, 6))
+@pytest.mark.parametrize("fresh", [False, True], ids=["steady", "new-process"])
+def test_limit_changed_amid_a_tick_is_put_back_by_the_next(
+    v2: Node, monkeypatch: pytest.MonkeyPatch, file: str, after: int, fresh: bool
+) -> None:
+    """Somebody else writes right after one of the tick's reads of the file: whichever it is."""
+    v2.tick()
+    v2.driver.ensure_pod(POD, 0)
+    v2.tick()
+    if fresh:
+        v2.driver = detect_any(v2.kernel, v2.systemd, v2.kernel.root)
+    read, left = v2.kernel.read, after
+
+    def watched(path: str) -> str:
+        nonlocal left
+        text = read(path)
+        left -= path.endswith(f"/offline.slice/{file}")
+        if left == 0:
+            left = -1
+            v2.kernel.by_hand(f"cg/offline.slice/{file}", "100000 100000" if file == "cpu.max" else str(64 * MIB))
+        return text
+
+    monkeypatch.setattr(v2.kernel, "read", watched)
+    v2.tick()
+    v2.tick()
+
+    assert v2.driver.read(BOX) == LIMITS
+
+
 def test_slice_that_was_stopped_is_started_anew_and_bounded(node: Node) -> None:
     node.tick()
     node.systemd.stop(BOX)
@@ -188,6 +218,17 @@ def test_squeeze_is_in_the_file_at_once_and_told_with_the_next_write(box: Node) 
     assert (at_once, calls, box.cores()) == ("10000", [], "10000")
     assert not any(change.drift for change in changes)
     assert box.systemd.units[BOX]["CPUQuotaPerSecUSec"] == (100_000 if box.is_v2 else 500_000)
+
+
+def test_squeeze_that_the_next_limit_takes_back_is_gone_after_one_write(box: Node) -> None:
+    box.driver.squeeze(BOX, 0.1)
+
+    back = box.tick()
+    after = box.tick()
+
+    assert box.driver.read(BOX) == LIMITS
+    assert [change.drift for change in back] == [False]
+    assert after == ()
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
