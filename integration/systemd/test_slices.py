@@ -4,10 +4,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.units import SystemdUnits
