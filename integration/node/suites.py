@@ -4,7 +4,7 @@
     suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
     suites all                         everything on every node: hours
 
-UPGRADES, where it is set, is passed on: how many upgrades integration/systemd/test_upgrade.py makes (100: an hour).
+UPGRADES and RESTARTS are passed on: how many integration/systemd/test_upgrade.py makes (100 upgrades: an hour).
 The nodes, and what can't run on one of them, are in table.py.
 """
 
@@ -30,7 +30,7 @@ SMOKE_S, FILE_S = 900, 7200
 SMOKE_TEST_S, TEST_S = 300, 900
 """Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
 PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"
-PASSED_ON = ("UPGRADES",)
+PASSED_ON = ("UPGRADES", "RESTARTS")
 """Environment variables that tests read."""
 NOTHING_COLLECTED = 5
 """pytest's status when all tests of a file are left out."""

@@ -1,4 +1,4 @@
-"""A walk through README's install section, as a user of a fresh node with a kubelet would take it.
+"""A walk through README's install section, as a user of a fresh node with a kubelet would take it; and a removal.
 
 The commands are README's own: the code block after `<!-- install -->`, and the one after `<!-- uninstall -->`.
 """
@@ -8,16 +8,25 @@ import os
 import re
 import shutil
 import subprocess
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from integration.lab import cgroups
+from integration.lab.client import CriClient
 from integration.lab.kubelet import find_kubelet, static_pod
-from integration.systemd import package, service
+from integration.lab.process import wait_until
+from integration.systemd import package, pods, service
 from integration.systemd import test_attach as kubelet
 from integration.systemd.service import CHECKOUT, systemctl
+from integration.systemd.slice_lab import V1
 
+ANCHOR = "kubepods-besteffort-criproxy.slice"
 WALK_S = 600
+KUBELET_LOOKS_S = 75
+"""Kubelet looks at each pod, and at the cgroups of each, once a minute at least."""
 
 
 def commands(marker: str) -> str:
@@ -71,3 +80,43 @@ def test_readme_installs_attaches_and_takes_away_again(node: Path) -> None:
     assert systemctl("list-units", "--all", "--plain", "--no-legend", "criproxy*", "*offline*") == ""
     assert not any(path.exists() for path in (package.CODE, Path("/etc/criproxy"), Path("/var/lib/criproxy")))
     assert kubelet.told_pod() == pod
+
+
+def told(name: str) -> tuple[str, int] | None:
+    """The container of kubelet's pod of this name, and its restarts; None: it does not run."""
+    with urllib.request.urlopen("http://127.0.0.1:10255/pods", timeout=30) as answer:
+        found = [pod for pod in json.load(answer)["items"] or [] if pod["metadata"]["name"].startswith(name)]
+    statuses = [status for pod in found for status in pod["status"].get("containerStatuses", [])]
+    if not statuses or "running" not in statuses[0]["state"]:
+        return None
+    return statuses[0]["containerID"].rpartition("/")[2], statuses[0]["restartCount"]
+
+
+def test_removal_without_detach_gives_kubelet_its_runtime_back_and_pods_run_on(node: Path) -> None:
+    before = kubelet.files()
+    walk("install", node)
+    manifest = kubelet.MANIFESTS / "batch.json"
+    manifest.write_text(json.dumps(static_pod("batch", labels=pods.LABELS)))
+    batch = wait_until(lambda: told("batch"), kubelet.WELL_S, "the offline pod to run", poll_s=1)
+    assert batch is not None
+    web = told("web")
+    with CriClient(service.RUNTIME) as client:
+        assert in_box(client, batch[0])
+
+        done = package.dpkg("-r", "criproxy")
+
+        assert done.returncode == 0, done.stdout
+        assert "still run in the box" in done.stdout
+        assert (kubelet.endpoint(), kubelet.files()) == (kubelet.ON_RUNTIME, before)
+        time.sleep(KUBELET_LOOKS_S)
+        assert (told("web"), told("batch")) == (web, batch)
+        assert in_box(client, batch[0])
+        assert V1 or service.is_active(ANCHOR)
+    manifest.unlink()
+    wait_until(lambda: told("batch") is None, kubelet.WELL_S, "the offline pod to end", poll_s=1)
+    assert package.dpkg("--purge", "criproxy").returncode == 0
+
+
+def in_box(client: CriClient, container_id: str) -> bool:
+    paths = cgroups.of_process(client.pid_of(container_id))
+    return all(paths[controller].startswith("/offline/") for controller in (("cpu", "memory") if V1 else ("",)))

@@ -1,19 +1,23 @@
-"""Upgrades of the package on a node under a steady load of calls: none fails, and systemd follows.
+"""Upgrades of the package, and restarts of the service, on a node under a steady load of calls.
 
-UPGRADES says how many: 100 for the figure.
+No call fails for an upgrade, and systemd follows; a restart costs UNAVAILABLE and nothing else. UPGRADES and RESTARTS
+say how many: 100 for the figure.
 """
 
 import os
 import statistics
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.churn import Churn, RecordingClient, Spec
 from integration.lab.client import Container, CriClient
 from integration.lab.criproxy import toml_file
+from integration.lab.cut import strange
 from integration.lab.load import Job, Load
 from integration.lab.process import is_running, wait_until
 from integration.systemd import package, pods, service
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.timeout(7200)
 Say = Callable[[str], object]
 
 UPGRADES = int(os.environ.get("UPGRADES", "2"))
+RESTARTS = int(os.environ.get("RESTARTS", "5"))
 RETIRED_S = 120
 """A process that was replaced ends after 11 s and its last call; more on an emulated node."""
 
@@ -87,6 +92,40 @@ def test_upgrades_of_the_package_under_load_fail_no_call(say: Say) -> None:
     assert show("criproxy.service", "NRestarts") == restarts, "systemd was to notice nothing"
     assert began != "0"
     assert "not our child" not in journal("criproxy.service")
+
+
+def test_restarts_of_the_service_under_load_cost_unavailable_alone_and_no_pod(say: Say) -> None:
+    with RecordingClient(LISTEN) as client:
+        container = pods.run_offline(client, "through-restarts")
+        pods.wait_bounded()
+        client.failures.clear()
+        churns = [Churn(f"{kind} pods", client, churned(kind), f"restarts/{kind}") for kind in ("offline", "online")]
+        with Load(LISTEN, jobs(container), pause_s=0.1) as load:
+            for churn in churns:
+                churn.start()
+            for _ in range(RESTARTS):
+                time.sleep(5)
+                systemctl("restart", "criproxy.service")
+                assert pods.is_bounded()
+            for churn in churns:
+                churn.finish()
+        say(
+            f"{RESTARTS} restarts, {sum(churn.pods for churn in churns)} pods meanwhile; their calls that failed: "
+            f"{Counter(failure.code for failure in client.failures)}\n    {load.summary()}"
+        )
+        assert {call.code for call in load.failures} <= {"UNAVAILABLE"}
+        assert strange(client.failures) == []
+        assert [churn.error for churn in churns] == [None, None]
+        assert min(churn.pods for churn in churns) > 0
+        assert pods.is_in_box(client, container)
+
+
+def churned(kind: str) -> Callable[[int], Spec]:
+    def spec(number: int) -> Spec:
+        uid = f"{kind}-{number}"
+        return Spec(uid, f"/kubepods/besteffort/pod{uid}", dict.fromkeys(pods.LABELS, kind))
+
+    return spec
 
 
 def test_watchdog_and_death_of_the_new_process_are_seen(say: Say) -> None:
