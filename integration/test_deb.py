@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PARTS = "criproxy", "packaging", "README.md", "config.example.toml", "requirements.lock", "requirements-build.lock"
+PARTS = (
+    *("criproxy", "packaging", "README.md", "docs", "config.example.toml"),
+    *("requirements.lock", "requirements-build.lock"),
+)
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs"),

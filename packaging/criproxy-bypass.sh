@@ -16,6 +16,8 @@ uses=$directory/bypass.uses
 loop_crashes=5
 loop_window_s=300
 hold_s=30
+# Without a bypass kubelet has no other way.
+pause_s=5
 
 uptime_s() { cut -d . -f 1 /proc/uptime; }
 
@@ -39,9 +41,13 @@ ended() {
 hold() {
     is_looping || return 0
     while systemctl --quiet is-active criproxy-bypass-arm.service; do sleep 0.2; done
-    systemctl --quiet is-active criproxy-bypass.socket || return 0
-    echo "criproxy has crashed $loop_crashes times in $loop_window_s s: the bypass stays open for $hold_s s" >&2
-    sleep "$hold_s"
+    if systemctl --quiet is-active criproxy-bypass.socket; then
+        wait_s=$hold_s told="the bypass stays open for $hold_s s"
+    else
+        wait_s=$pause_s told="no bypass is open, and the next start comes in $pause_s s"
+    fi
+    echo "criproxy has crashed $loop_crashes times in $loop_window_s s: $told" >&2
+    sleep "$wait_s"
 }
 
 wait_and_open() {

@@ -142,7 +142,7 @@ def test_while_away_says_nothing_where_criproxy_never_was_a_service(tmp_path: Pa
 
 @dataclass(frozen=True)
 class Stage:
-    """The switch in a directory of its own, with a `systemctl` that logs its words. `active` are the active units."""
+    """The switch in a directory of its own, with a `systemctl` that logs its words and a `sleep` that does not wait."""
 
     directory: Path
 
@@ -154,6 +154,9 @@ class Stage:
             'for word; do [ ! -e "active.$word" ] || exit 0; done; exit 3;; esac\n'
         )
         systemctl.chmod(0o755)
+        sleep = self.directory / "bin" / "sleep"
+        sleep.write_text(f'#!/bin/sh\necho "$1" >>{self.directory}/slept\n')
+        sleep.chmod(0o755)
         switch = SWITCH.read_text().replace("directory=/run/criproxy\n", f"directory={self.directory}\n")
         (self.directory / "switch").write_text(switch)
 
@@ -177,6 +180,11 @@ class Stage:
     @property
     def log(self) -> list[str]:
         return (self.directory / "log").read_text().splitlines()
+
+    @property
+    def slept_s(self) -> list[str]:
+        slept = self.directory / "slept"
+        return slept.read_text().split() if slept.exists() else []
 
     def listen_at(self, name: str) -> None:
         with socket.socket(socket.AF_UNIX) as server:
@@ -249,31 +257,38 @@ def test_ended_in_a_crash_loop_cuts_the_wait_short(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("crashes", "held"), [(4, False), (5, True), (9, True)])
-def test_hold_waits_in_a_crash_loop_while_the_bypass_is_open(stage: Stage, crashes: int, held: bool) -> None:
+@pytest.mark.parametrize("is_open", [True, False], ids=["bypass", "no-bypass"])
+def test_hold_waits_in_a_crash_loop(stage: Stage, crashes: int, held: bool, is_open: bool) -> None:
+    """The shorter time where kubelet has no other way."""
     crash(stage, crashes)
-    stage.activate("criproxy-bypass.socket")
-    switch = stage.directory / "switch"
-    switch.write_text(switch.read_text().replace("hold_s=30", "hold_s=0"))
-    assert ("stays open" in stage.run("hold").stderr) is held
+    if is_open:
+        stage.activate("criproxy-bypass.socket")
+    wait_s, words = ("30", "stays open for 30 s") if is_open else ("5", "no bypass is open")
+    said = stage.run("hold").stderr.splitlines()
+    assert [words in line for line in said] == [True] * held
+    assert stage.slept_s == [wait_s] * held
     assert len((stage.directory / "bypass.crashes").read_text().splitlines()) == min(crashes, 5)
 
 
-def test_hold_does_not_wait_without_a_bypass(stage: Stage) -> None:
-    crash(stage, 5)
-    assert "stays open" not in stage.run("hold").stderr
-
-
-def test_hold_forgets_crashes_after_an_end_in_order(stage: Stage) -> None:
+@pytest.mark.parametrize("is_open", [True, False], ids=["bypass", "no-bypass"])
+def test_hold_forgets_crashes_after_an_end_in_order(stage: Stage, is_open: bool) -> None:
     crash(stage, 5)
     stage.run("ended", SERVICE_RESULT="success")
-    stage.activate("criproxy-bypass.socket")
-    assert "stays open" not in stage.run("hold").stderr
+    if is_open:
+        stage.activate("criproxy-bypass.socket")
+    assert (stage.run("hold").stderr, stage.slept_s) == ("", [])
 
 
 def test_wait_in_a_crash_loop_opens_at_once(stage: Stage) -> None:
     crash(stage, 5)
     assert stage.run("wait", "3600").returncode == 0
     assert stage.listen.is_symlink()
+    assert stage.slept_s == []
+
+
+def test_wait_lets_the_configured_time_pass_before_it_opens(stage: Stage) -> None:
+    assert stage.run("wait", "3600").returncode == 0
+    assert stage.slept_s == ["3600"]
 
 
 def test_close_stops_the_switch_before_it_could_open_again(stage: Stage) -> None:
