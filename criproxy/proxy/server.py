@@ -260,7 +260,10 @@ async def _pass_answers(call: Any, context: Any) -> grpc.StatusCode:
         await _send_initial_metadata(context, initial)
     try:
         while (message := await call.read()) is not aio.EOF:
-            await context.write(message)
+            try:
+                await context.write(message)
+            except aio.InternalError:  # the client has gone; a moment later, this would have been cancelled
+                return grpc.StatusCode.CANCELLED
     except aio.AioRpcError as error:
         context.set_code(error.code())
         context.set_details(error.details())
