@@ -1,5 +1,6 @@
 """Decides how a kubelet is sent to criproxy: by which bytes of which file; touches none."""
 
+import posixpath
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,7 +43,7 @@ def look(unit: str, unit_files: Sequence[str], files: Files, program: Program, r
     try:
         service, before = resolve(unit_files, bare, program, running)
         if before.config_dir:
-            bare.put(f"{before.config_dir}/{dropin.NAME}", None)
+            bare.put(posixpath.join(before.config_dir, dropin.NAME), None)
             service, before = resolve(unit_files, bare, program, running)
         _, now = resolve(with_ours(unit, unit_files), files, program, running)
     except ValueError as error:
@@ -84,7 +85,7 @@ def attach_plan(sight: Sight, listen: str, files: Files) -> Plan:
 def _config_plan(before: Use, listen: str, files: Files) -> Plan:
     endpoint = f"unix://{listen}"
     if before.config_dir:
-        path = f"{before.config_dir}/{dropin.NAME}"
+        path = posixpath.join(before.config_dir, dropin.NAME)
         return Plan((_edit(files, path, kubeletconfig.drop_in(endpoint)),), _notes(before))
     content = files.read(before.config_file) if before.config_file else None
     if content is None:

@@ -4,6 +4,7 @@ Only files are read, and of processes only kubelet's own: whoever asks for the s
 and the daemon needs no YAML parser for it.
 """
 
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final
 from criproxy.attach import byhand, dropin
 from criproxy.attach.flags import ENDPOINT_FLAG, Argument, flag, socket_path
 from criproxy.attach.record import STATE, Record, from_json, sha256
+from criproxy.attach.walk import walk
 from criproxy.observe.status import AttachStatus
 
 _PROCS: Final = tuple(
@@ -67,9 +69,8 @@ def _configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     if config:
         yield config.text
-    if directory:
-        files = (root / directory.text.lstrip("/")).glob("**/*.conf")
-        yield from sorted(f"/{file.relative_to(root)}" for file in files)
+    if directory and directory.text:
+        yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
 
 
 def _where(root: Path) -> str:

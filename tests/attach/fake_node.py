@@ -178,7 +178,7 @@ class FakeNode:
             return endpoint
         paths = [flags.get("--config", "")]
         if directory := flags.get("--config-dir"):
-            found = sorted((self.root / directory[1:]).rglob("*.conf"))
+            found = sorted(path for path in (self.root / directory[1:]).rglob("*.conf") if path.is_file())
             paths += ["/" + str(path.relative_to(self.root)) for path in found]
         merged: dict[str, str] = {}
         for path in paths:
