@@ -69,7 +69,7 @@ def _check_proxy(steps: Steps, sight: Sight) -> None:
 
 def _change(steps: Steps, plan: Plan, sight: Sight, state: UnitState) -> None:
     node, proxy = steps.node, steps.proxy
-    record = record_of(plan, sight, proxy.listen, node, node.load())
+    record = record_of(plan, sight, proxy.listen, node, node.load(), ran=state.active == "active")
     blind, calls = proxy.is_blind(node), proxy.calls(node)
     _remember(steps, record)
     try:

@@ -124,8 +124,8 @@ def _edit(files: Files, path: str, text: str) -> Edit:
     return Edit(path, files.read(path), text.encode(errors="surrogateescape"))
 
 
-def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None) -> Record:
-    """What must be known to undo a plan, before it is done."""
+def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None, *, ran: bool) -> Record:
+    """What must be known to undo a plan, before it is done; `ran`: kubelet runs now."""
     setting = command(sight.service)
     is_copy = setting is not None and any(edit.path == dropin.path(sight.unit) for edit in plan.edits)
     return Record(
@@ -139,4 +139,5 @@ def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Rec
         copied_file=setting.file if setting and is_copy else "",
         copied_sha256=sha256(files.read(setting.file) or b"") if setting and is_copy else "",
         previous=previous,
+        ran=ran,
     )
