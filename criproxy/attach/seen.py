@@ -16,9 +16,15 @@ from criproxy.attach.record import STATE, Record, from_json, sha256
 from criproxy.attach.walk import walk
 from criproxy.observe.status import AttachStatus
 
-_PROCS: Final = tuple(
-    f"/sys/fs/cgroup/{hierarchy}system.slice/{byhand.UNIT}/cgroup.procs" for hierarchy in ("", "systemd/", "unified/")
-)
+_HIERARCHIES: Final = ("", "systemd/", "unified/")
+"""Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""
+
+_SLICES: Final = ("system.slice/", "", "*.slice/", "*.slice/*.slice/")
+"""Where a unit is: systemd's default, or what its Slice= says (EKS: runtime.slice), the likeliest first.
+
+A pod may have a kubelet.service too, but below a scope or a path that is no slice.
+"""
+
 _KEY: Final = re.compile(r"""^[^#\n]*\bcontainerRuntimeEndpoint["']?\s*:\s*["']?([^\s"',}]+)""", re.MULTILINE)
 
 
@@ -47,12 +53,20 @@ def _read(root: Path, path: str) -> bytes:
 
 def _kubelet(root: Path) -> list[Argument]:
     """The command line of the unit's kubelet, which may have helpers; empty when there is none."""
-    for path in _PROCS:
+    for path in _process_lists(root):
         for pid in _read(root, path).split():
             if _read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
                 words = _read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
                 return [Argument(word, "") for word in words]
     return []
+
+
+def _process_lists(root: Path) -> Iterator[str]:
+    """The files with the processes of the unit."""
+    for slices in _SLICES:
+        for hierarchy in _HIERARCHIES:
+            for path in (root / "sys/fs/cgroup").glob(f"{hierarchy}{slices}{byhand.UNIT}/cgroup.procs"):
+                yield f"/{path.relative_to(root)}"
 
 
 def _by_configuration(words: Sequence[Argument], root: Path) -> tuple[str, str]:

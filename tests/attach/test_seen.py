@@ -93,6 +93,30 @@ def test_what_cannot_be_told_is_unknown(node: FakeNode, prepare: Callable[[FakeN
     assert (state, where.startswith(why)) == ("unknown", True)
 
 
+@pytest.mark.parametrize(
+    ("place", "state"),
+    [
+        ("", "no"),
+        ("runtime.slice/", "no"),
+        ("kube.slice/kube-node.slice/", "no"),
+        ("systemd/system.slice/", "no"),
+        ("systemd/runtime.slice/", "no"),
+        ("unified/runtime.slice/", "no"),
+        ("kubepods.slice/kubepods-pod1.slice/cri-1.scope/system.slice/", "unknown"),
+        ("kubepods/pod1/1/system.slice/", "unknown"),
+        ("system.slice/docker-1.scope/system.slice/", "unknown"),
+    ],
+    ids=[
+        "no-slice", "v2", "v2-slice-in-a-slice", "v1-default", "v1", "hybrid", "pod-s-own", "pod-s-own-cgroupfs",
+        "container-s-own",
+    ],
+)  # fmt: skip
+def test_kubelet_service_is_found_in_the_slice_that_its_unit_names(node: FakeNode, place: str, state: str) -> None:
+    (node.root / "sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs").unlink()
+    node.write(f"/sys/fs/cgroup/{place}kubelet.service/cgroup.procs", f"{node.pid}\n")
+    assert told(node)[0] == state
+
+
 def test_helpers_of_kubelet_are_not_taken_for_it(node: FakeNode) -> None:
     node.write("/proc/7/comm", "mount.nfs\n")
     node.write("/sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs", f"7\n{node.pid}\n")
