@@ -177,7 +177,7 @@ class Reporter:
     def _unready(self) -> str | None:
         return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self, attached: AttachStatus) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
         state, bypass = self._box.state(), self.bypass()
         for problem in (self.unhealthy(), self._unready(), self._engine.problem):
@@ -200,9 +200,11 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        if attached.problem:
+            yield attached.problem
 
     def _status(self, guard: GuardStatus, history: History) -> Status:
-        info = self._link.info
+        info, attached = self._link.info, self.attachment()
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -222,13 +224,13 @@ class Reporter:
             guard=guard,
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
-            problems=tuple(self._problems()),
+            problems=tuple(self._problems(attached)),
             engine=self._engine.name,
             cgroup=self._cgroup_status(),
             placement=self._placement_status(),
             decisions=latest_decisions(history.records(), _DECISIONS),
             upgrade=self.upgrade,
-            attached=self.attachment(),
+            attached=attached,
         )
 
     def _in_force(self, decision: Decision) -> Decision:

@@ -234,6 +234,13 @@ def test_status_tells_whether_kubelet_is_attached() -> None:
     assert bench.status().attached.state == "unknown"
     bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
     assert bench.status().attached == AttachStatus("yes", "by a flag")
+    assert bench.status().problems == ()
+
+
+def test_attachment_that_is_lost_is_a_problem() -> None:
+    bench = Bench()
+    bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
+    assert bench.status().problems == ("attach again",)
 
 
 def test_status_and_metrics_tell_of_the_guard() -> None:

@@ -37,10 +37,27 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
         given = flag(words, ENDPOINT_FLAG)
         endpoint, origin = (given.text, "a flag") if given else _by_configuration(words, root)
         if socket_path(endpoint) != listen:
-            return AttachStatus("no", f"kubelet uses {endpoint or 'its default'}; see `criproxy attach`")
+            used = f"kubelet uses {endpoint or 'its default'}"
+            return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
         return AttachStatus("yes", _where(root) if given else f"by {origin}")
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
+
+
+def _lost(root: Path, listen: str, used: str) -> str:
+    """What is wrong with it that kubelet does not use `listen`; "": nothing, as nobody has attached it."""
+    try:
+        record = from_json(_read(root, STATE))
+    except ValueError:  # there is none, or none that can be read: nothing is known for sure
+        return ""
+    if record.phase != "attached":
+        return ""
+    if record.listen != listen:
+        return f"kubelet is attached to {record.listen}, not to {listen}: `criproxy detach`, then `criproxy attach`"
+    return (
+        f"{used}, though it was attached, so new offline pods are not bounded: `criproxy attach` again, or "
+        "`criproxy detach` to forget the attachment"
+    )
 
 
 def _read(root: Path, path: str) -> bytes:

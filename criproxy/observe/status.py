@@ -142,10 +142,14 @@ class UpgradeStatus(Struct, frozen=True):
 
 
 class AttachStatus(Struct, frozen=True):
-    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known."""
+    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known.
+
+    `problem`: why it should be and is not, with the remedy; "": all is as `criproxy attach` and `detach` left it.
+    """
 
     state: Literal["yes", "no", "unknown"]
     where: str
+    problem: str = ""
 
 
 class Status(Struct, frozen=True):

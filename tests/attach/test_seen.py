@@ -8,6 +8,7 @@ from fake_node import DROPIN, LISTEN, STATE, FakeNode
 
 from criproxy.attach.command import run
 from criproxy.attach.seen import attachment
+from criproxy.observe.status import AttachStatus
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 CONFIG = "/var/lib/kubelet/config.yaml"
@@ -37,6 +38,53 @@ def test_kubelet_on_its_runtime_is_not_attached(node: FakeNode) -> None:
 def test_attached_kubelet_is_told_with_its_drop_in(node: FakeNode) -> None:
     attach(node)
     assert told(node) == ("yes", f"by {DROPIN}")
+
+
+USED = "kubelet uses unix:///run/containerd/containerd.sock"
+LOST = (
+    f"{USED}, though it was attached, so new offline pods are not bounded: `criproxy attach` again, or "
+    "`criproxy detach` to forget the attachment"
+)
+
+
+def _back_on_its_runtime(node: FakeNode) -> None:
+    (node.root / DROPIN[1:]).unlink()
+    node.boot()
+
+
+def test_attachment_that_somebody_else_undid_is_a_problem_until_attach_or_detach(node: FakeNode) -> None:
+    assert attachment(LISTEN, node.root).problem == ""
+    attach(node)
+    assert attachment(LISTEN, node.root).problem == ""
+    _back_on_its_runtime(node)
+    found = attachment(LISTEN, node.root)
+    assert (found.state, found.problem) == ("no", LOST)
+    attach(node)
+    assert attachment(LISTEN, node.root) == AttachStatus("yes", f"by {DROPIN}")
+    _back_on_its_runtime(node)
+    assert run("detach", node.root / "config.toml", False, node, node.root) == 0
+    assert attachment(LISTEN, node.root).problem == ""
+
+
+def test_attachment_to_a_socket_that_criproxy_has_left_is_a_problem(node: FakeNode) -> None:
+    attach(node)
+    found = attachment("/run/criproxy/new.sock", node.root)
+    assert (found.state, found.problem) == (
+        "no",
+        f"kubelet is attached to {LISTEN}, not to /run/criproxy/new.sock: `criproxy detach`, then `criproxy attach`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"attached"', '"changing"'), ("{", ""), ('"version": 1', '"version": 2')],
+    ids=["attach-at-work", "spoilt", "of-another-version"],
+)
+def test_kubelet_off_criproxy_is_no_problem_where_no_finished_record_tells(node: FakeNode, old: str, new: str) -> None:
+    attach(node)
+    node.write(STATE, (node.text(STATE) or "").replace(old, new, 1))
+    _back_on_its_runtime(node)
+    assert attachment(LISTEN, node.root) == AttachStatus("no", f"{USED}{SEE}")
 
 
 def test_copy_of_a_command_that_has_changed_is_told(node: FakeNode) -> None:
