@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.naming import parse_box
+from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
@@ -100,6 +100,8 @@ class Reporter:
         """Tells of the bypass; to be set."""
         self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
         """Tells whether kubelet uses criproxy; to be set."""
+        self.kubelets_driver: Callable[[], Driver | None] = lambda: None
+        """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -241,8 +243,10 @@ class Reporter:
         return replace(decision, limits=limits or Limits(UNLIMITED, UNLIMITED), cpu_reason=reason, memory_reason=reason)
 
     def _cgroup_status(self) -> CgroupStatus:
-        box = self._box.state()
-        return CgroupStatus(box.version, None if box.path is None else parse_box(box.path).driver.value)
+        box, driver = self._box.state(), self.kubelets_driver()
+        if driver is None and box.path is not None:
+            driver = parse_box(box.path).driver
+        return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _placement_status(self) -> PlacementStatus:
         verifier = self._verifier
