@@ -136,6 +136,7 @@ class Daemon:
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.attachment = self._attachment
+        self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
     def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.naming import parse_box
+from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
@@ -100,6 +100,8 @@ class Reporter:
         """Tells of the bypass; to be set."""
         self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
         """Tells whether kubelet uses criproxy; to be set."""
+        self.kubelets_driver: Callable[[], Driver | None] = lambda: None
+        """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -177,7 +179,7 @@ class Reporter:
     def _unready(self) -> str | None:
         return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self, attached: AttachStatus) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
         state, bypass = self._box.state(), self.bypass()
         for problem in (self.unhealthy(), self._unready(), self._engine.problem):
@@ -200,9 +202,11 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        if attached.problem:
+            yield attached.problem
 
     def _status(self, guard: GuardStatus, history: History) -> Status:
-        info = self._link.info
+        info, attached = self._link.info, self.attachment()
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -222,13 +226,13 @@ class Reporter:
             guard=guard,
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
-            problems=tuple(self._problems()),
+            problems=tuple(self._problems(attached)),
             engine=self._engine.name,
             cgroup=self._cgroup_status(),
             placement=self._placement_status(),
             decisions=latest_decisions(history.records(), _DECISIONS),
             upgrade=self.upgrade,
-            attached=self.attachment(),
+            attached=attached,
         )
 
     def _in_force(self, decision: Decision) -> Decision:
@@ -239,8 +243,10 @@ class Reporter:
         return replace(decision, limits=limits or Limits(UNLIMITED, UNLIMITED), cpu_reason=reason, memory_reason=reason)
 
     def _cgroup_status(self) -> CgroupStatus:
-        box = self._box.state()
-        return CgroupStatus(box.version, None if box.path is None else parse_box(box.path).driver.value)
+        box, driver = self._box.state(), self.kubelets_driver()
+        if driver is None and box.path is not None:
+            driver = parse_box(box.path).driver
+        return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _placement_status(self) -> PlacementStatus:
         verifier = self._verifier

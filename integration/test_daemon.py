@@ -630,6 +630,14 @@ def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
     assert f"no criproxy answers at {node.proxy.address}" in gone.stderr
 
 
+def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started(node: Node) -> None:
+    node.start()
+    assert node.proxy.status()["cgroup"]["driver"] is None
+    node.run("online")
+    status = node.proxy.status()
+    assert (status["cgroup"]["driver"], status["box"]["path"]) == ("cgroupfs", None)
+
+
 @pytest.mark.parametrize(
     ("proxy", "engine", "bounded"),
     [

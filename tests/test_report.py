@@ -11,6 +11,7 @@ from msgspec.structs import astuple, replace
 
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.naming import Driver
 from criproxy.config import Config
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
@@ -234,6 +235,13 @@ def test_status_tells_whether_kubelet_is_attached() -> None:
     assert bench.status().attached.state == "unknown"
     bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
     assert bench.status().attached == AttachStatus("yes", "by a flag")
+    assert bench.status().problems == ()
+
+
+def test_attachment_that_is_lost_is_a_problem() -> None:
+    bench = Bench()
+    bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
+    assert bench.status().problems == ("attach again",)
 
 
 def test_status_and_metrics_tell_of_the_guard() -> None:
@@ -258,13 +266,22 @@ def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_wher
 
 
 @pytest.mark.parametrize(
-    ("path", "version", "driver"),
-    [("/offline", 1, "cgroupfs"), ("offline.slice", 2, "systemd"), (None, 2, None)],
-    ids=["cgroupfs", "systemd", "not-known-yet"],
+    ("path", "told", "version", "driver"),
+    [
+        ("/offline", None, 1, "cgroupfs"),
+        ("offline.slice", None, 2, "systemd"),
+        (None, None, 2, None),
+        (None, Driver.SYSTEMD, 2, "systemd"),
+        ("/offline", Driver.SYSTEMD, 2, "systemd"),
+    ],
+    ids=["cgroupfs", "systemd", "not-known-yet", "online-pods-only", "kubelet-has-changed-it"],
 )
-def test_status_tells_the_kind_of_cgroups_and_the_engine(path: str | None, version: int, driver: str | None) -> None:
+def test_status_tells_the_kind_of_cgroups_and_the_engine(
+    path: str | None, told: Driver | None, version: int, driver: str | None
+) -> None:
     bench = Bench()
     bench.box.path, bench.box.version = path, version
+    bench.reporter.kubelets_driver = lambda: told
     status = bench.status()
     assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
 

@@ -63,12 +63,14 @@ def _check_proxy(steps: Steps, sight: Sight) -> None:
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'
         )
     steps.say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.node)}")
+    if proxy.is_blind(steps.node):
+        steps.say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
 
 
 def _change(steps: Steps, plan: Plan, sight: Sight, state: UnitState) -> None:
     node, proxy = steps.node, steps.proxy
-    record = record_of(plan, sight, proxy.listen, node, node.load())
-    calls = proxy.calls(node)
+    record = record_of(plan, sight, proxy.listen, node, node.load(), ran=state.active == "active")
+    blind, calls = proxy.is_blind(node), proxy.calls(node)
     _remember(steps, record)
     try:
         steps.write(plan)
@@ -76,7 +78,7 @@ def _change(steps: Steps, plan: Plan, sight: Sight, state: UnitState) -> None:
         if state.active == "active":
             node.restart(UNIT)
             pid = steps.wellness.wait(
-                sight.now, lambda: proxy.has_carried(node, calls), "criproxy has seen no call of kubelet's"
+                sight.now, lambda: blind or proxy.has_carried(node, calls), "criproxy has seen no call of kubelet's"
             )
             _check_process(steps, plan, pid)
         node.save(finished(record))
@@ -86,10 +88,12 @@ def _change(steps: Steps, plan: Plan, sight: Sight, state: UnitState) -> None:
         steps.say("putting back what was there")
         steps.roll_back(record)
         raise FailedError("rolled back: kubelet is as it was") from error
-    if state.active == "active":
-        steps.say("attached: kubelet is well, and calls come through criproxy")
-    else:
+    if state.active != "active":
         steps.say(f"attached: kubelet does not run ({state.active}); it will use criproxy from its start on")
+    elif blind:
+        steps.say("attached: kubelet is well; that its calls come through criproxy was not seen")
+    else:
+        steps.say("attached: kubelet is well, and calls come through criproxy")
 
 
 def _remember(steps: Steps, record: Record) -> None:

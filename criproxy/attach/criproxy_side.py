@@ -12,6 +12,9 @@ from criproxy.attach.node import Node
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
+_STATUS: Final = {"runtime": dict, "pods": list, "engine": str}
+"""What is asked of its status."""
+
 _FIRST_CALLS: Final = 3
 """Kubelet makes more within its first second; one alone may be our own, counted late."""
 
@@ -49,6 +52,10 @@ class Proxy(Struct, frozen=True):
             )
         return direct
 
+    def is_blind(self, node: Node) -> bool:
+        """Whether it passes bytes unseen, and so counts no calls. Raises NodeError when it does not answer."""
+        return bool(self._status(node)["engine"] == "blind")
+
     def calls(self, node: Node) -> float:
         """How many calls it has carried. Raises NodeError when it does not answer."""
         return sum(float(value) for value in _CALLS.findall(node.machine.get(self.host, self.port, "/metrics")))
@@ -77,6 +84,6 @@ class Proxy(Struct, frozen=True):
     def _status(self, node: Node) -> Any:
         try:
             status = json.loads(node.machine.get(self.host, self.port, "/status"))
-            return {"runtime": dict(status["runtime"]), "pods": list(status["pods"])}
+            return {key: kind(status[key]) for key, kind in _STATUS.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(f"{self.host}:{self.port} does not answer like criproxy") from error

@@ -67,7 +67,8 @@ def _change(steps: Steps, plan: Plan, state: UnitState) -> None:
         steps.terms.hold()
         steps.say(f"failed: {in_words(error)}")
         steps.say("putting back what was there")
-        steps.put_back([Edit(edit.path, edit.after, edit.before) for edit in reversed(done)])
+        undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]
+        steps.put_back(undone, ran=state.active == "active")
         raise FailedError("rolled back: kubelet is still attached") from error
     steps.tell(plan)
     _use_runtime(steps, state)

@@ -15,7 +15,11 @@ class Files(Protocol):
         ...
 
     def matching(self, pattern: str) -> Sequence[str]:
-        """The paths that a shell pattern matches, sorted; `**` matches any depth."""
+        """The paths that a shell pattern matches, sorted."""
+        ...
+
+    def below(self, directory: str) -> Sequence[str]:
+        """The files below a directory, at any depth, in the order of `walk.walk`."""
         ...
 
 
@@ -49,7 +53,13 @@ class Overlay:
         return self._changed[path] if path in self._changed else self._files.read(path)
 
     def matching(self, pattern: str) -> Sequence[str]:
-        return [path for path in self._files.matching(pattern) if self._changed.get(path, b"") is not None]
+        return self._left(self._files.matching(pattern))
+
+    def below(self, directory: str) -> Sequence[str]:
+        return self._left(self._files.below(directory))
+
+    def _left(self, paths: Sequence[str]) -> Sequence[str]:
+        return [path for path in paths if self._changed.get(path, b"") is not None]
 
     def put(self, path: str, content: bytes | None) -> None:
         self._changed[path] = content

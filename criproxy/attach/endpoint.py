@@ -183,7 +183,7 @@ def _configured(config: str, directory: str, files: Files) -> dict[str, Argument
     """The keys of the configuration that matter here, each from the file that has the last word."""
     paths = [config] if config else []
     if directory:
-        paths += [path for path in files.matching(f"{directory}/**") if path.endswith(".conf")]
+        paths += [path for path in files.below(directory) if path.endswith(".conf")]
     found: dict[str, Argument] = {}
     for path in paths:
         content = files.read(path)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from criproxy.attach.edits import Edit
 from criproxy.attach.machine import Machine, NodeError
 from criproxy.attach.record import STATE, Record, from_json, to_json
+from criproxy.attach.walk import walk
 
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
@@ -56,8 +57,11 @@ class Node:
             raise NodeError(f"{path}: {error.strerror or error}: run this as root, and check the file") from error
 
     def matching(self, pattern: str) -> Sequence[str]:
-        found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"), recursive=True)
+        found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
         return sorted("/" + os.path.relpath(path, self._root) for path in found)
+
+    def below(self, directory: str) -> Sequence[str]:
+        return walk(self._root, directory)
 
     def apply(self, edit: Edit) -> None:
         """Make the file what it shall be, at once or not at all; owner and mode stay. A link keeps pointing there.

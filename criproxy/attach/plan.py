@@ -1,5 +1,6 @@
 """Decides how a kubelet is sent to criproxy: by which bytes of which file; touches none."""
 
+import posixpath
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,7 +43,7 @@ def look(unit: str, unit_files: Sequence[str], files: Files, program: Program, r
     try:
         service, before = resolve(unit_files, bare, program, running)
         if before.config_dir:
-            bare.put(f"{before.config_dir}/{dropin.NAME}", None)
+            bare.put(posixpath.join(before.config_dir, dropin.NAME), None)
             service, before = resolve(unit_files, bare, program, running)
         _, now = resolve(with_ours(unit, unit_files), files, program, running)
     except ValueError as error:
@@ -84,7 +85,7 @@ def attach_plan(sight: Sight, listen: str, files: Files) -> Plan:
 def _config_plan(before: Use, listen: str, files: Files) -> Plan:
     endpoint = f"unix://{listen}"
     if before.config_dir:
-        path = f"{before.config_dir}/{dropin.NAME}"
+        path = posixpath.join(before.config_dir, dropin.NAME)
         return Plan((_edit(files, path, kubeletconfig.drop_in(endpoint)),), _notes(before))
     content = files.read(before.config_file) if before.config_file else None
     if content is None:
@@ -123,8 +124,8 @@ def _edit(files: Files, path: str, text: str) -> Edit:
     return Edit(path, files.read(path), text.encode(errors="surrogateescape"))
 
 
-def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None) -> Record:
-    """What must be known to undo a plan, before it is done."""
+def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None, *, ran: bool) -> Record:
+    """What must be known to undo a plan, before it is done; `ran`: kubelet runs now."""
     setting = command(sight.service)
     is_copy = setting is not None and any(edit.path == dropin.path(sight.unit) for edit in plan.edits)
     return Record(
@@ -138,4 +139,5 @@ def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Rec
         copied_file=setting.file if setting and is_copy else "",
         copied_sha256=sha256(files.read(setting.file) or b"") if setting and is_copy else "",
         previous=previous,
+        ran=ran,
     )

@@ -25,7 +25,7 @@ class Record(Struct, frozen=True):
 
     `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was
     copied, from the file `copied_file`, which had the hash `copied_sha256` ("" for all three: none was).
-    `previous` is the attachment that is being renewed.
+    `previous` is the attachment that is being renewed. `ran`: kubelet ran before.
     """
 
     phase: Literal["changing", "attached"]
@@ -39,6 +39,7 @@ class Record(Struct, frozen=True):
     copied_sha256: str = ""
     previous: "Record | None" = None
     version: int = VERSION
+    ran: bool = True
 
 
 def sha256(content: bytes) -> str:

@@ -4,6 +4,7 @@ Only files are read, and of processes only kubelet's own: whoever asks for the s
 and the daemon needs no YAML parser for it.
 """
 
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,11 +13,18 @@ from typing import Final
 from criproxy.attach import byhand, dropin
 from criproxy.attach.flags import ENDPOINT_FLAG, Argument, flag, socket_path
 from criproxy.attach.record import STATE, Record, from_json, sha256
+from criproxy.attach.walk import walk
 from criproxy.observe.status import AttachStatus
 
-_PROCS: Final = tuple(
-    f"/sys/fs/cgroup/{hierarchy}system.slice/{byhand.UNIT}/cgroup.procs" for hierarchy in ("", "systemd/", "unified/")
-)
+_HIERARCHIES: Final = ("", "systemd/", "unified/")
+"""Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""
+
+_SLICES: Final = ("system.slice/", "", "*.slice/", "*.slice/*.slice/")
+"""Where a unit is: systemd's default, or what its Slice= says (EKS: runtime.slice), the likeliest first.
+
+A pod may have a kubelet.service too, but below a scope or a path that is no slice.
+"""
+
 _KEY: Final = re.compile(r"""^[^#\n]*\bcontainerRuntimeEndpoint["']?\s*:\s*["']?([^\s"',}]+)""", re.MULTILINE)
 
 
@@ -29,10 +37,27 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
         given = flag(words, ENDPOINT_FLAG)
         endpoint, origin = (given.text, "a flag") if given else _by_configuration(words, root)
         if socket_path(endpoint) != listen:
-            return AttachStatus("no", f"kubelet uses {endpoint or 'its default'}; see `criproxy attach`")
+            used = f"kubelet uses {endpoint or 'its default'}"
+            return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
         return AttachStatus("yes", _where(root) if given else f"by {origin}")
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
+
+
+def _lost(root: Path, listen: str, used: str) -> str:
+    """What is wrong with it that kubelet does not use `listen`; "": nothing, as nobody has attached it."""
+    try:
+        record = from_json(_read(root, STATE))
+    except ValueError:  # there is none, or none that can be read: nothing is known for sure
+        return ""
+    if record.phase != "attached":
+        return ""
+    if record.listen != listen:
+        return f"kubelet is attached to {record.listen}, not to {listen}: `criproxy detach`, then `criproxy attach`"
+    return (
+        f"{used}, though it was attached, so new offline pods are not bounded: `criproxy attach` again, or "
+        "`criproxy detach` to forget the attachment"
+    )
 
 
 def _read(root: Path, path: str) -> bytes:
@@ -45,12 +70,20 @@ def _read(root: Path, path: str) -> bytes:
 
 def _kubelet(root: Path) -> list[Argument]:
     """The command line of the unit's kubelet, which may have helpers; empty when there is none."""
-    for path in _PROCS:
+    for path in _process_lists(root):
         for pid in _read(root, path).split():
             if _read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
                 words = _read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
                 return [Argument(word, "") for word in words]
     return []
+
+
+def _process_lists(root: Path) -> Iterator[str]:
+    """The files with the processes of the unit."""
+    for slices in _SLICES:
+        for hierarchy in _HIERARCHIES:
+            for path in (root / "sys/fs/cgroup").glob(f"{hierarchy}{slices}{byhand.UNIT}/cgroup.procs"):
+                yield f"/{path.relative_to(root)}"
 
 
 def _by_configuration(words: Sequence[Argument], root: Path) -> tuple[str, str]:
@@ -67,9 +100,8 @@ def _configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     if config:
         yield config.text
-    if directory:
-        files = (root / directory.text.lstrip("/")).glob("**/*.conf")
-        yield from sorted(f"/{file.relative_to(root)}" for file in files)
+    if directory and directory.text:
+        yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
 
 
 def _where(root: Path) -> str:

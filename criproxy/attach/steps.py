@@ -111,20 +111,27 @@ class Steps:
     def roll_back(self, record: Record) -> None:
         """Undo an attach that is not finished. Raises FailedError when that fails too."""
         plan = rollback_plan(record, self.node)
-        self.put_back(plan.edits)
+        self.put_back(plan.edits, ran=record.ran)
         for note in plan.notes:
             self.say(f"note: {note}")
         self.node.save(record.previous)
 
-    def put_back(self, edits: Sequence[Edit]) -> None:
-        """Put files back, and kubelet onto them. Raises FailedError when that fails too."""
+    def put_back(self, edits: Sequence[Edit], *, ran: bool) -> None:
+        """Put files back, and kubelet onto them. Raises FailedError when that fails too.
+
+        A kubelet that did not run (`ran`) is not started, nor waited for; one that somebody else has started meanwhile
+        is started anew, as it may have read our files.
+        """
         try:
             for edit in edits:
                 if self.node.read(edit.path) == edit.before:
                     self.node.apply(edit)
             self.node.reload()
-            if self.node.unit(UNIT).active in ("active", "activating", "failed"):
+            now = self.node.unit(UNIT).active
+            if ran and now in ("active", "activating", "failed"):
                 self.restart_and_wait()
+            elif now in ("active", "activating"):
+                self.node.restart(UNIT)
         except NodeError as error:
             raise FailedError(f"not rolled back completely: {error}") from error
 

@@ -92,7 +92,7 @@ class OfflinePod(Struct, frozen=True):
 
 
 class CgroupStatus(Struct, frozen=True):
-    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before the first offline pod."""
+    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before a pod starts."""
 
     version: int
     driver: Literal["cgroupfs", "systemd"] | None
@@ -142,10 +142,14 @@ class UpgradeStatus(Struct, frozen=True):
 
 
 class AttachStatus(Struct, frozen=True):
-    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known."""
+    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known.
+
+    `problem`: why it should be and is not, with the remedy; "": all is as `criproxy attach` and `detach` left it.
+    """
 
     state: Literal["yes", "no", "unknown"]
     where: str
+    problem: str = ""
 
 
 class Status(Struct, frozen=True):

@@ -6,13 +6,14 @@ The promises, as they are kept here:
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
 from msgspec import Struct
 
-from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
+from criproxy.cgroup.naming import Driver, PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import AdmissionError, Call, Operation, Pod, PodRef, Sandbox
@@ -101,6 +102,8 @@ class HookInterceptor:
         held: Callable[[PodRef], str],
     ) -> None:
         self.settings = settings
+        self.kubelets_driver: Driver | None = None
+        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
         self._chain = chain
         self._inventory = inventory
         self._admission = admission
@@ -145,6 +148,8 @@ class HookInterceptor:
         """RunPodSandbox, RestorePod: the one moment at which a pod is placed."""
         assert request.pod is not None
         pod = request.pod.ref
+        with contextlib.suppress(ValueError):
+            self.kubelets_driver = _place(request.pod).box.driver
         why = self._why_offline(request.pod)
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))

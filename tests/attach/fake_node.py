@@ -64,6 +64,7 @@ class FakeNode:
     flaps: Callable[[str], bool] = lambda endpoint: False
     drops: str = "nothing"
     criproxy: bool = True
+    engine: str = "relay"
     runtime_of_criproxy: str = RUNTIME
     offline: Sequence[tuple[str, str]] = ()
     units: str = ""
@@ -177,7 +178,7 @@ class FakeNode:
             return endpoint
         paths = [flags.get("--config", "")]
         if directory := flags.get("--config-dir"):
-            found = sorted((self.root / directory[1:]).rglob("*.conf"))
+            found = sorted(path for path in (self.root / directory[1:]).rglob("*.conf") if path.is_file())
             paths += ["/" + str(path.relative_to(self.root)) for path in found]
         merged: dict[str, str] = {}
         for path in paths:
@@ -230,7 +231,8 @@ class FakeNode:
         if path == "/healthz":
             if self.active != "active" or not self.healthy(self.endpoint):
                 raise NodeError(f"http://{host}:{port}/healthz answers 500: PLEG is not healthy")
-            self.calls += self.others_call or (self.endpoint == f"unix://{LISTEN}" and not self.silent)
+            seen = self.endpoint == f"unix://{LISTEN}" and not self.silent and self.engine != "blind"
+            self.calls += self.others_call or seen
             return "ok"
         if not self.criproxy:
             raise NodeError(f"http://{host}:{port}{path} does not answer (Connection refused)")
@@ -238,7 +240,7 @@ class FakeNode:
             return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
         pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
         runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}
-        return json.dumps({"runtime": runtime, "pods": pods})
+        return json.dumps({"runtime": runtime, "pods": pods, "engine": self.engine})
 
     def now_s(self) -> float:
         return self.time_s

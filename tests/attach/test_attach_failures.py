@@ -12,6 +12,7 @@ from fake_node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode
 from criproxy.attach.command import run
 from criproxy.attach.edits import Edit
 from criproxy.attach.flags import ENDPOINT_FLAG
+from criproxy.attach.machine import NodeError
 from criproxy.attach.node import Node
 
 
@@ -53,6 +54,18 @@ FAILURES = {
 }
 
 
+@pytest.mark.parametrize("case", [case for case in FAILURES if case != "no-call-comes"])
+def test_attach_to_a_blind_criproxy_that_fails_puts_the_bytes_and_kubelet_back(bench: Bench, case: str) -> None:
+    prepare, told = FAILURES[case]
+    prepare(bench.node)
+    bench.node.engine = "blind"
+    bench.node.kubeadm()
+    before = bench.node.files()
+    assert bench.attach() == 1
+    assert told in bench.out
+    assert (bench.node.files(), bench.record(), bench.node.endpoint) == (before, None, ON_RUNTIME)
+
+
 @pytest.mark.parametrize("case", FAILURES)
 def test_attach_that_fails_puts_the_bytes_and_kubelet_back(bench: Bench, case: str) -> None:
     prepare, told = FAILURES[case]
@@ -63,6 +76,88 @@ def test_attach_that_fails_puts_the_bytes_and_kubelet_back(bench: Bench, case: s
     assert told in bench.out
     assert bench.err == "criproxy attach: rolled back: kubelet is as it was\n"
     assert (bench.node.files(), bench.record()) == (before, None)
+    assert (bench.node.active, bench.node.endpoint) == ("active", ON_RUNTIME)
+
+
+def _fails_at(node: FakeNode, command: str) -> None:
+    """Systemd refuses the next such command."""
+
+    def refuse(asked: Sequence[str]) -> None:
+        if asked[1] == command:
+            node.before_run = lambda _command: None
+            raise NodeError(f"systemctl {command}: refused")
+
+    node.before_run = refuse
+
+
+def _without_kubelet(bench: Bench, active: str) -> None:
+    """A node whose kubelet does not run, and, where that is `activating`, ends at each start."""
+    bench.node.active = active
+    bench.node.dies = lambda _endpoint: active == "activating"
+    bench.node.kubeadm()
+
+
+RESTARTS = {"inactive": [], "failed": [], "activating": ["restart kubelet.service"]}
+"""What a rollback does to a kubelet that did not run; one that systemd starts again and again reads its files anew."""
+
+
+@pytest.mark.parametrize("active", RESTARTS)
+def test_attach_that_fails_does_not_start_a_kubelet_that_did_not_run(bench: Bench, active: str) -> None:
+    _without_kubelet(bench, active)
+    before = bench.node.files()
+    _fails_at(bench.node, "daemon-reload")
+    assert bench.attach() == 1
+    assert bench.err == "criproxy attach: rolled back: kubelet is as it was\n"
+    assert (bench.node.files(), bench.record(), bench.node.active) == (before, None, active)
+    assert [command for command in bench.node.ran if command != "daemon-reload"] == RESTARTS[active]
+
+
+@pytest.mark.parametrize("active", RESTARTS)
+def test_attach_killed_is_undone_without_starting_a_kubelet_that_did_not_run(
+    bench: Bench, active: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_kubelet(bench, active)
+    before = bench.node.files()
+    with monkeypatch.context() as dead, pytest.raises(KilledError):
+
+        def kill(command: Sequence[str]) -> None:
+            if command[1] == "daemon-reload":
+                dead.setattr(Node, "apply", Life(0).apply)
+                raise KilledError
+
+        bench.node.before_run = kill
+        bench.attach()
+    bench.node.before_run = lambda _command: None
+    assert (bench.record() or {})["phase"] == "changing"
+    assert bench.detach() == 0, bench.err
+    assert (bench.node.files(), bench.record(), bench.node.active) == (before, None, active)
+    assert [command for command in bench.node.ran if command != "daemon-reload"] == RESTARTS[active]
+
+
+@pytest.mark.parametrize("active", RESTARTS)
+def test_detach_that_fails_does_not_start_a_kubelet_that_did_not_run(bench: Bench, active: str) -> None:
+    _without_kubelet(bench, active)
+    assert bench.attach() == 0, bench.err
+    attached = bench.node.files()
+    _fails_at(bench.node, "daemon-reload")
+    assert bench.detach() == 1
+    assert bench.err == "criproxy detach: rolled back: kubelet is still attached\n"
+    assert (bench.node.files(), bench.node.active) == (attached, active)
+    assert [command for command in bench.node.ran if command != "daemon-reload"] == RESTARTS[active]
+
+
+def test_rollback_restarts_a_kubelet_that_somebody_started_meanwhile_on_our_files(bench: Bench) -> None:
+    _without_kubelet(bench, "inactive")
+
+    def start_then_fail(command: Sequence[str]) -> None:
+        if command[1] == "daemon-reload":
+            bench.node.before_run = lambda _command: None
+            bench.node.reload()
+            bench.node.start()
+            raise NodeError("systemctl daemon-reload: refused")
+
+    bench.node.before_run = start_then_fail
+    assert bench.attach() == 1
     assert (bench.node.active, bench.node.endpoint) == ("active", ON_RUNTIME)
 
 

@@ -22,6 +22,9 @@ class NoFiles:
     def matching(self, pattern: str) -> list[str]:
         return []
 
+    def below(self, directory: str) -> list[str]:
+        return []
+
 
 def words(text: str, unit: str = "[Service]\nEnvironment=ARGS=--v=2\n") -> list[str]:
     return [word.text for word in arguments(merge([("/u", unit), ("/d", text)]), NoFiles())]

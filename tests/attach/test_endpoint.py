@@ -29,7 +29,10 @@ class FakeFiles(dict[str, str]):
         return self[path].encode() if path in self else None
 
     def matching(self, pattern: str) -> Sequence[str]:
-        return sorted(fnmatch.filter(self, pattern.replace("**", "*")))
+        return sorted(fnmatch.filter(self, pattern))
+
+    def below(self, directory: str) -> Sequence[str]:
+        return [path for path in self if path.startswith(f"{directory}/")]
 
 
 def unit(*lines: str) -> str:

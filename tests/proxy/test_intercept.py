@@ -227,6 +227,33 @@ def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, co
     assert bench.counters.refusals == [reason]
 
 
+SLICE = "/kubepods.slice/kubepods-pod1.slice"
+
+
+@pytest.mark.parametrize(
+    ("starts", "enabled", "driver"),
+    [
+        pytest.param([], True, None, id="none"),
+        pytest.param([run_request(False)], True, "cgroupfs", id="online-cgroupfs"),
+        pytest.param([run_request(False, SLICE)], True, "systemd", id="online-systemd"),
+        pytest.param([run_request(False, SLICE)], False, "systemd", id="colocation-off"),
+        pytest.param([run_request(True)], True, "cgroupfs", id="offline"),
+        pytest.param([run_request(False), run_request(False, SLICE)], True, "systemd", id="changed"),
+        pytest.param([run_request(False, SLICE), run_request(False, "")], True, "systemd", id="then-no-parent"),
+        pytest.param([run_request(False, "/kubepods/pod2")], True, None, id="parent-of-another-pod"),
+        pytest.param([run_request(False, "system.slice")], True, None, id="parent-not-of-kubelet"),
+        pytest.param([b"\xff\xff\xff"], True, None, id="undecodable"),
+    ],
+)
+def test_kubelet_s_driver_is_learned_from_the_start_of_any_pod(
+    starts: list[bytes], enabled: bool, driver: str | None
+) -> None:
+    bench = Bench(enabled=enabled)
+    for message in starts:
+        bench.run_pod(message)
+    assert bench.intercept.kubelets_driver == driver
+
+
 class FailingHook:
     name = "failing"
 
