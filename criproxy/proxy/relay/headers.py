@@ -25,6 +25,8 @@ _STATIC: Final = HeaderTable.STATIC_TABLE
 _LAST_STATIC: Final = 0x80 + len(_STATIC)
 _STATIC_LARGEST: Final = 64
 _MEMO: Final = 256
+_MEMO_BYTES: Final = 1024
+"""Longer ones are texts of errors, which do not repeat."""
 _BYTES: Final[dict[int, tuple[int, bool, bytes]]] = {}
 _BYTES_KEPT: Final = 2048
 """Of a state and a byte, what `_byte` finds: a fifth of the time. Timeouts' digits are some hundred."""
@@ -86,7 +88,7 @@ class BlockReader:
             raise BrokenError(f"a header block that is none: {error}") from error
         if read.changes:
             self._memo.clear()
-        elif len(self._memo) < _MEMO:
+        elif len(self._memo) < _MEMO and len(block) <= _MEMO_BYTES:
             self._memo[block] = read
         return read
 

@@ -32,10 +32,13 @@ class Outbox:
         """DATA of a passing call; its padding goes no further. Raises BrokenError when no window allowed it."""
         wire = self._wire
         wire.ledger.pay(paid)
-        self.queue.append(HeldData(stream, memoryview(bytes(data)), ends, paid))
         padding = paid - len(data)
         if padding and not ends:
             wire.client.send(frames.window_update(stream, padding))
+        if data or ends:
+            self.queue.append(HeldData(stream, memoryview(bytes(data)), ends, paid))
+        else:  # it says nothing, and would wait for nothing to pay
+            self.refund(paid)
 
     def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
         self.queue.append(HeldRaw(bytes(raw), stream, is_ack))

@@ -6,7 +6,7 @@ No side is read while the other is behind with taking what was read.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -17,6 +17,10 @@ from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
 from criproxy.proxy.relay.frames import Bytes
 from criproxy.proxy.relay.side import ReadBuffer, Side
+
+_MOST_WAITING: Final = 16 * 1024 * 1024
+"""Bytes for a client that takes nothing: not the runtime's answers, which are read no further then, but the relay's own
+to what the client goes on to send."""
 
 
 class RelayMetrics(Protocol):
@@ -90,6 +94,7 @@ class Connection:
             on_bytes=self._client_bytes,
             on_lost=self._client_lost,
             on_behind=lambda behind: self._hold(self._upstream, behind),
+            most_waiting=_MOST_WAITING,
         )
         self._upstream = Side(
             parts.buffer,
@@ -135,6 +140,10 @@ class Connection:
             path = await self._find_upstream()
             await loop.create_unix_connection(lambda: self._upstream, str(path))
         except OSError:  # what a client sees of a runtime that is away
+            self._close()
+            return
+        except Exception:
+            self._parts.log.exception("relay_failed")
             self._close()
             return
         if self._closed:
@@ -258,6 +267,10 @@ class Connection:
         return task
 
     def _client_lost(self) -> None:
+        if self.client.overrun:
+            reason = "the client takes nothing of what it is sent"
+            self._parts.metrics.on_broken(reason)
+            self._parts.log.warning("connection_broken", reason=reason)
         self._run(self._core.client_closed)
         if self._closed:
             self._tell()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +27,7 @@ class ReadBuffer:
 
 
 class Side(asyncio.BufferedProtocol):
-    """One socket. It is read while nothing is in its way."""
+    """One socket. It is read while nothing is in its way, and closed when over `most_waiting` bytes wait for it."""
 
     def __init__(
         self,
@@ -36,14 +37,19 @@ class Side(asyncio.BufferedProtocol):
         on_bytes: Callable[[memoryview], None],
         on_lost: Callable[[], None],
         on_behind: Callable[[bool], None],
+        most_waiting: float = math.inf,
     ) -> None:
         self._view = buffer.view
         self._on_made = on_made
         self._on_bytes = on_bytes
         self._on_lost = on_lost
         self._on_behind = on_behind
+        self._most_waiting = most_waiting
         self._in_the_way: set[str] = set()
         self._waiting: Bytes = b""
+        self._behind = False
+        self.overrun = False
+        """It was closed for what it left waiting."""
         self._linger: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         """None before it is made, and after it is lost."""
@@ -71,9 +77,11 @@ class Side(asyncio.BufferedProtocol):
         self._on_lost()
 
     def pause_writing(self) -> None:
+        self._behind = True
         self._on_behind(True)
 
     def resume_writing(self) -> None:
+        self._behind = False
         self._on_behind(False)
 
     def write(self, data: Bytes, *, wait: bool = False) -> None:
@@ -85,6 +93,9 @@ class Side(asyncio.BufferedProtocol):
             return
         if self.transport is not None:
             self.transport.write(data)
+            if self._behind and self.transport.get_write_buffer_size() > self._most_waiting:
+                self.overrun = True
+                self.transport.abort()
 
     def flush(self) -> None:
         if self._waiting:

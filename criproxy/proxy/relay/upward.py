@@ -139,6 +139,9 @@ class Upward:
         match kind:
             case 8 if stream and self._wire.ended_here(stream):  # WINDOW_UPDATE
                 return False
+            case 8 if stream and self._outbox.queue and self._outbox.has_block(stream):
+                self._outbox.hold_raw(frames.frame(kind, flags, stream, payload))
+                return False
             case 4:
                 return self._settings(flags, payload)
             case 3:

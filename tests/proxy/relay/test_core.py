@@ -4,7 +4,18 @@ import pytest
 
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient
-from criproxy.proxy.relay.frames import CANCEL, DATA, GOAWAY, HEADERS, MAX_STREAM, PING, RST_STREAM, WINDOW_UPDATE
+from criproxy.proxy.relay.frames import (
+    CANCEL,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    MAX_STREAM,
+    PING,
+    RST_STREAM,
+    WINDOW_UPDATE,
+)
+from tests.proxy.relay.peers import split
 from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
 
 
@@ -320,3 +331,47 @@ def test_call_turned_away_never_reaches_the_runtime() -> None:
     [(kind, _, fields), *_] = talk.client_sees()
     assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
     assert talk.all(Started) == []
+
+
+# --- held up ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held() -> Talk:
+    """A rewritten message has used up the upstream's window, and the DATA of another call waits."""
+    talk = Talk()
+    talk.from_client(talk.request(1, HOOKED))
+    talk.do(talk.relay.forward(1, bytes(frames.FIRST_WINDOW - 5)))
+    talk.from_client(talk.request_headers(3, PASSING) + frames.frame(DATA, 0, 3, b"x"))
+    talk.clear()
+    return talk
+
+
+def test_window_of_a_stream_does_not_overtake_its_headers(held: Talk) -> None:
+    held.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 100_000))
+    held.from_client(SETTINGS_ACK + held.request_headers(5, PASSING) + frames.window_update(5, 1000))
+    assert held.upstream_sees() == []
+    held.from_upstream(frames.window_update(0, 1000))
+    assert [(kind, stream) for kind, stream, _ in held.upstream_sees()] == [
+        (DATA, 3),
+        (frames.SETTINGS, 0),
+        (HEADERS, 5),
+        (WINDOW_UPDATE, 5),
+    ]
+
+
+def test_window_of_a_stream_whose_headers_have_gone_waits_for_nothing(held: Talk) -> None:
+    held.from_client(frames.window_update(3, 1000))
+    assert [(kind, stream) for kind, stream, _ in held.upstream_sees()] == [(WINDOW_UPDATE, 3)]
+
+
+@pytest.mark.parametrize("padding", [None, 0, 3], ids=["bare", "padded-with-nothing", "padded"])
+def test_empty_data_that_would_wait_is_dropped_and_paid_back(held: Talk, padding: int | None) -> None:
+    flags, payload = (0, b"") if padding is None else (frames.PADDED, bytes([padding]) + bytes(padding))
+    held.from_client(frames.frame(DATA, flags, 3, payload) * 1000)
+    sizes = [int.from_bytes(raw[9:]) for raw in split(held.client) if raw[8] == 3]
+    assert len(held.relay._outbox.queue) == 1
+    assert sum(sizes) == 1000 * len(payload)  # the connection's share goes to what the grown message owes
+    held.from_client(frames.frame(DATA, END_STREAM, 3))
+    held.from_upstream(frames.window_update(0, 1000))
+    assert b"".join(data for kind, stream, data in held.upstream_sees() if (kind, stream) == (DATA, 3)) == b"x"

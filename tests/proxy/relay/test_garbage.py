@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Close, Ended, Started
 from criproxy.proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PADDED, PREFACE, WITH_PRIORITY, frame
+from criproxy.proxy.relay.headers import literal
 from tests.proxy.relay.fuzz import Fuzz
 from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, setting
 
@@ -114,6 +115,21 @@ def test_garbage_costs_no_memory() -> None:
                 talk.from_upstream(rng.randbytes(50_000))
             talk.clear()
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_error_texts_cost_no_memory_once_they_have_gone() -> None:
+    talk = Talk()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            text = b"%06d" % number * 5_000
+            talk.from_client(talk.request(1 + 2 * number, PASSING))
+            block = literal(((b":status", b"200"), (b"grpc-status", b"2"), (b"grpc-message", text)))
+            talk.from_upstream(frames.header_frames(1 + 2 * number, block, end_stream=True))
+            talk.clear()
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
     finally:
         tracemalloc.stop()
 

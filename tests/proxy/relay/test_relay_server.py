@@ -285,6 +285,39 @@ async def test_stalled_reader_holds_up_no_other_client_and_no_memory(runner: asy
         await eventually(lambda: on.runtime.in_flight == 0)
 
 
+async def test_client_that_sends_and_never_reads_is_closed(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Each byte of a call that is opened here is paid back in two frames."""
+    piece = frame(frames.DATA, 0, 1, b"x") * 20_000
+    async with stage(tmp_path) as on:
+        on.interceptor.verdicts[RUN] = Forward
+        reader, writer = await asyncio.open_unix_connection(str(on.listen.path))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(
+            PREFACE + SETTINGS + Talk().request_headers(1, RUN) + frame(frames.DATA, 0, 1, b"\0\x07\xff\xff\xff")
+        )
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                writer.write(piece)
+                await asyncio.wait_for(writer.drain(), 20)
+        assert on.metrics.broken == ["the client takes nothing of what it is sent"]
+        assert not on.server.given_up
+        async with on.client() as client:
+            assert await client.unary_unary(VERSION)(b"") is not None
+        del reader
+        writer.close()
+
+
+async def test_way_that_fails_in_whatever_way_closes_the_client(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async with stage(tmp_path, falls_back=True) as on:
+
+        async def fails() -> Path:
+            raise RuntimeError("it could not start")
+
+        on.server.given_up, on.server._fallback = True, fails
+        assert await raw_exchange(on.listen.path, PREFACE) == b""
+        await eventually(lambda: not on.server._connections)
+
+
 async def test_call_that_is_given_up_with_its_request_is_not_judged(runner: asyncio.Runner, tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         on.interceptor.verdicts[RUN] = Forward

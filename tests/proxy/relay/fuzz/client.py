@@ -103,6 +103,8 @@ class Client:
             peer.ping(rng.randbytes(8))
         if rng.random() < 0.02:
             peer.increment_flow_control_window(rng.randrange(1, 10_000))
+        if rng.random() < 0.05:
+            world.widen(peer)
 
     def events(self, events: list[h2.events.Event]) -> None:
         plans = self.world.plans

@@ -42,6 +42,8 @@ class Server:
             world.server.ping(rng.randbytes(8))
         if rng.random() < 0.01:
             world.server.increment_flow_control_window(rng.randrange(1, 10_000))
+        if rng.random() < 0.02:
+            world.widen(world.server)
         if rng.random() < 0.0005 and world.server_out.started:
             self.goaways += 1
             last = frames.MAX_STREAM if self.goaways == 1 else max(world.plans, default=0)

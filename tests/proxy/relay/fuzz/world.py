@@ -124,6 +124,12 @@ class World:
             if self.calm and not stream.closed and (window := peer.remote_flow_control_window(number)) < 0:
                 peer.increment_flow_control_window(65_535 - window, number)
 
+    def widen(self, peer: h2.connection.H2Connection) -> None:
+        """More window for one open stream."""
+        streams = [number for number, stream in peer.streams.items() if not stream.closed]
+        if streams:
+            peer.increment_flow_control_window(self.rng.randrange(1, 10_000), self.rng.choice(streams))
+
     def change_settings(self, peer: h2.connection.H2Connection) -> None:
         code = h2.settings.SettingCodes
         setting, value = self.rng.choice(
