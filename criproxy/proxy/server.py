@@ -12,10 +12,11 @@ from typing import Any, Final, Protocol
 
 import grpc
 import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
+import structlog
 from grpc import aio
 from msgspec import Struct
 
-from criproxy.proxy import connections
+from criproxy.proxy import codes, connections
 from criproxy.proxy.engine import Interceptor, Refuse, Verdict
 from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
@@ -82,6 +83,7 @@ class Carrier:
         self._interceptor = interceptor
         self._metrics = metrics
         self._clock = clock
+        self._log = structlog.get_logger()
         self._closed = False
         self._over = asyncio.Event()
         self._calls = self._endless = 0
@@ -136,9 +138,13 @@ class Carrier:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
         ticket = None
         if hooked:
-            verdict = self._interceptor.request(method, message)
-            if not isinstance(verdict, Verdict):
-                verdict = await verdict
+            try:
+                verdict = self._interceptor.request(method, message)
+                if not isinstance(verdict, Verdict):
+                    verdict = await verdict
+            except Exception as error:
+                self._log.exception("interceptor_failed", method=method)
+                verdict = Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
             if isinstance(verdict, Refuse):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, ticket = verdict.message, verdict.ticket

@@ -45,6 +45,22 @@ async def test_hooked_request_may_become_empty(proxied: Rig, method: str) -> Non
     assert proxied.runtime.calls[0].messages == [b""]
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "awaited"])
+async def test_interceptor_s_own_error_is_internal_and_reaches_no_runtime(proxied: Rig, later: bool) -> None:
+    def fails(_: bytes) -> Forward:
+        raise RuntimeError("a bug")
+
+    async def fails_later(_: bytes) -> Forward:
+        await asyncio.sleep(0.01)
+        return fails(_)
+
+    proxied.interceptor.verdicts[RUN] = fails_later if later else fails  # type: ignore[assignment]
+    error = await outcome(proxied.unary(RUN)(b"x"))
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "criproxy: RuntimeError")
+    assert [seen for seen in proxied.runtime.calls if seen.messages] == []
+    assert await proxied.unary(VERSION)(b"2") == b"2"
+
+
 async def test_other_methods_are_not_opened(proxied: Rig) -> None:
     proxied.interceptor.verdicts[RUN] = lambda _: Refuse(grpc.StatusCode.ABORTED.value[0], "never")
     assert await proxied.unary("/runtime.v1alpha2.RuntimeService/RunPodSandbox")(b"1") == b"1"

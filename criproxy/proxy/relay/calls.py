@@ -26,11 +26,15 @@ class Phase(Enum):
 
 
 class HookedCall(Struct):
-    """The relay's own ends of a call that it opens. Windows in bytes; `paid`: of the client's connection window."""
+    """The relay's own ends of a call that it opens. Windows in bytes; `paid`: of the client's connection window.
+
+    `sized`: its headers, which have passed, tell its length.
+    """
 
     encoding: bytes
     window: int
     shown: int
+    sized: bool
     phase: Phase = Phase.COLLECTING
     request: bytearray = field(default_factory=bytearray)
     message: bytes = b""

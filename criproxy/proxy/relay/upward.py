@@ -167,7 +167,8 @@ class Upward:
         method = block.get(b":path").decode("utf-8", "replace")
         hook = None
         if self._wants(method):
-            hook = HookedCall(block.get(b"grpc-encoding"), wire.first_window, wire.first_window)
+            sized = bool(block.get(b"content-length"))
+            hook = HookedCall(block.get(b"grpc-encoding"), wire.first_window, wire.first_window, sized)
         call = wire.calls[stream] = Call(stream, method, hook, client_ended=end_stream)
         wire.events.append(Started(stream, method))
         if hook is not None:
@@ -261,7 +262,13 @@ class Upward:
 
     def forward(self, call: Call, hook: HookedCall, rewritten: bytes) -> None:
         """The hooks' message, or, when they changed nothing, the bytes that came."""
-        payload = bytes(hook.request) if rewritten == hook.message else message.wrapped(rewritten)
+        if rewritten == hook.message:
+            payload = bytes(hook.request)
+        elif hook.sized:
+            self.refuse(call, codes.INTERNAL, "criproxy can't change a request that has content-length: leave it out")
+            return
+        else:
+            payload = message.wrapped(rewritten)
         hook.request = bytearray()
         hook.message = b""
         self._outbox.send(call, payload)

@@ -333,6 +333,16 @@ def test_call_turned_away_never_reaches_the_runtime() -> None:
     assert talk.all(Started) == []
 
 
+@pytest.mark.parametrize(("rewritten", "passes"), [(b"in", True), (b"out!", False)], ids=["unchanged", "changed"])
+def test_request_that_tells_its_length_is_not_changed(rewritten: bytes, passes: bool) -> None:
+    talk = Talk()
+    talk.from_client(talk.request_headers(1, HOOKED, ("content-length", "7")))
+    talk.from_client(frames.frame(DATA, END_STREAM, 1, prefixed(b"in")))
+    talk.do(talk.relay.forward(1, rewritten))
+    assert ((DATA, 1, prefixed(b"in")) in talk.upstream_sees()) is passes
+    assert talk.all(Ended) == ([] if passes else [Ended(1, HOOKED, 13, True)])
+
+
 # --- held up ---------------------------------------------------------------------------------------------------------
 
 
