@@ -58,8 +58,8 @@ class Block(Struct, frozen=True):
 class BlockReader:
     """The decoder of one peer's header blocks, which must be shown all of them, in order.
 
-    hpack's own takes 24 us for a request of kubelet's, whose timeout is new each time; this one 6 us. Most other
-    blocks repeat: those that change no table are decoded once.
+    hpack's own takes 24 us for a request whose timeout is new, this one 6 us. Most blocks repeat, kubelet's requests
+    too: those that change no table are decoded once.
     """
 
     def __init__(self) -> None:
