@@ -147,7 +147,7 @@ class Daemon:
             standing.upkeep(),
             self._inventory,
             self._box,
-            LastBox(Path(f"{standing.config.proxy.listen_path}.box"), lambda path: _exists(driver, path)),
+            LastBox(Path(standing.config.proxy.listen_path).with_suffix(".box"), lambda path: _exists(driver, path)),
             stop_sandbox=self._stop_sandbox,
             runtime_ready=lambda: self._link.ready,
             on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
