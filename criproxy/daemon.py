@@ -32,7 +32,6 @@ from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
-from criproxy.lastbox import LastBox
 from criproxy.model import Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
@@ -147,7 +146,6 @@ class Daemon:
             standing.upkeep(),
             self._inventory,
             self._box,
-            LastBox(Path(standing.config.proxy.listen_path).with_suffix(".box"), lambda path: _exists(driver, path)),
             stop_sandbox=self._stop_sandbox,
             runtime_ready=lambda: self._link.ready,
             on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep

@@ -59,14 +59,6 @@ class Inventory(Protocol):
     async def refresh(self) -> None: ...
 
 
-class LastBox(Protocol):
-    """What upkeep asks of the earlier process's notes (`criproxy.lastbox`)."""
-
-    def note(self, path: str | None) -> None: ...
-
-    def find(self) -> BoxPath | None: ...
-
-
 class Settings(Struct, frozen=True):
     """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
 
@@ -91,7 +83,6 @@ class Upkeep:
         settings: Settings,
         inventory: Inventory,
         box: Box,
-        last_box: LastBox,
         *,
         stop_sandbox: Callable[[str], Awaitable[None]],
         runtime_ready: Callable[[], bool],
@@ -103,7 +94,6 @@ class Upkeep:
         self._settings = settings
         self._inventory = inventory
         self._box = box
-        self._last_box = last_box
         self._evictions = Evictions(stop_sandbox)
         self._runtime_ready = runtime_ready
         self._on_listed = on_listed
@@ -213,9 +203,6 @@ class Upkeep:
     async def _adopt(self) -> None:
         if boxes := {parse_placement(place).box for place in self._placements()}:
             await self._adopt_box(min(boxes, key=lambda box: box.path))
-        elif (empty := self._last_box.find()) is not None:
-            await self._adopt_box(empty)
-        self._last_box.note(self._box.path)
 
     async def _adopt_box(self, box: BoxPath) -> None:
         if not self._settings.adopt or self._box.path is not None:

@@ -86,25 +86,10 @@ class Box:
 
 
 @dataclass
-class Last:
-    """What an earlier process has noted; None: nothing that is still there."""
-
-    box: BoxPath | None = None
-    noted: list[str | None] = field(default_factory=list)
-
-    def note(self, path: str | None) -> None:
-        self.noted.append(path)
-
-    def find(self) -> BoxPath | None:
-        return self.box
-
-
-@dataclass
 class Bench:
     settings: Settings = ON
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
-    last: Last = field(default_factory=Last)
     swept: list[int] = field(default_factory=list)
     listed: int = 0
     looks: int = 0
@@ -116,7 +101,6 @@ class Bench:
             self.settings,
             self.runtime,
             self.box,
-            self.last,
             stop_sandbox=self.runtime.stop,
             runtime_ready=lambda: self.runtime.ready,
             on_listed=self._count,
@@ -204,22 +188,6 @@ def test_connected_without_offline_pods_adopts_nothing() -> None:
     bench = Bench()
     asyncio.run(bench.upkeep.connected())
     assert bench.box.orders == []
-
-
-def test_box_whose_pods_ended_meanwhile_is_adopted_and_swept() -> None:
-    bench = Bench(box=Box(empty=("podgone",)), last=Last(parse_box("/offline")))
-    asyncio.run(bench.upkeep.connected())
-    asyncio.run(bench.upkeep.round(refresh=False))
-    assert bench.box.orders == [("adopt", "/offline", False)]
-    assert bench.swept == [1]
-    assert bench.last.noted[-1] == "/offline"
-
-
-def test_box_of_running_pods_goes_before_the_one_that_was_noted() -> None:
-    bench = Bench(runtime=Runtime((sandbox("1", "/b/offline"),)), last=Last(parse_box("/a/offline")))
-    asyncio.run(bench.upkeep.connected())
-    assert bench.box.orders == [("adopt", "/b/offline", False)]
-    assert bench.last.noted[-1] == "/b/offline"
 
 
 def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:

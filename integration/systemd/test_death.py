@@ -24,9 +24,8 @@ CONFIG: Config = {**pods.STATIC, "proxy": {"bypass_after_s": AFTER_S}}
 STATE = Path("/var/lib/criproxy")
 JOURNAL_CHARACTERS = 10_000
 """Of what criproxy logged, for whoever reads of a failure."""
-MOST_FILES = 9
-"""In /run/criproxy: the symlink and its socket, the box's name, four of the bypass, and one of each that is just being
-replaced."""
+MOST_FILES = 8
+"""In /run/criproxy: the symlink and its socket, four of the bypass, and one of each that is just being replaced."""
 
 
 @pytest.fixture(scope="module")

@@ -160,19 +160,3 @@ def test_anchor_is_kept_while_colocation_is_off_and_goes_with_the_last_pod(
     client.stop_and_remove(offline.pod)
     offline.kubelet_forgets()
     wait_until(lambda: not directory(ANCHOR).exists(), WAIT_S, "the anchor to go")
-
-
-def test_what_a_pod_left_that_ended_while_criproxy_was_away_goes_with_its_return(
-    client: CriClient, criproxy: Criproxy
-) -> None:
-    offline = Offline(client)
-    criproxy.kill()
-    with CriClient(RUNTIME) as runtime:
-        runtime.stop_and_remove(offline.pod)
-    offline.kubelet_forgets()
-    assert directory(offline.own).exists()
-
-    criproxy.start()
-    wait_until(lambda: not directory(offline.own).exists(), WAIT_S, "the slice to be removed")
-    wait_until(lambda: V1 or not directory(ANCHOR).exists(), WAIT_S, "the anchor to go")
-    wait_until(client.is_ready, WAIT_S, "the runtime through criproxy")
