@@ -116,8 +116,11 @@ class V1Driver:
 
     def ensure_pod(self, pod: str, memory_bytes: int) -> None:
         self._expect_slice(pod)
+        by_systemd = is_slice(pod)
         box, pod = checked_pod(pod)
         for hierarchy in self._hierarchies:
+            if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
+                self._make(hierarchy, box)
             self._make_one(hierarchy, box, pod)
         tuple(self._settle(self._cpu(pod), "shares", LOWEST_SHARES))
         if memory_bytes > 0:

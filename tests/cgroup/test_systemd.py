@@ -1,5 +1,6 @@
 """The driver of slices: what it makes lasts through systemd's resets, and neither kills nor makes systemd wait."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -364,6 +365,19 @@ def test_pod_is_made_with_its_limit_and_the_lowest_weight(node: Node) -> None:
     assert node.driver.read(POD).memory_bytes == 64 * MIB
     weight = "cpu.weight" if node.is_v2 else "cpu.shares"
     assert node.file(weight, "/offline.slice/offline-poda_b.slice") == ("1" if node.is_v2 else "2")
+
+
+def test_pod_is_made_where_systemd_has_removed_the_empty_box(tmp_path: Path) -> None:
+    v1 = made(tmp_path, 1)
+    v1.tick()
+    boxes = [box for box in tmp_path.glob("*/offline.slice") if box.parent.name not in ("cpu,cpuacct", "memory")]
+    for box in boxes:
+        shutil.rmtree(box)
+
+    v1.driver.ensure_pod(POD, 0)
+
+    assert boxes
+    assert [box for box in boxes if not (box / POD).is_dir()] == []
 
 
 @pytest.mark.parametrize("size", [32 * MIB, 128 * MIB], ids=["down", "up"])
