@@ -168,6 +168,9 @@ class Connection:
 
     def _break(self, reason: str) -> None:
         self.broken = self._core.greeted
+        self._complain(reason)
+
+    def _complain(self, reason: str) -> None:
         self._parts.metrics.on_broken(reason)
         self._parts.log.warning("connection_broken", reason=reason)
 
@@ -268,9 +271,7 @@ class Connection:
 
     def _client_lost(self) -> None:
         if self.client.overrun:
-            reason = "the client takes nothing of what it is sent"
-            self._parts.metrics.on_broken(reason)
-            self._parts.log.warning("connection_broken", reason=reason)
+            self._complain("the client takes nothing of what it is sent")
         self._run(self._core.client_closed)
         if self._closed:
             self._tell()
