@@ -21,6 +21,8 @@ _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
 """Source: CRI PodSandboxState, ContainerState."""
 
+_REQUESTS: Final[Mapping[Operation, str]] = {operation: f"{operation}Request" for operation in Operation}
+
 
 class CodecError(ValueError):
     """Bytes that are no message of their method. Every runtime refuses them as well."""
@@ -66,36 +68,50 @@ class ListedContainer(Struct, frozen=True):
 
 
 class Request:
-    """A hooked request, opened. Raises CodecError when `data` does not decode.
-
-    `pod` is None where the request does not carry the pod (the two updates); `sandbox_id` and `container_id` are ""
-    where it does not carry them.
-    """
+    """A hooked request, decoded; what is asked of it is read then. Raises CodecError when `data` does not decode."""
 
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
-        kind: type[Message] = getattr(cri, f"{operation}Request")
-        message = _decode(kind, data)
-        self._message = message
-        self.sandbox_id = _text(getattr(message, "pod_sandbox_id", b""))
-        self.container_id = _text(getattr(message, "container_id", b""))
-        self.pod: Pod | None = None
-        self.parts: tuple[Part, ...] = ()
-        match message:
-            case cri.RunPodSandboxRequest():
-                self.pod = _pod(message.config)
-                self.parts = (_sandbox_part(message.config),)
-            case cri.CreateContainerRequest():
-                self.pod = _pod(message.sandbox_config)
-                self.parts = (_container_part(message.config, message.sandbox_config),)
-            case cri.UpdateContainerResourcesRequest():
-                self.parts = (Part(Target.CONTAINER, "", _resources(message.linux), None, message.linux),)
-            case cri.UpdatePodSandboxResourcesRequest():
-                self.parts = (Part(Target.SANDBOX, "", _resources(message.resources), None, message.resources),)
-            case cri.RestorePodRequest():
-                self.pod = _pod(message.config)
-                containers = (_container_part(config, None) for config in message.container_configs)
-                self.parts = (_sandbox_part(message.config), *containers)
+        kind: type[Message] = getattr(cri, _REQUESTS[operation])
+        self._message = _decode(kind, data)
+
+    @property
+    def pod(self) -> Pod | None:
+        """None where the request does not carry the pod: the two updates."""
+        match self._message:
+            case cri.RunPodSandboxRequest(config=config) | cri.RestorePodRequest(config=config):
+                return _pod(config)
+            case cri.CreateContainerRequest(sandbox_config=config):
+                return _pod(config)
+            case _:
+                return None
+
+    @property
+    def sandbox_id(self) -> str:
+        """ "" where the request does not carry it."""
+        return _text(getattr(self._message, "pod_sandbox_id", b""))
+
+    @property
+    def container_id(self) -> str:
+        """ "" where the request does not carry it."""
+        return _text(getattr(self._message, "container_id", b""))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """As they are now, with what was applied."""
+        match self._message:
+            case cri.RunPodSandboxRequest(config=config):
+                return (_sandbox_part(config),)
+            case cri.CreateContainerRequest(config=config, sandbox_config=sandbox):
+                return (_container_part(config, sandbox),)
+            case cri.UpdateContainerResourcesRequest(linux=resources):
+                return (Part(Target.CONTAINER, "", _resources(resources), None, resources),)
+            case cri.UpdatePodSandboxResourcesRequest(resources=resources):
+                return (Part(Target.SANDBOX, "", _resources(resources), None, resources),)
+            case cri.RestorePodRequest(config=config, container_configs=containers):
+                return (_sandbox_part(config), *(_container_part(container, None) for container in containers))
+            case _:
+                return ()
 
     @property
     def pod_memory_bytes(self) -> int:

@@ -6,7 +6,6 @@ The promises, as they are kept here:
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
@@ -102,8 +101,8 @@ class HookInterceptor:
         held: Callable[[PodRef], str],
     ) -> None:
         self.settings = settings
-        self.kubelets_driver: Driver | None = None
-        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
+        self._last_started: Pod | None = None
+        """Of the pods that have a cgroup_parent."""
         self._chain = chain
         self._inventory = inventory
         self._admission = admission
@@ -113,6 +112,14 @@ class HookInterceptor:
         self._on_removed = on_removed
         self._held = held
         self._log = structlog.get_logger()
+
+    @property
+    def kubelets_driver(self) -> Driver | None:
+        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
+        try:
+            return None if self._last_started is None else _place(self._last_started).box.driver
+        except ValueError:
+            return None
 
     def wants(self, method: str) -> bool:
         return method in _METHODS
@@ -146,15 +153,16 @@ class HookInterceptor:
 
     def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
         """RunPodSandbox, RestorePod: the one moment at which a pod is placed."""
-        assert request.pod is not None
-        pod = request.pod.ref
-        with contextlib.suppress(ValueError):
-            self.kubelets_driver = _place(request.pod).box.driver
-        why = self._why_offline(request.pod)
+        asked = request.pod
+        assert asked is not None
+        pod = asked.ref
+        if asked.cgroup_parent:
+            self._last_started = asked
+        why = self._why_offline(asked)
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
         try:
-            place = _place(request.pod)
+            place = _place(asked)
         except ValueError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
         closed = self.settings.closed or self._held(pod)
@@ -177,14 +185,13 @@ class HookInterceptor:
 
     async def _create(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer: a container follows its sandbox."""
-        assert request.pod is not None
-        pod = request.pod.ref
         try:
             sandbox = await self._inventory.sandbox(request.sandbox_id)
         except (ConnectionError, codec.CodecError) as error:
-            if self._why_offline(request.pod) is not None:
+            pod = request.pod
+            if pod is not None and self._why_offline(pod) is not None:
                 reason = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
-                return self._refuse(request, pod, UNAVAILABLE, "unknown_sandbox", reason)
+                return self._refuse(request, pod.ref, UNAVAILABLE, "unknown_sandbox", reason)
             return Forward(message)
 
         def learn(answer: bytes) -> None:
