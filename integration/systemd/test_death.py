@@ -1,6 +1,7 @@
 """What a node does to criproxy, under a steady load of calls: they go on, the box stays bounded, nothing piles up."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ AFTER_S = 60
 
 CONFIG: Config = {**pods.STATIC, "proxy": {"bypass_after_s": AFTER_S}}
 STATE = Path("/var/lib/criproxy")
+SET_PROPERTIES = Path("/run/systemd/system.control/criproxy.service.d")
 JOURNAL_CHARACTERS = 10_000
 """Of what criproxy logged, for whoever reads of a failure."""
 MOST_FILES = 8
@@ -118,7 +120,7 @@ def small(directory: Path, options: str) -> Iterator[None]:
 
 
 def fill(directory: Path) -> None:
-    with pytest.raises(OSError, match="No space left"), (directory / "fill").open("wb") as file:
+    with pytest.raises(OSError, match="No space left"), (directory / "fill").open("ab") as file:
         while True:
             file.write(b"\0" * 4096)
             file.flush()
@@ -142,6 +144,55 @@ def test_full_disks_cost_no_call(load: Load) -> None:
         load.wait_for("criproxy", time.monotonic())
         systemctl("stop", "criproxy.service")
         service.fresh()
+
+
+@contextmanager
+def full_root() -> Iterator[None]:
+    """The node's own disk, with /var and all, to the last block."""
+    directory = Path("/var/criproxy-test")
+    directory.mkdir()
+    try:
+        free = os.statvfs(directory)
+        subprocess.run(["fallocate", "--length", str(free.f_bavail * free.f_frsize), directory / "fill"], check=False)
+        fill(directory)
+        yield
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_full_root_costs_no_call(load: Load) -> None:
+    with full_root():
+        pid, killed_s = service.main_pid(), time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        load.wait_for("criproxy", killed_s + 0.5)
+        service.wait_restarted(pid)
+        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.wait_bounded()
+        systemctl("restart", "criproxy.service")
+        load.wait_for("criproxy", time.monotonic())
+
+
+@contextmanager
+def read_only_var() -> Iterator[None]:
+    """All that is opened from here on below /var, by whomever, is read only."""
+    subprocess.run(["mount", "--bind", "/var", "/var"], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", "/var"], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", "/var"], check=True)
+
+
+def test_read_only_var_costs_no_call(load: Load) -> None:
+    with read_only_var():
+        with pytest.raises(OSError, match="Read-only file system"):
+            (STATE / "test").touch()
+        pid, killed_s = service.main_pid(), time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        load.wait_for("criproxy", killed_s + 0.5)
+        service.wait_restarted(pid)
+        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.wait_bounded()
 
 
 def test_read_only_state_costs_no_call(load: Load) -> None:
@@ -171,6 +222,22 @@ def test_clock_that_jumps_changes_nothing(load: Load, days: int) -> None:
     pods.wait_bounded()
     assert service.main_pid() == pid
     assert {answer.by for answer in load.between(began_s, time.monotonic())} == {"criproxy"}
+
+
+def test_memory_taken_from_a_running_criproxy_ends_in_the_bypass(load: Load) -> None:
+    pid, taken_s = service.main_pid(), time.monotonic()
+    limits = ("MemoryMin=0", "MemoryLow=0", "MemorySwapMax=0", "MemoryMax=8M")
+    systemctl("set-property", "--runtime", "criproxy.service", *limits)
+    try:
+        wait_until(lambda: service.main_pid() != pid, 60, "the kernel to kill it")
+        load.wait_for("runtime", taken_s)
+        assert_bounded_while(5)
+    finally:
+        shutil.rmtree(SET_PROPERTIES)
+        service.drop_in("")
+    given_s = time.monotonic()
+    systemctl("restart", "criproxy.service")
+    load.wait_for("criproxy", given_s)
 
 
 def test_no_memory_left_ends_in_the_bypass_and_not_in_a_storm(load: Load) -> None:
