@@ -271,5 +271,6 @@ def test_purge_leaves_nothing(before: tuple[set[str], str]) -> None:
     done = package.dpkg("--purge", "criproxy")
     assert done.returncode == 0, done.stdout
     assert files() - before[0] == set()
-    assert systemctl("list-units", "--all", "--plain", "--no-legend", "criproxy*", "*offline*") == ""
+    assert systemctl("list-units", "--all", "--plain", "--no-legend", "*criproxy*", "*offline*") == ""
+    assert [path for path in Path("/run/systemd").glob("*/*") if re.match(r".*(criproxy|offline)", path.name)] == []
     assert not [path for path in Path("/sys/fs/cgroup").rglob("*") if path.name.startswith(("criproxy", "offline"))]
