@@ -80,14 +80,22 @@ class Tree:
     def make(self) -> None:
         """Make the cgroup everywhere, ready for children in every controller. Raises LabError when that is refused.
 
-        Under systemd, as a slice; the controllers in which it would not be are added, as kubelet does.
+        Under systemd, as a slice; the controllers in which it would not be are added, as kubelet does. What of it was
+        empty may go meanwhile: systemd takes it away when it comes to that, on a slow node after the next start.
         """
+        try:
+            wait_until(self._is_made, END_S, f"the cgroups of {self.path} to stay")
+        except OSError as error:
+            raise LabError(f"can't make the cgroup {error.filename}: {error.strerror}; is this root?") from error
+
+    def _is_made(self) -> bool:
         _systemctl("start", self.path)
-        for hierarchy in hierarchies():
-            try:
+        try:
+            for hierarchy in hierarchies():
                 _make(hierarchy, hierarchy.directory(self.path))
-            except OSError as error:
-                raise LabError(f"can't make the cgroup {error.filename}: {error.strerror}; is this root?") from error
+        except FileNotFoundError:
+            return False
+        return True
 
     def directories(self, versions: Collection[int] = (1, 2)) -> list[Path]:
         """Every directory of the tree that exists, children first, in the hierarchies of these versions."""
