@@ -1,14 +1,20 @@
-"""Offline pods on this node, and the box that they are in, as the systemd driver of kubelet and cgroup v2 name them."""
+"""Offline pods on this node, and the box that they are in, as the systemd driver of kubelet names them."""
 
 from pathlib import Path
 
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.cgroups import version
 from integration.lab.client import Container, CriClient
 from integration.lab.criproxy import Config
 from integration.lab.process import LabError, wait_until
 
-CGROUP = Path("/sys/fs/cgroup")
-BOX = CGROUP / "offline.slice"
+V1 = version() == 1
+BOX = "offline.slice"
+CPU, MEMORY = (Path("/sys/fs/cgroup", controller if V1 else "", BOX) for controller in ("cpu", "memory"))
+"""The box's directories."""
+
+_MEMORY = "memory" if V1 else ""
+
 LABELS = {"colocation.criproxy.io/class": "offline"}
 CORES, BYTES = 0.5, 256 << 20
 """The box's limits in `STATIC`."""
@@ -35,19 +41,34 @@ def run_offline(client: CriClient, name: str, *, busy: bool = False) -> Containe
 
 
 def cgroup_of(client: CriClient, container: Container) -> str:
-    """Below the cgroup root."""
-    return Path(f"/proc/{client.pid(container)}/cgroup").read_text().strip().removeprefix("0::")
+    """Below the cgroup root, or that of v1's memory hierarchy."""
+    lines = Path(f"/proc/{client.pid(container)}/cgroup").read_text().splitlines()
+    return next(path for _, controllers, path in (line.split(":", 2) for line in lines) if controllers == _MEMORY)
 
 
 def is_in_box(client: CriClient, container: Container) -> bool:
-    return cgroup_of(client, container).startswith(f"/{BOX.name}/")
+    return cgroup_of(client, container).startswith(f"/{BOX}/")
 
 
 def is_bounded() -> bool:
     """Whether the kernel holds the box to `STATIC`."""
-    quota, period = (BOX / "cpu.max").read_text().split()
-    size = (BOX / "memory.max").read_text().strip()
-    return quota != "max" and int(quota) / int(period) <= CORES * 1.01 and size != "max" and int(size) <= BYTES
+    if V1:
+        quota, period = ((CPU / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        size = (MEMORY / "memory.limit_in_bytes").read_text()
+    else:
+        quota, period = (CPU / "cpu.max").read_text().split()
+        size = (MEMORY / "memory.max").read_text().strip()
+    if quota.strip() in ("max", "-1") or size == "max":
+        return False
+    return int(quota) / int(period) <= CORES * 1.01 and int(size) <= BYTES
+
+
+def lift_quota() -> None:
+    """As somebody else would: past criproxy and systemd."""
+    if V1:
+        (CPU / "cpu.cfs_quota_us").write_text("-1")
+    else:
+        (CPU / "cpu.max").write_text("max 100000")
 
 
 def wait_bounded(timeout_s: float = 30) -> None:
@@ -62,5 +83,10 @@ def wait_bounded(timeout_s: float = 30) -> None:
     try:
         wait_until(bounded, timeout_s, "a bounded box", poll_s=0.2)
     except LabError as error:
-        values = {name: (BOX / name).read_text().strip() for name in ("cpu.max", "memory.max") if BOX.exists()}
-        raise LabError(f"{error}: {values}") from error
+        files = [
+            *CPU.glob("cpu.max"),
+            *CPU.glob("cpu.cfs_*"),
+            *MEMORY.glob("memory.max"),
+            *MEMORY.glob("memory.limit*"),
+        ]
+        raise LabError(f"{error}: { ({file.name: file.read_text().strip() for file in files}) }") from error

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from integration.lab import images
+from integration.lab.cgroups import version
 from integration.lab.client import CriClient
 from integration.lab.criproxy import Config, toml_file
 from integration.lab.process import LabError, wait_until
@@ -58,6 +59,12 @@ def is_active(unit: str) -> bool:
 def main_pid() -> int:
     """0 when criproxy does not run."""
     return int(show("criproxy.service", "MainPID"))
+
+
+def processes() -> set[int]:
+    """Those in the service's cgroup."""
+    group = Path("/sys/fs/cgroup", "systemd" if version() == 1 else "", show("criproxy.service", "ControlGroup")[1:])
+    return {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
 
 
 def configure(config: Config) -> None:

@@ -62,13 +62,15 @@ def load(pod: Container) -> Iterator[Load]:
 def assert_well(pod: Container) -> None:
     """Limits are held, and put back; the pod goes on; nothing has piled up."""
     pods.wait_bounded()
-    (pods.BOX / "cpu.max").write_text("max 100000")
+    pods.lift_quota()
     pods.wait_bounded()
     with CriClient(RUNTIME) as client:
         assert pods.is_in_box(client, pod)
     pid = service.main_pid()
     assert len(list(Path(f"/proc/{pid}/fd").iterdir())) < 64
-    procs = Path(f"/sys/fs/cgroup{service.show('criproxy.service', 'ControlGroup')}/cgroup.procs")
+    procs = Path(
+        f"/sys/fs/cgroup/{'systemd' if pods.V1 else ''}{service.show('criproxy.service', 'ControlGroup')}/cgroup.procs"
+    )
     wait_until(lambda: procs.read_text().split() == [str(pid)], 60, "the service to be one process")
     names = sorted(entry.name for entry in RUN.iterdir())
     assert len(names) <= MOST_FILES, names
@@ -166,7 +168,7 @@ def test_full_root_costs_no_call(load: Load) -> None:
         os.kill(pid, signal.SIGKILL)
         load.wait_for("criproxy", killed_s + 0.5)
         service.wait_restarted(pid)
-        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.lift_quota()
         pods.wait_bounded()
         systemctl("restart", "criproxy.service")
         load.wait_for("criproxy", time.monotonic())
@@ -191,7 +193,7 @@ def test_read_only_var_costs_no_call(load: Load) -> None:
         os.kill(pid, signal.SIGKILL)
         load.wait_for("criproxy", killed_s + 0.5)
         service.wait_restarted(pid)
-        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.lift_quota()
         pods.wait_bounded()
 
 
@@ -215,7 +217,7 @@ def test_clock_that_jumps_changes_nothing(load: Load, days: int) -> None:
     time.clock_settime(time.CLOCK_REALTIME, offset_s + began_s + days * 86400)
     try:
         assert_bounded_while(5)
-        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.lift_quota()
         pods.wait_bounded()  # ticks go on
     finally:
         time.clock_settime(time.CLOCK_REALTIME, offset_s + time.monotonic())
@@ -224,6 +226,7 @@ def test_clock_that_jumps_changes_nothing(load: Load, days: int) -> None:
     assert {answer.by for answer in load.between(began_s, time.monotonic())} == {"criproxy"}
 
 
+@pytest.mark.skipif(pods.V1, reason="cgroup v1 refuses a limit below what is in use")
 def test_memory_taken_from_a_running_criproxy_ends_in_the_bypass(load: Load) -> None:
     pid, taken_s = service.main_pid(), time.monotonic()
     limits = ("MemoryMin=0", "MemoryLow=0", "MemorySwapMax=0", "MemoryMax=8M")
@@ -273,7 +276,7 @@ def test_without_dbus_the_box_stays_bounded(load: Load) -> None:
         os.kill(pid, signal.SIGKILL)
         load.wait_for("criproxy", killed_s + 0.5)
         service.wait_restarted(pid)
-        (pods.BOX / "cpu.max").write_text("max 100000")
+        pods.lift_quota()
         pods.wait_bounded()
     finally:
         systemctl("start", "dbus.socket", "dbus.service")

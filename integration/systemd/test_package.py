@@ -26,7 +26,6 @@ NOT_WATCHED = re.compile(
     r"/(usr/lib/python3|usr/share/(man|doc)|var/(lib/(dpkg|containerd|systemd|apt|private)|log|cache|tmp|scratch)"
     r"|run/(systemd|log|containerd|udev|lock|dbus|user|dpkg)|sp|debs)(/|$)"
 )
-V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
 EXPOSURE = 3.0
 """By systemd-analyze: 0 is a service that may do nothing, 10 one that may do all."""
 
@@ -113,7 +112,7 @@ def test_service_may_do_little(installed: None) -> None:
 
 
 def test_memory_of_the_service_is_protected_from_the_root_down(installed: None) -> None:
-    if not V2:
+    if pods.V1:
         pytest.skip("cgroup v1 protects no memory")
     (cgroup,) = Path("/sys/fs/cgroup").glob("criproxy.service")
     assert int((cgroup / "memory.min").read_text()) > 0
@@ -235,7 +234,7 @@ def test_removal_is_refused_while_kubelet_cannot_be_detached(installed: None, tm
 
 
 def test_removal_leaves_pods_in_their_box_and_tells_how_to_lift_its_limits(installed: None) -> None:
-    if not V2 or driver() is not Driver.SYSTEMD:
+    if pods.V1 or driver() is not Driver.SYSTEMD:
         pytest.skip("the limits are read from the files of v2, below a slice")
     service._import_images()
     package.configure(toml(pods.STATIC))
@@ -252,7 +251,7 @@ def test_removal_leaves_pods_in_their_box_and_tells_how_to_lift_its_limits(insta
         lift = re.search(r"to lift them: (systemctl .*)", done.stdout)
         assert lift is not None, done.stdout
         subprocess.run(["sh", "-ec", lift[1]], check=True, timeout=60)
-        files = [pods.BOX / name for name in ("cpu.max", "memory.high", "memory.max", "memory.swap.max")]
+        files = [pods.CPU / name for name in ("cpu.max", "memory.high", "memory.max", "memory.swap.max")]
         assert {file.read_text().split()[0] for file in files if file.exists()} == {"max"}
         client.remove_all_pods()
     package.install(package.deb())

@@ -61,11 +61,6 @@ def jobs(container: Container) -> dict[str, Job]:
     }
 
 
-def processes_of_the_service() -> set[int]:
-    """The processes in the service's cgroup."""
-    return {int(pid) for pid in (pods.CGROUP / "criproxy.service" / "cgroup.procs").read_text().split()}
-
-
 def test_upgrades_of_the_package_under_load_fail_no_call(say: Say) -> None:
     restarts, began = show("criproxy.service", "NRestarts"), show("criproxy.service", "ExecMainStartTimestampMonotonic")
     with CriClient(LISTEN) as client:
@@ -84,7 +79,7 @@ def test_upgrades_of_the_package_under_load_fail_no_call(say: Say) -> None:
                 assert package.is_mapped(main_pid(), package.code())
                 assert pods.is_bounded()
                 say(f"{number + 1}/{UPGRADES}: dpkg -i took {times[-1]:.1f} s; {len(load.failures)} calls failed")
-            wait_until(lambda: processes_of_the_service() == {main_pid()}, RETIRED_S, "the others to end", poll_s=0.5)
+            wait_until(lambda: service.processes() == {main_pid()}, RETIRED_S, "the others to end", poll_s=0.5)
         say(f"dpkg -i, s: median {statistics.median(times):.1f}, max {max(times):.1f}\n    {load.summary()}")
         assert load.failures == []
         assert pods.is_in_box(client, container)
@@ -146,7 +141,7 @@ def test_watchdog_and_death_of_the_new_process_are_seen(say: Say) -> None:
 def test_stop_in_the_middle_of_an_upgrade_ends_all(say: Say) -> None:
     old = main_pid()
     systemctl("kill", "--kill-whom=main", "--signal=USR2", "criproxy.service")
-    wait_until(lambda: len(processes_of_the_service()) > 1, 60, "a new process", poll_s=0.1)
+    wait_until(lambda: len(service.processes()) > 1, 60, "a new process", poll_s=0.1)
     systemctl("stop", "criproxy.service")
     assert not is_running(old)
     assert show("criproxy.service", "Result") == "success"
