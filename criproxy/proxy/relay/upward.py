@@ -13,6 +13,7 @@ from criproxy.proxy.relay.frames import (
     END_STREAM,
     HEADER_TABLE_SIZE,
     MAX_FRAME_SIZE,
+    MAX_WINDOW,
     NO_ERROR,
     PADDED,
     PREFACE,
@@ -139,9 +140,8 @@ class Upward:
         match kind:
             case 8 if stream and self._wire.ended_here(stream):  # WINDOW_UPDATE
                 return False
-            case 8 if stream and self._outbox.queue and self._outbox.has_block(stream):
-                self._outbox.hold_raw(frames.frame(kind, flags, stream, payload))
-                return False
+            case 8 if stream and self._outbox.queue:
+                return not self._outbox.widen(stream, frames.long(payload) & MAX_WINDOW)
             case 4:
                 return self._settings(flags, payload)
             case 3:
@@ -215,7 +215,7 @@ class Upward:
 
     def _pass_reset(self, stream: int, raw: bytes) -> None:
         """A reset that overtakes the call's DATA, but not its headers."""
-        if self._outbox.has_block(stream):
+        if self._outbox.block(stream) is not None:
             self._outbox.hold_raw(raw)
             return
         self._outbox.drop_data(stream)

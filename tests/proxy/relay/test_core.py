@@ -370,6 +370,32 @@ def test_window_of_a_stream_does_not_overtake_its_headers(held: Talk) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("added", "passed"),
+    [
+        pytest.param([5] * 1000, [5000], id="many"),
+        pytest.param([frames.MAX_WINDOW], [frames.MAX_WINDOW], id="all there is"),
+        pytest.param([frames.MAX_WINDOW, 1], [frames.MAX_WINDOW, 1], id="too much by one"),
+        pytest.param([frames.MAX_WINDOW] * 1000, [frames.MAX_WINDOW] * 2, id="too much by far"),
+    ],
+)
+@pytest.mark.parametrize("path", [PASSING, HOOKED])
+def test_windows_of_a_stream_wait_for_its_headers_as_one_sum(
+    held: Talk, path: str, added: list[int], passed: list[int]
+) -> None:
+    held.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 100_000))
+    held.from_client(SETTINGS_ACK + held.request_headers(5, path))
+    waiting = len(held.relay._outbox.queue)
+    for increment in added:
+        held.from_client(frames.window_update(5, increment))
+    assert len(held.relay._outbox.queue) == waiting
+    assert held.upstream_sees() == []
+    held.from_upstream(frames.window_update(0, 1000))
+    seen = held.upstream_sees()
+    assert [(kind, stream) for kind, stream, _ in seen[:3]] == [(DATA, 3), (frames.SETTINGS, 0), (HEADERS, 5)]
+    assert seen[3:] == [(WINDOW_UPDATE, 5, increment.to_bytes(4)) for increment in passed]
+
+
 def test_window_of_a_stream_whose_headers_have_gone_waits_for_nothing(held: Talk) -> None:
     held.from_client(frames.window_update(3, 1000))
     assert [(kind, stream) for kind, stream, _ in held.upstream_sees()] == [(WINDOW_UPDATE, 3)]
