@@ -1,6 +1,7 @@
 """What the relay's core does, told as conversations."""
 
 import pytest
+from hpack import Decoder
 
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient
@@ -331,6 +332,48 @@ def test_call_turned_away_never_reaches_the_runtime() -> None:
     [(kind, _, fields), *_] = talk.client_sees()
     assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
     assert talk.all(Started) == []
+
+
+def trailers(talk: Talk, stream: int) -> bytes:
+    """A request's end, with fields that repeat from call to call."""
+    return talk.request_headers(stream, PASSING, ("x-some", "new"), ("x-end", "1"), flags=END_STREAM)
+
+
+@pytest.mark.parametrize("path", [PASSING, HOOKED])
+def test_request_with_trailers_that_is_turned_away_leaves_nothing(path: str) -> None:
+    talk = Talk()
+    talk.relay.turn_away("going")
+    talk.from_client(talk.request_headers(1, path) + frames.frame(DATA, 0, 1, prefixed(b"in")) + trailers(talk, 1))
+    assert talk.upstream == b""
+    [(kind, _, fields), reset, paid_back] = talk.client_sees()
+    assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
+    assert (reset, paid_back) == ((RST_STREAM, 1, bytes(4)), (WINDOW_UPDATE, 0, (7).to_bytes(4)))
+    assert (talk.actions, talk.relay.calls) == ([], 0)
+    assert talk.relay._wire.ledger.shown == talk.relay._wire.ledger.real == 65_535
+
+
+def upstream_reads(talk: Talk, decoder: Decoder) -> list[tuple[int, bool, dict[str, str]]]:
+    """(stream, whether it ends, fields) of the header blocks that came, as a peer understands them."""
+    blocks = [raw for raw in split(talk.upstream) if raw[3] == HEADERS]
+    return [(int.from_bytes(raw[5:9]), bool(raw[4] & END_STREAM), dict(decoder.decode(raw[9:]))) for raw in blocks]
+
+
+@pytest.mark.parametrize("by", ["turned away", "ended"])
+def test_headers_after_those_that_went_nowhere_are_understood(by: str) -> None:
+    """Those that the runtime never saw have changed the client's table, to which what comes after them refers."""
+    talk, runtime = Talk(), Decoder()
+    talk.from_client(talk.request_headers(1, PASSING) + talk.request_headers(3, PASSING))
+    assert [stream for stream, _, _ in upstream_reads(talk, runtime)] == [1, 3]
+    if by == "turned away":
+        talk.relay.turn_away("going")
+        talk.from_client(talk.request_headers(5, PASSING, ("x-some", "new")))
+    else:
+        talk.do(talk.relay.end(1, "over"))
+        talk.from_client(trailers(talk, 1))
+    assert upstream_reads(talk, runtime) == []
+    talk.from_client(trailers(talk, 3))
+    [(stream, ends, fields)] = upstream_reads(talk, runtime)
+    assert (stream, ends, fields["x-some"], fields["x-end"]) == (3, True, "new", "1")
 
 
 @pytest.mark.parametrize(("rewritten", "passes"), [(b"in", True), (b"out!", False)], ids=["unchanged", "changed"])
