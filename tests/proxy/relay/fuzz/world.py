@@ -39,6 +39,8 @@ class World:
         self.unacknowledged = {self.client, self.server}
         """Whose SETTINGS are under way: h2 takes one ACK for an ACK of all."""
         self._table_changed: set[h2.connection.H2Connection] = set()
+        self.turned_away = False
+        """New calls are: those that are never begun."""
         self.calm = False
         """No more surprises: windows open, nothing is reset."""
 
