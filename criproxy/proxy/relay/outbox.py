@@ -14,6 +14,9 @@ _LOW: Final = 16_384
 _TOPPED_UP: Final = 65_535
 """What a client may always send of a hooked call's request, however little the upstream's SETTINGS allow."""
 
+LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
+"""The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
+
 
 class Outbox:
     """Sends to the upstream what it has windows for, in order: nothing is left behind for good."""

@@ -173,6 +173,33 @@ def test_client_can_go_on_with_a_hooked_request_when_the_runtimes_window_shrinks
     assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
 
 
+@pytest.mark.parametrize("first", ["the call", "the SETTINGS"])
+def test_client_s_window_never_grows_past_the_largest(first: str) -> None:
+    """A hooked request's window is the relay's own to open, and the runtime's SETTINGS open it once more."""
+    talk = Talk()
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 0))
+    talk.from_client(SETTINGS_ACK * 2)
+    if first == "the call":
+        talk.from_client(talk.request_headers(1, HOOKED))
+    talk.clear()
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
+    assert talk.client_sees() == [(frames.SETTINGS, 0, b"\0\4" + (frames.MAX_WINDOW - 65_535).to_bytes(4))]
+    if first == "the SETTINGS":
+        talk.from_client(talk.request_headers(1, HOOKED))
+        assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
+    talk.from_client(SETTINGS_ACK)
+    talk.from_client(frames.frame(DATA, END_STREAM, 1, prefixed(b"in")))
+    talk.do(talk.relay.forward(1, bytes(60_000)))
+    assert sum(len(data) for kind, _, data in talk.upstream_sees() if kind == DATA) == 60_005
+
+
+def test_other_settings_pass_as_they_came() -> None:
+    talk = Talk()
+    settings = frames.settings_payload([(frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW - 65_535), (0xABC, 0xFFFFFFFF)])
+    talk.from_upstream(frames.frame(frames.SETTINGS, 0, 0, settings))
+    assert talk.client == frames.frame(frames.SETTINGS, 0, 0, settings)
+
+
 @pytest.mark.parametrize("answered", [False, True], ids=["before headers", "after headers"])
 def test_refusal_resets_the_runtime_and_answers_the_client(answered: bool) -> None:
     talk = Talk()
