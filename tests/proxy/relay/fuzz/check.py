@@ -23,6 +23,9 @@ def check(world: World) -> None:
             _check_turned_away(plan)
         else:
             _check_plan(plan)
+        if plan.whole:
+            sent, got = world.client_out.windows[plan.stream], world.server_tap.windows[plan.stream]
+            assert sent == got, plan
 
 
 def check_drained(world: World) -> None:
