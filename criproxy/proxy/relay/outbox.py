@@ -17,6 +17,12 @@ _TOPPED_UP: Final = 65_535
 LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
 """The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
 
+HELD_BYTES: Final = 64 * 1024 * 1024
+"""Of frames that wait though no window is paid for them: header blocks, resets, SETTINGS ACKs. More is no kubelet."""
+
+_HELD_ITEM: Final = 256
+"""What each of them takes in memory besides its bytes."""
+
 
 class Outbox:
     """Sends to the upstream what it has windows for, in order: nothing is left behind for good."""
@@ -25,6 +31,7 @@ class Outbox:
         self._wire = wire
         self.queue: deque[HeldData | HeldRaw] = deque()
         """The passing frames that wait."""
+        self._raw_bytes = 0
         self._sending: dict[int, Call] = {}
 
     @property
@@ -44,6 +51,10 @@ class Outbox:
             self.refund(paid)
 
     def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
+        """Raises BrokenError when too much of it waits."""
+        self._raw_bytes += len(raw) + _HELD_ITEM
+        if self._raw_bytes > HELD_BYTES:
+            raise BrokenError(f"over {HELD_BYTES} bytes of frames that wait for windows")
         self.queue.append(HeldRaw(bytes(raw), stream, is_ack))
 
     def block(self, stream: int) -> HeldRaw | None:
@@ -131,6 +142,7 @@ class Outbox:
 
     def _pump_raw(self, item: HeldRaw) -> None:
         wire = self._wire
+        self._raw_bytes -= len(item.raw) + _HELD_ITEM
         wire.upstream.send(item.raw)
         for increment in (min(item.window, MAX_WINDOW), item.window - MAX_WINDOW):
             if increment > 0:

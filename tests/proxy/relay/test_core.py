@@ -16,6 +16,7 @@ from criproxy.proxy.relay.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
 )
+from criproxy.proxy.relay.headers import literal
 from tests.proxy.relay.peers import split
 from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
 
@@ -464,6 +465,23 @@ def test_windows_of_a_stream_wait_for_its_headers_as_one_sum(
     seen = held.upstream_sees()
     assert [(kind, stream) for kind, stream, _ in seen[:3]] == [(DATA, 3), (frames.SETTINGS, 0), (HEADERS, 5)]
     assert seen[3:] == [(WINDOW_UPDATE, 5, increment.to_bytes(4)) for increment in passed]
+
+
+def test_calls_that_are_reset_while_they_wait_are_held_up_to_a_bound(held: Talk) -> None:
+    """They cost the client no window."""
+    held.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 100_000))
+    held.from_client(SETTINGS_ACK)
+    block = literal([(b"x", bytes(1 << 20))])
+    calls = 0
+    while not held.all(Close) and calls < 100:
+        stream = 5 + 2 * calls
+        held.from_client(frames.header_frames(stream, block, end_stream=False) + frames.rst_stream(stream, CANCEL))
+        calls += 1
+    assert held.all(Close) == [
+        Close("the client sent over 67108864 bytes of frames that wait for windows", broken=True)
+    ]
+    assert calls == 64  # and a little more than 1 MiB each
+    assert held.upstream == b""
 
 
 def test_window_of_a_stream_whose_headers_have_gone_waits_for_nothing(held: Talk) -> None:
