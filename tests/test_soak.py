@@ -1,16 +1,21 @@
 """What the soak would find: a wrong byte, a failed round, growth; and that its picture can be read."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import grpc
 import pytest
 
-from benchmarks.soak.jobs import Way, WrongError, same
+from benchmarks.node import connect
+from benchmarks.soak.jobs import JOBS, Way, WrongError, same
 from benchmarks.soak.load import Load
 from benchmarks.soak.plot import svg, ticks
-from benchmarks.soak.runtime import seen, showing
+from benchmarks.soak.runtime import DETAILS, Handler, seen, showing
 from benchmarks.soak.watch import Sample, drift
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,6 +69,56 @@ def test_failed_rounds_are_kept_and_the_others_go_on(tmp_path: Path) -> None:
     assert load.tally.calls["good"] >= 5
     assert load.tally.failures[0].endswith("bad: not what was sent")
     assert len(load.tally.failures) in (load.tally.calls["bad"], load.tally.calls["bad"] - 1)
+
+
+@contextmanager
+def way_to(handler: Handler, socket: Path) -> Iterator[Way]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=(handler,))
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    with connect(socket) as channel:
+        yield Way(socket, channel, "")
+    server.stop(None)
+
+
+def test_kubelet_lists_each_second_and_asks_for_statistics_each_tenth(tmp_path: Path) -> None:
+    job, pause_s = JOBS["kubelet"]
+    with way_to(Handler(), tmp_path / "runtime.sock") as way:
+        assert [len(list(job(way))) for _ in range(11)] == [3, *[2] * 9, 3]
+    assert pause_s == 1
+
+
+def test_long_error_that_arrives_whole_is_a_good_call(tmp_path: Path) -> None:
+    assert len(DETAILS) == 28_000
+    with way_to(Handler(), tmp_path / "runtime.sock") as way:
+        assert len(list(JOBS["error of 28 KB"][0](way))) == 1
+
+
+def cut_short(_request: bytes, context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNKNOWN, DETAILS[:-1])
+
+
+def of_another_code(_request: bytes, context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.INTERNAL, DETAILS)
+
+
+def not_one(request: bytes, _context: grpc.ServicerContext) -> bytes:
+    return request
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cut_short, "an error's text: 29711 bytes, not 29712"),
+        (of_another_code, "INTERNAL"),
+        (not_one, "an answer, not an error"),
+    ],
+)
+def test_long_error_that_does_not_is_a_failure(tmp_path: Path, answer: Callable[..., Any], wrong: str) -> None:
+    handler = Handler()
+    handler._PullImage = answer  # type: ignore[method-assign]
+    with way_to(handler, tmp_path / "runtime.sock") as way, pytest.raises((WrongError, grpc.RpcError), match=wrong):
+        list(JOBS["error of 28 KB"][0](way))
 
 
 @pytest.mark.parametrize(

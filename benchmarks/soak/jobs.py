@@ -13,7 +13,7 @@ import grpc
 
 from benchmarks.backend import ANSWERS
 from benchmarks.node import connect, run_request
-from benchmarks.soak.runtime import LISTS, SERVICE, seen
+from benchmarks.soak.runtime import BY_STATE, DETAILS, FILTERED, LISTS, SERVICE, seen
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.relay import frames
 from integration.lab.cgroups import Tree
@@ -21,6 +21,7 @@ from integration.lab.cgroups import Tree
 _TIMEOUT_S: Final = 60.0
 _UPLOAD: Final = random.Random(1).randbytes(300_000)
 _CLIENT_CALLS: Final = 5
+_STATISTICS_EVERY: Final = 10
 
 
 class WrongError(Exception):
@@ -64,6 +65,28 @@ def a_list(method: str) -> Job:
         yield
 
     return job
+
+
+def kubelet(way: Way) -> Iterator[None]:
+    """What kubelet asks again and again on one connection: what is there, and in every tenth round how much it uses."""
+    for method, answer in FILTERED.items():
+        same(method, way.call(method, BY_STATE), answer)
+        yield
+    if next(way.numbers) % _STATISTICS_EVERY == 0:
+        yield from a_list("ListContainerStats")(way)
+
+
+def long_error(way: Way) -> Iterator[None]:
+    """A call that the runtime ends with an error whose text takes more than one frame of headers."""
+    try:
+        way.call("PullImage")
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNKNOWN:
+            raise
+        same("an error's text", error.details().encode(), DETAILS.encode())
+        yield
+    else:
+        raise WrongError("PullImage: an answer, not an error")
 
 
 def upload(way: Way) -> Iterator[None]:
@@ -174,10 +197,12 @@ def aborted(way: Way) -> Iterator[None]:
 
 
 JOBS: Final[Mapping[str, tuple[Job, float]]] = {
+    "kubelet": (kubelet, 1.0),
     "small": (small, 0.03),
     "list of 200 KB": (a_list("ListContainerStats"), 0.5),
     "list of 15 MB": (a_list("ListPodSandboxStats"), 20.0),
     "upload of 300 KB": (upload, 2.0),
+    "error of 28 KB": (long_error, 1.0),
     "pods": (pods, 0.5),
     "events": (events, 1.0),
     "comers": (comers, 2.0),

@@ -31,6 +31,15 @@ def _bytes(size: int) -> bytes:
 LISTS: Final = {"ListContainerStats": _bytes(200_000), "ListPodSandboxStats": _bytes(15_000_000)}
 """Answers of these sizes."""
 
+BY_STATE: Final = b"\x0a\x02\x12\x00"
+"""A list's request with a filter by state, as kubelet sends it. Source: CRI, PodSandboxFilter, ContainerFilter."""
+
+FILTERED: Final = {"ListPodSandbox": _bytes(60_000), "ListContainers": _bytes(120_000)}
+"""Answers to it, of the size that a node full of pods has; what criproxy itself lists is told from it."""
+
+DETAILS: Final = "".join(f"{number}: 100 % of ü\n" for number in range(2000))[:28_000]
+"""Of a pull that fails: as long as runtimes' errors get, with all that a status must escape."""
+
 
 def seen(answer: bytes) -> bytes:
     """The request as the runtime got it, from its answer to RunPodSandbox or CreateContainer."""
@@ -54,9 +63,8 @@ def showing(answer: bytes, request: bytes) -> bytes:
 
 
 class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Pods that are there from their start to their removal, lists, events, and a call that lasts until it is given up.
-
-    Every other method answers with its request.
+    """Pods that are there from their start to their removal, lists, events, a pull that fails, and a call that lasts
+    until it is given up. Every other method answers with its request.
     """
 
     def __init__(self) -> None:
@@ -101,11 +109,16 @@ class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._sandboxes.pop(cri.RemovePodSandboxRequest.FromString(request).pod_sandbox_id, None)
         return b""
 
-    def _ListPodSandbox(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
+    def _PullImage(self, _request: bytes, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNKNOWN, DETAILS)
+
+    def _ListPodSandbox(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
+        if request == BY_STATE:
+            return FILTERED["ListPodSandbox"]
         return cri.ListPodSandboxResponse(items=list(self._sandboxes.values())).SerializeToString()
 
-    def _ListContainers(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return b""
+    def _ListContainers(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
+        return FILTERED["ListContainers"] if request == BY_STATE else b""
 
 
 def main() -> None:

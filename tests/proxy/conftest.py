@@ -21,6 +21,8 @@ from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.proxy.server import Carrier, ProxyServer
 from criproxy.proxy.socket import ListenSocket, grpc_target
 
+WAYS = ("direct", "grpc", "relay", "blind")
+
 
 @dataclass
 class FakeInterceptor:
@@ -111,8 +113,8 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         interceptor, metrics = FakeInterceptor(), FakeMetrics()
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         server: Engine
-        if engine == "relay":
-            server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic)
+        if engine in ("relay", "blind"):
+            server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic, blind=engine == "blind")
         else:
             server = ProxyServer(Carrier(runtime.path, interceptor, metrics, time.monotonic), listen)
         await server.start()
@@ -159,13 +161,13 @@ def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path, *, runtime_ru
     runner.run(context.__aexit__(None, None, None))
 
 
-@pytest.fixture(params=["direct", "grpc", "relay"])
+@pytest.fixture(params=WAYS)
 def rig(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
-    """What must be the same directly and through each engine."""
+    """What must be the same directly, through each engine and through blind pipes, which have no hooks."""
     yield from _make_rig(request.param, runner, tmp_path)
 
 
-@pytest.fixture(params=["direct", "grpc", "relay"])
+@pytest.fixture(params=WAYS)
 def bare(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
     """As `rig`, but the runtime is the test's own to put at `rig.runtime.path`, or to start."""
     yield from _make_rig(request.param, runner, tmp_path, runtime_runs=False)

@@ -1,4 +1,4 @@
-"""A connection's own business, which a client must find as at the runtime itself: directly and through each engine.
+"""A connection's own business, which a client must find as at the runtime itself: by every way there.
 
 Calls, metadata, deadlines, statuses and sizes are in test_server, hooked calls in test_server_hooked, GOAWAY in
 test_goaway. Where gRPC's engine, which ends one connection and has another, can't be as the runtime is, the table of
@@ -165,6 +165,7 @@ async def test_packed_answers_pass(bare: Rig) -> None:
 PACKED = {
     "direct": b"\1",
     "relay": b"\1",
+    "blind": b"\1",
     "grpc": b"\0",  # it has unpacked the message, and has no way to know that it came packed
 }
 
@@ -214,6 +215,7 @@ KEEPALIVE = {"keepalive_time_ms": 200, "http2.ping_timeout_ms": 2000, "http2.max
 HUNG = {
     "direct": "ping timeout",
     "relay": "ping timeout",
+    "blind": "ping timeout",
     "grpc": "Too many pings",  # it answers them itself, whatever its runtime does, and in the end minds their number
 }
 

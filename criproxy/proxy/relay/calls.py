@@ -121,8 +121,9 @@ class HeldData(Struct):
 
 
 class HeldRaw(Struct):
-    """What must not overtake it. `stream`: of a header block."""
+    """What must not overtake it. `stream`: of a header block; `window`: what the client has added to its by then."""
 
     raw: Bytes
     stream: int = 0
     is_ack: bool = False
+    window: int = 0

@@ -17,11 +17,12 @@ from criproxy.proxy.relay.frames import (
     MAX_WINDOW,
     NO_ERROR,
     PADDED,
+    SETTINGS,
     BrokenError,
     Bytes,
 )
 from criproxy.proxy.relay.headers import Block, BlockReader, literal
-from criproxy.proxy.relay.outbox import Outbox
+from criproxy.proxy.relay.outbox import LARGEST_FIRST, Outbox
 from criproxy.proxy.relay.scanner import Scanner
 
 
@@ -104,25 +105,32 @@ class Downward:
                 return self._reset(stream, payload)
             case 4:
                 if not flags & ACK:
-                    self._settings(payload)
-                elif self._table_shrinks:  # the next block may be one that does not know
+                    return self._settings(payload)
+                if self._table_shrinks:  # the next block may be one that does not know
                     wire.diverged = True
             case 7:
                 return self._goaway(payload)
         return not (stream and wire.ended_here(stream))
 
-    def _settings(self, payload: memoryview) -> None:
-        window = None
+    def _settings(self, payload: memoryview) -> bool:
+        wire, window, told = self._wire, None, []
         for setting, value in frames.settings(payload):
             if setting == INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
-                window = value
+                window = min(value, LARGEST_FIRST)
+                told.append((setting, window))
             else:
                 self._on_setting(setting, value)
-        if len(self._wire.windows_to_come) >= 1000:
+                told.append((setting, value))
+        if len(wire.windows_to_come) >= 1000:
             raise BrokenError("1000 SETTINGS without an ACK")
-        self._wire.windows_to_come.append(window)
+        wire.windows_to_come.append(window)
+        passed = frames.settings_payload(told)
+        if passed == payload:
+            return True
+        wire.client.send(frames.frame(SETTINGS, 0, 0, passed))
+        return False
 
     def _window_update(self, stream: int, increment: int) -> bool:
         wire = self._wire

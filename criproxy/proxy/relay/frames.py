@@ -4,7 +4,7 @@ Source: RFC 9113, sections 4 and 6.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -100,6 +100,11 @@ def settings(payload: Bytes) -> Iterator[tuple[int, int]]:
     if len(payload) % _SETTING.size:
         raise BrokenError(f"SETTINGS of {len(payload)} bytes")
     yield from _SETTING.iter_unpack(payload)
+
+
+def settings_payload(values: Iterable[tuple[int, int]]) -> bytes:
+    """The inverse of `settings`."""
+    return b"".join(_SETTING.pack(setting, value) for setting, value in values)
 
 
 def unpadded(flags: int, payload: Bytes) -> Bytes:

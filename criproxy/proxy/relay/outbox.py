@@ -14,6 +14,15 @@ _LOW: Final = 16_384
 _TOPPED_UP: Final = 65_535
 """What a client may always send of a hooked call's request, however little the upstream's SETTINGS allow."""
 
+LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
+"""The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
+
+HELD_BYTES: Final = 64 * 1024 * 1024
+"""Of frames that wait though no window is paid for them: header blocks, resets, SETTINGS ACKs. More is no kubelet."""
+
+_HELD_ITEM: Final = 256
+"""What each of them takes in memory besides its bytes."""
+
 
 class Outbox:
     """Sends to the upstream what it has windows for, in order: nothing is left behind for good."""
@@ -22,6 +31,7 @@ class Outbox:
         self._wire = wire
         self.queue: deque[HeldData | HeldRaw] = deque()
         """The passing frames that wait."""
+        self._raw_bytes = 0
         self._sending: dict[int, Call] = {}
 
     @property
@@ -41,11 +51,25 @@ class Outbox:
             self.refund(paid)
 
     def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
+        """Raises BrokenError when too much of it waits."""
+        self._raw_bytes += len(raw) + _HELD_ITEM
+        if self._raw_bytes > HELD_BYTES:
+            raise BrokenError(f"over {HELD_BYTES} bytes of frames that wait for windows")
         self.queue.append(HeldRaw(bytes(raw), stream, is_ack))
 
-    def has_block(self, stream: int) -> bool:
-        """Whether a header block of this stream waits."""
-        return any(isinstance(item, HeldRaw) and item.stream == stream for item in self.queue)
+    def block(self, stream: int) -> HeldRaw | None:
+        """The first header block of this stream that waits."""
+        return next((item for item in self.queue if isinstance(item, HeldRaw) and item.stream == stream), None)
+
+    def widen(self, stream: int, increment: int) -> bool:
+        """Whether a header block of this stream waits, and with it what the client adds to the stream's window.
+
+        It waits as a sum, or a client could add for ever. A sum that is no window's is the upstream's to complain of.
+        """
+        block = self.block(stream)
+        if block is not None:
+            block.window = min(block.window + increment, 2 * MAX_WINDOW)
+        return block is not None
 
     def holds_up(self, stream: int) -> bool:
         """Whether a header block of this stream must wait: for its DATA, for other blocks, or for a SETTINGS ACK."""
@@ -90,11 +114,7 @@ class Outbox:
                 if item.data or item.ends:
                     return
             else:
-                self._wire.upstream.send(item.raw)
-                if item.is_ack:
-                    self.acknowledged()
-                elif (call := self._wire.calls.get(item.stream)) is not None and call.hook is not None:
-                    call.hook.headers_wait = False
+                self._pump_raw(item)
             self.queue.popleft()
         for call in list(self._sending.values()):
             self._pump_call(call)
@@ -119,6 +139,18 @@ class Outbox:
         if hook.phase is Phase.COLLECTING and hook.shown < _LOW:
             self._wire.client.send(frames.window_update(stream, min(_TOPPED_UP - hook.shown, MAX_WINDOW)))
             hook.shown = _TOPPED_UP
+
+    def _pump_raw(self, item: HeldRaw) -> None:
+        wire = self._wire
+        self._raw_bytes -= len(item.raw) + _HELD_ITEM
+        wire.upstream.send(item.raw)
+        for increment in (min(item.window, MAX_WINDOW), item.window - MAX_WINDOW):
+            if increment > 0:
+                wire.upstream.send(frames.window_update(item.stream, increment))
+        if item.is_ack:
+            self.acknowledged()
+        elif (call := wire.calls.get(item.stream)) is not None and call.hook is not None:
+            call.hook.headers_wait = False
 
     def _pump_data(self, item: HeldData) -> None:
         """As much of it as there is window for; `ends` is False when its end has gone."""

@@ -13,6 +13,7 @@ from criproxy.proxy.relay.frames import (
     END_STREAM,
     HEADER_TABLE_SIZE,
     MAX_FRAME_SIZE,
+    MAX_WINDOW,
     NO_ERROR,
     PADDED,
     PREFACE,
@@ -21,7 +22,7 @@ from criproxy.proxy.relay.frames import (
     BrokenError,
     Bytes,
 )
-from criproxy.proxy.relay.headers import Block, BlockReader, refusal
+from criproxy.proxy.relay.headers import NO_TABLE, Block, BlockReader, literal, refusal
 from criproxy.proxy.relay.outbox import Outbox
 from criproxy.proxy.relay.scanner import Scanner
 
@@ -50,6 +51,8 @@ class Upward:
         self._on_setting = on_setting
         self._on_ping_ack = on_ping_ack
         self._reader = BlockReader()
+        self._diverged = False
+        """Whether the upstream's header table is not the client's: then blocks are written without it."""
         self.scanner = Scanner(wire.upstream, self)
         self._preface = bytearray()
         self.greeted = False
@@ -109,29 +112,34 @@ class Upward:
         read = self._reader.read(block)
         wire = self._wire
         call = wire.calls.get(stream)
+        if self._diverged:
+            raw = frames.header_frames(stream, NO_TABLE + literal(read.fields), end_stream=end_stream)
+        if call is None and wire.ended_here(stream):
+            return self._skip(read)
         if call is None and stream > wire.last_stream:
             if self.refusing:
                 self._turn_away(stream, end_stream)
-                return False
+                return self._skip(read)
             call = self._begin(stream, end_stream, read)
             if end_stream and call.hook is not None:
-                self._pass_block(call, raw)
+                self._pass_block(stream, raw)
                 self.refuse(call, codes.INTERNAL, message.NO_MESSAGE)
                 return False
         elif call is not None:
             if call.client_ended:
                 raise BrokenError(f"HEADERS on stream {stream}, after its end")
             if call.hook is not None:
-                self._pass_block(call, raw)
+                self._pass_block(stream, raw)
                 self.refuse(call, codes.INTERNAL, "trailers in the request of a unary call")
                 return False
             if end_stream:
                 call.client_ended = True
                 wire.drop_if_over(call)
-        if self._outbox.queue and self._outbox.holds_up(stream):
-            self._outbox.hold_raw(raw, stream)
-            if call is not None and call.hook is not None:
-                call.hook.headers_wait = True
+        held = self._outbox.queue and self._outbox.holds_up(stream)
+        if held and call is not None and call.hook is not None:
+            call.hook.headers_wait = True
+        if held or self._diverged:
+            self._pass_block(stream, raw)
             return False
         return True
 
@@ -139,9 +147,8 @@ class Upward:
         match kind:
             case 8 if stream and self._wire.ended_here(stream):  # WINDOW_UPDATE
                 return False
-            case 8 if stream and self._outbox.queue and self._outbox.has_block(stream):
-                self._outbox.hold_raw(frames.frame(kind, flags, stream, payload))
-                return False
+            case 8 if stream and self._outbox.queue:
+                return not self._outbox.widen(stream, frames.long(payload) & MAX_WINDOW)
             case 4:
                 return self._settings(flags, payload)
             case 3:
@@ -150,10 +157,15 @@ class Upward:
                 return self._on_ping_ack(payload)
         return True
 
-    def _pass_block(self, call: Call, raw: Bytes) -> None:
-        """A header block of a call that goes no further: the upstream must have it, as blocks after it refer to it."""
-        if self._outbox.queue and self._outbox.holds_up(call.stream):
-            self._outbox.hold_raw(raw, call.stream)
+    def _skip(self, block: Block) -> bool:
+        """A block that the upstream never sees: it is not to pass, nor what refers to it."""
+        self._diverged |= block.changes
+        return False
+
+    def _pass_block(self, stream: int, raw: Bytes) -> None:
+        """Also of a call that goes no further: the upstream must have it, as blocks after it refer to it."""
+        if self._outbox.queue and self._outbox.holds_up(stream):
+            self._outbox.hold_raw(raw, stream)
         else:
             self._wire.upstream.send(raw)
 
@@ -215,7 +227,7 @@ class Upward:
 
     def _pass_reset(self, stream: int, raw: bytes) -> None:
         """A reset that overtakes the call's DATA, but not its headers."""
-        if self._outbox.has_block(stream):
+        if self._outbox.block(stream) is not None:
             self._outbox.hold_raw(raw)
             return
         self._outbox.drop_data(stream)

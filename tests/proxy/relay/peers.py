@@ -5,6 +5,7 @@ h2 never makes some frames that others do: they are put in (`Mangler`) or taken 
 
 import random
 import struct
+from collections import Counter
 from dataclasses import dataclass, field
 
 import h2.config
@@ -54,6 +55,12 @@ def split(data: bytearray) -> list[bytes]:
     return out
 
 
+def count_window(raw: bytes, windows: Counter[int]) -> None:
+    """Add what a frame adds to its stream's window."""
+    if raw[3] == frames.WINDOW_UPDATE:
+        windows[int.from_bytes(raw[5:9])] += int.from_bytes(raw[9:13])
+
+
 @dataclass
 class Mangler:
     """Splits header blocks into CONTINUATION, and adds PRIORITY, PING's ACK for nothing and unknown frames."""
@@ -61,6 +68,8 @@ class Mangler:
     rng: random.Random
     rest: bytearray = field(default_factory=bytearray)
     started: bool = False
+    windows: Counter[int] = field(default_factory=Counter)
+    """What was added to each stream's window."""
 
     def __call__(self, data: bytes) -> bytes:
         self.rest += data
@@ -69,6 +78,7 @@ class Mangler:
             out += frames.PREFACE
             del self.rest[: len(frames.PREFACE)]
         for raw in split(self.rest):
+            count_window(raw, self.windows)
             out += self._mangled(raw) if self.started else raw
             self.started = True
         return bytes(out)
@@ -115,6 +125,7 @@ class Tap:
 
     rest: bytearray = field(default_factory=bytearray)
     last_streams: list[int] = field(default_factory=list)
+    windows: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, data: bytes) -> list[bytes]:
         self.rest += data
@@ -125,6 +136,7 @@ class Tap:
             out.append(frames.PREFACE)
             del self.rest[: len(frames.PREFACE)]
         for raw in split(self.rest):
+            count_window(raw, self.windows)
             if raw[3] == frames.GOAWAY:
                 self.last_streams.append(int.from_bytes(raw[9:13]))
             else:

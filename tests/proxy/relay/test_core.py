@@ -1,6 +1,7 @@
 """What the relay's core does, told as conversations."""
 
 import pytest
+from hpack import Decoder
 
 from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient
@@ -15,6 +16,7 @@ from criproxy.proxy.relay.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
 )
+from criproxy.proxy.relay.headers import literal
 from tests.proxy.relay.peers import split
 from tests.proxy.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
 
@@ -170,6 +172,33 @@ def test_client_can_go_on_with_a_hooked_request_when_the_runtimes_window_shrinks
     talk.client.clear()
     talk.from_client(SETTINGS_ACK)
     assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
+
+
+@pytest.mark.parametrize("first", ["the call", "the SETTINGS"])
+def test_client_s_window_never_grows_past_the_largest(first: str) -> None:
+    """A hooked request's window is the relay's own to open, and the runtime's SETTINGS open it once more."""
+    talk = Talk()
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 0))
+    talk.from_client(SETTINGS_ACK * 2)
+    if first == "the call":
+        talk.from_client(talk.request_headers(1, HOOKED))
+    talk.clear()
+    talk.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
+    assert talk.client_sees() == [(frames.SETTINGS, 0, b"\0\4" + (frames.MAX_WINDOW - 65_535).to_bytes(4))]
+    if first == "the SETTINGS":
+        talk.from_client(talk.request_headers(1, HOOKED))
+        assert talk.client_sees() == [(WINDOW_UPDATE, 1, (65_535).to_bytes(4))]
+    talk.from_client(SETTINGS_ACK)
+    talk.from_client(frames.frame(DATA, END_STREAM, 1, prefixed(b"in")))
+    talk.do(talk.relay.forward(1, bytes(60_000)))
+    assert sum(len(data) for kind, _, data in talk.upstream_sees() if kind == DATA) == 60_005
+
+
+def test_other_settings_pass_as_they_came() -> None:
+    talk = Talk()
+    settings = frames.settings_payload([(frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW - 65_535), (0xABC, 0xFFFFFFFF)])
+    talk.from_upstream(frames.frame(frames.SETTINGS, 0, 0, settings))
+    assert talk.client == frames.frame(frames.SETTINGS, 0, 0, settings)
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before headers", "after headers"])
@@ -333,6 +362,48 @@ def test_call_turned_away_never_reaches_the_runtime() -> None:
     assert talk.all(Started) == []
 
 
+def trailers(talk: Talk, stream: int) -> bytes:
+    """A request's end, with fields that repeat from call to call."""
+    return talk.request_headers(stream, PASSING, ("x-some", "new"), ("x-end", "1"), flags=END_STREAM)
+
+
+@pytest.mark.parametrize("path", [PASSING, HOOKED])
+def test_request_with_trailers_that_is_turned_away_leaves_nothing(path: str) -> None:
+    talk = Talk()
+    talk.relay.turn_away("going")
+    talk.from_client(talk.request_headers(1, path) + frames.frame(DATA, 0, 1, prefixed(b"in")) + trailers(talk, 1))
+    assert talk.upstream == b""
+    [(kind, _, fields), reset, paid_back] = talk.client_sees()
+    assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
+    assert (reset, paid_back) == ((RST_STREAM, 1, bytes(4)), (WINDOW_UPDATE, 0, (7).to_bytes(4)))
+    assert (talk.actions, talk.relay.calls) == ([], 0)
+    assert talk.relay._wire.ledger.shown == talk.relay._wire.ledger.real == 65_535
+
+
+def upstream_reads(talk: Talk, decoder: Decoder) -> list[tuple[int, bool, dict[str, str]]]:
+    """(stream, whether it ends, fields) of the header blocks that came, as a peer understands them."""
+    blocks = [raw for raw in split(talk.upstream) if raw[3] == HEADERS]
+    return [(int.from_bytes(raw[5:9]), bool(raw[4] & END_STREAM), dict(decoder.decode(raw[9:]))) for raw in blocks]
+
+
+@pytest.mark.parametrize("by", ["turned away", "ended"])
+def test_headers_after_those_that_went_nowhere_are_understood(by: str) -> None:
+    """Those that the runtime never saw have changed the client's table, to which what comes after them refers."""
+    talk, runtime = Talk(), Decoder()
+    talk.from_client(talk.request_headers(1, PASSING) + talk.request_headers(3, PASSING))
+    assert [stream for stream, _, _ in upstream_reads(talk, runtime)] == [1, 3]
+    if by == "turned away":
+        talk.relay.turn_away("going")
+        talk.from_client(talk.request_headers(5, PASSING, ("x-some", "new")))
+    else:
+        talk.do(talk.relay.end(1, "over"))
+        talk.from_client(trailers(talk, 1))
+    assert upstream_reads(talk, runtime) == []
+    talk.from_client(trailers(talk, 3))
+    [(stream, ends, fields)] = upstream_reads(talk, runtime)
+    assert (stream, ends, fields["x-some"], fields["x-end"]) == (3, True, "new", "1")
+
+
 @pytest.mark.parametrize(("rewritten", "passes"), [(b"in", True), (b"out!", False)], ids=["unchanged", "changed"])
 def test_request_that_tells_its_length_is_not_changed(rewritten: bytes, passes: bool) -> None:
     talk = Talk()
@@ -368,6 +439,49 @@ def test_window_of_a_stream_does_not_overtake_its_headers(held: Talk) -> None:
         (HEADERS, 5),
         (WINDOW_UPDATE, 5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("added", "passed"),
+    [
+        pytest.param([5] * 1000, [5000], id="many"),
+        pytest.param([frames.MAX_WINDOW], [frames.MAX_WINDOW], id="all there is"),
+        pytest.param([frames.MAX_WINDOW, 1], [frames.MAX_WINDOW, 1], id="too much by one"),
+        pytest.param([frames.MAX_WINDOW] * 1000, [frames.MAX_WINDOW] * 2, id="too much by far"),
+    ],
+)
+@pytest.mark.parametrize("path", [PASSING, HOOKED])
+def test_windows_of_a_stream_wait_for_its_headers_as_one_sum(
+    held: Talk, path: str, added: list[int], passed: list[int]
+) -> None:
+    held.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 100_000))
+    held.from_client(SETTINGS_ACK + held.request_headers(5, path))
+    waiting = len(held.relay._outbox.queue)
+    for increment in added:
+        held.from_client(frames.window_update(5, increment))
+    assert len(held.relay._outbox.queue) == waiting
+    assert held.upstream_sees() == []
+    held.from_upstream(frames.window_update(0, 1000))
+    seen = held.upstream_sees()
+    assert [(kind, stream) for kind, stream, _ in seen[:3]] == [(DATA, 3), (frames.SETTINGS, 0), (HEADERS, 5)]
+    assert seen[3:] == [(WINDOW_UPDATE, 5, increment.to_bytes(4)) for increment in passed]
+
+
+def test_calls_that_are_reset_while_they_wait_are_held_up_to_a_bound(held: Talk) -> None:
+    """They cost the client no window."""
+    held.from_upstream(setting(frames.INITIAL_WINDOW_SIZE, 100_000))
+    held.from_client(SETTINGS_ACK)
+    block = literal([(b"x", bytes(1 << 20))])
+    calls = 0
+    while not held.all(Close) and calls < 100:
+        stream = 5 + 2 * calls
+        held.from_client(frames.header_frames(stream, block, end_stream=False) + frames.rst_stream(stream, CANCEL))
+        calls += 1
+    assert held.all(Close) == [
+        Close("the client sent over 67108864 bytes of frames that wait for windows", broken=True)
+    ]
+    assert calls == 64  # and a little more than 1 MiB each
+    assert held.upstream == b""
 
 
 def test_window_of_a_stream_whose_headers_have_gone_waits_for_nothing(held: Talk) -> None:

@@ -46,6 +46,8 @@ class Client:
         priority = {"priority_weight": 9} if rng.random() < 0.1 else {}
         world.client.send_headers(plan.stream, headers, end_stream=ends, **priority)
         plan.client_done = ends
+        for _ in range(rng.choice((0, 0, 0, 2))):
+            world.client.increment_flow_control_window(rng.randrange(1, 10_000), plan.stream)
 
     def sends(self) -> None:
         """Some of the DATA of some call."""

@@ -61,6 +61,12 @@ class Plan:
             return True
         return self.seen_end and self.client_done
 
+    @property
+    def whole(self) -> bool:
+        """Nobody has cut it short: each has had all that the other said."""
+        resets = self.client_reset or self.server_reset or self.ended_here
+        return bool(self.started and not (resets or self.early or self.refused or self.unasked))
+
 
 def prefixed(message: bytes, flag: int = 0) -> bytes:
     return bytes((flag,)) + len(message).to_bytes(4) + message

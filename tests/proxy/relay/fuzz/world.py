@@ -7,6 +7,7 @@ import h2.connection
 import h2.events
 import h2.settings
 
+from criproxy.proxy.relay import frames
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
 from criproxy.proxy.relay.core import Relay
 from tests.proxy.relay.fuzz.plan import Plan
@@ -39,6 +40,10 @@ class World:
         self.unacknowledged = {self.client, self.server}
         """Whose SETTINGS are under way: h2 takes one ACK for an ACK of all."""
         self._table_changed: set[h2.connection.H2Connection] = set()
+        self.turned_away = False
+        """New calls are: those that are never begun."""
+        self.huge = rng.random() < 0.1
+        """The server's windows are none or the largest of all, so that it can't widen them itself."""
         self.calm = False
         """No more surprises: windows open, nothing is reset."""
 
@@ -126,16 +131,19 @@ class World:
 
     def widen(self, peer: h2.connection.H2Connection) -> None:
         """More window for one open stream."""
+        if peer is self.server and self.huge:
+            return
         streams = [number for number, stream in peer.streams.items() if not stream.closed]
         if streams:
             peer.increment_flow_control_window(self.rng.randrange(1, 10_000), self.rng.choice(streams))
 
     def change_settings(self, peer: h2.connection.H2Connection) -> None:
         code = h2.settings.SettingCodes
+        windows = (0, frames.MAX_WINDOW) if peer is self.server and self.huge else WINDOWS
         setting, value = self.rng.choice(
             (
-                (code.INITIAL_WINDOW_SIZE, self.rng.choice(WINDOWS)),
-                (code.INITIAL_WINDOW_SIZE, self.rng.choice(WINDOWS)),
+                (code.INITIAL_WINDOW_SIZE, self.rng.choice(windows)),
+                (code.INITIAL_WINDOW_SIZE, self.rng.choice(windows)),
                 (code.MAX_FRAME_SIZE, self.rng.choice((16_384, 30_000, 1 << 20))),
                 (code.HEADER_TABLE_SIZE, self.rng.choice((0, 100, 4096, 4096, 10_000))),
                 (code.MAX_CONCURRENT_STREAMS, 1000),
