@@ -36,10 +36,8 @@ class SystemClock:
         """By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        timer: asyncio.TimerHandle | None = None
 
         def go_on() -> None:
-            nonlocal timer
             if done.cancelled():
                 return
             try:
@@ -50,11 +48,7 @@ class SystemClock:
             if seconds is None:
                 done.set_result(None)
             else:
-                timer = loop.call_later(seconds, go_on)
+                loop.call_later(seconds, go_on)
 
         go_on()
-        try:
-            await done
-        finally:
-            if timer is not None:
-                timer.cancel()
+        await done

@@ -132,7 +132,6 @@ class Guard:
             self._see()
         except Exception as error:
             self._failed(error)
-            return self._pause_s()
         return None if self._state.squeezes > before else self._pause_s()
 
     def _pause_s(self) -> float:
