@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
+from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
@@ -146,7 +147,9 @@ class Box:
         Returns what was started or stopped. Raises CgroupError.
         """
         path = self._path
-        return () if path is None else await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
+        if path is None or self._version == 1 or not is_slice(path):  # only systemd on v2 needs any
+            return ()
+        return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
     async def usage(self) -> Usages:
         """Raises CgroupError."""
