@@ -242,6 +242,7 @@ class Daemon:
             self._upkeep.tend(),
             self._verifier.run(),
             self._checkpointer.run(),
+            self._reload.reload_when_asked(),
             self._reload.watch_config(),
             self._reload.follow_schedule(),
         )

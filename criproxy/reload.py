@@ -1,7 +1,6 @@
 """Takes up a changed config and the schedule's next stage, and tells of them: to the parts, the status, the bypass."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -62,34 +61,36 @@ class Reload:
         self._clock = clock
         self._log = log
         self.asked = asyncio.Event()
-        """To be set when the file is to be read, changed or not."""
+        """To be set when the file is to be read at once, changed or not."""
 
     def begin(self, loaded: Loaded) -> None:
         """Tell of the config and the stage at the start, which the parts were made for."""
         self._tell_config(loaded)
         self._tell_stage()
 
-    async def watch_config(self) -> None:
-        """Reload at once on SIGHUP, and when the file has changed."""
+    async def reload_when_asked(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CONFIG_POLL_S):
-                    await self.asked.wait()
-            if self.asked.is_set():
-                self.asked.clear()
-                self._watch.read()
-            elif not self._watch.changed():
-                continue
+            await self.asked.wait()
+            self.asked.clear()
+            self._watch.read()
+            self._take_up(load(self._watch.file))
+
+    async def watch_config(self) -> None:
+        """Reload when the file has changed."""
+        while True:
+            await self._clock.repeat(lambda: None if self._watch.changed() else _CONFIG_POLL_S)
             self._take_up(load(self._watch.file))
 
     async def follow_schedule(self) -> None:
-        while True:
-            await self._clock.sleep(_SCHEDULE_EVERY_S)
-            self._leave_bypass()
-            stage = self._timetable.stage(self._clock.wall_s())
-            if stage != self._standing.stage:
-                self._take(replace(self._standing, stage=stage))
-                self._tell_stage()
+        await self._clock.repeat(self._follow_schedule)
+
+    def _follow_schedule(self) -> float:
+        self._leave_bypass()
+        stage = self._timetable.stage(self._clock.wall_s())
+        if stage != self._standing.stage:
+            self._take(replace(self._standing, stage=stage))
+            self._tell_stage()
+        return _SCHEDULE_EVERY_S
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""

@@ -15,7 +15,7 @@ import structlog
 
 from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.counter import cpu_seconds
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.naming import parse_kubelet_parent
@@ -40,6 +40,7 @@ class Node:
     driver: CgroupDriver
     box: Box
     prefix: str
+    counters: CpuTimes
     busy: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -47,8 +48,7 @@ class Node:
         return f"{self.prefix}/kubepods"
 
     def cpu_times(self) -> tuple[float, float]:
-        node, box = (self.driver.cpu_counter(path) for path in (self.prefix, f"{self.prefix}/offline"))
-        return cpu_seconds(node), cpu_seconds(box)
+        return self.counters.read()
 
     async def squeeze(self, cores: float) -> object:
         return await self.box.squeeze(cores)
@@ -82,7 +82,9 @@ def node() -> Iterator[Node]:
     tree = Tree()
     driver = detect(tree)
     box = Box(driver, Limits(0.1, 64 << 20), time.monotonic)
-    node = Node(driver, box, f"/criproxy-guard-{os.getpid()}")
+    prefix = f"/criproxy-guard-{os.getpid()}"
+    counters = CpuTimes(driver.cpu_counter(f"{prefix}/offline"), node=driver.cpu_counter(prefix))
+    node = Node(driver, box, prefix, counters)
     driver.ensure(f"{node.prefix}/offline")
     for mount in mounts():
         tree.mkdir(f"{mount}{node.kubepods}")
@@ -92,6 +94,7 @@ def node() -> Iterator[Node]:
                 (cpuset.parent / name).write_text(Path(f"{mount}{node.prefix}/{name}").read_text())
     yield node
     node.rest()
+    counters.close()
     box.close()
     deadline = time.monotonic() + WAIT_S
     while not all(tree.remove(f"{mount}{node.prefix}") for mount in mounts()):
@@ -135,6 +138,24 @@ async def until(condition: object, what: str) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         await asyncio.sleep(0.01)
+
+
+def test_counters_of_a_cgroup_that_is_removed_and_made_anew_are_the_new_ones(node: Node) -> None:
+    tree = Tree()
+    node.burn(f"{node.prefix}/offline", 1)
+    time.sleep(0.2)
+    node.rest()
+    _, before_s = node.cpu_times()
+    for mount in mounts():
+        assert tree.remove(f"{mount}{node.prefix}/offline")
+    with pytest.raises(FileNotFoundError):
+        node.cpu_times()
+    node.driver.ensure(f"{node.prefix}/offline")
+    _, after_s = node.cpu_times()
+    for mount in mounts():
+        assert tree.remove(f"{mount}{node.prefix}/offline")
+    node.driver.ensure(f"{node.prefix}/offline")
+    assert (before_s > 0.0, after_s, node.cpu_times()[1]) == (True, 0.0, 0.0)
 
 
 def test_online_step_up_lowers_the_real_quota_and_the_tick_after_it_finds_no_drift(node: Node) -> None:

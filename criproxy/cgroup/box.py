@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.cgroup.counter import cpu_seconds
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
+from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
@@ -76,8 +77,9 @@ class Box:
         self._orphaned_s: dict[str, float] = {}
         self._drift = 0
         self._fault = ""
-        self._counters: tuple[str, tuple[str, ...], str] = ("", (), "")
-        """The box's path, and the files with the CPU time of the node and of the box there."""
+        self._counted = ""
+        """The box's path that the counters are of."""
+        self._counters = CpuTimes("")
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -145,7 +147,9 @@ class Box:
         Returns what was started or stopped. Raises CgroupError.
         """
         path = self._path
-        return () if path is None else await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
+        if path is None or self._version == 1 or not is_slice(path):  # only systemd on v2 needs any
+            return ()
+        return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
     async def usage(self) -> Usages:
         """Raises CgroupError."""
@@ -176,21 +180,22 @@ class Box:
         path = self._path
         if path is None:
             return None
-        if self._counters[0] != path:
-            self._counters = (path, self._node_counters(path), self._driver.cpu_counter(path))
-        _, node, box = self._counters
+        if self._counted != path:
+            self._count_at(path)
         try:
-            return sum(cpu_seconds(counter) for counter in node), cpu_seconds(box)
+            return self._counters.read()
         except OSError as error:
             if error.errno in GONE:
                 return None
             raise
 
-    def _node_counters(self, path: str) -> tuple[str, ...]:
-        node = self._driver.node_cpu_counter
-        if node is not None:
-            return (node,)
-        return self._driver.cpu_counter(parse_box(path).online), self._driver.cpu_counter(path)
+    def _count_at(self, path: str) -> None:
+        self._counters.close()
+        driver = self._driver
+        box, node = driver.cpu_counter(path), driver.node_cpu_counter
+        beside = driver.cpu_counter(parse_box(path).online)
+        self._counters = CpuTimes(box, node=node) if node is not None else CpuTimes(box, beside=beside)
+        self._counted = path
 
     def pressure_file(self) -> str | None:
         """Where the kernel tells how long online waits for CPU; None: nowhere, or there is no box."""
@@ -217,6 +222,7 @@ class Box:
 
     def close(self) -> None:
         """End the threads. The box stays as it is, with its limits: pods are in it."""
+        self._counters.close()
         self._writer.close()
         self._reader.close()
 

@@ -1,5 +1,6 @@
-"""Reads one cgroup's CPU counter for the event loop: one open, read and close of a file that never blocks."""
+"""Reads CPU counters for the event loop: a system call each, on files that stay open and never block."""
 
+import errno
 import os
 from typing import Final
 
@@ -7,16 +8,54 @@ _FIRST_LINE: Final = b"usage_usec "
 _ENOUGH_BYTES: Final = 64
 
 
-def cpu_seconds(file: str) -> float:
-    """CPU time from v1's cpuacct.usage (ns) or v2's cpu.stat (its first line, in us). Raises OSError or ValueError.
+class Counter:
+    """One cgroup's: v1's cpuacct.usage (ns) or v2's cpu.stat (its first line, in us).
 
     Source: Documentation/admin-guide/cgroup-v1/cpuacct.rst, cgroup-v2.rst (cpu.stat).
     """
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.read(fd, _ENOUGH_BYTES)
-    finally:
-        os.close(fd)
-    if data.startswith(_FIRST_LINE):
-        return int(data[len(_FIRST_LINE) : data.index(b"\n")]) / 1e6
-    return int(data) / 1e9
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._fd = -1
+
+    def seconds(self) -> float:
+        """CPU time. Raises OSError or ValueError."""
+        try:
+            data = self._read()
+        except OSError as error:
+            self.close()
+            if error.errno != errno.ENODEV:
+                raise
+            data = self._read()  # that cgroup is gone, and another may have its name by now
+        if data.startswith(_FIRST_LINE):
+            return int(data[len(_FIRST_LINE) : data.index(b"\n")]) / 1e6
+        return int(data) / 1e9
+
+    def close(self) -> None:
+        """The next look opens the file anew."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> bytes:
+        if self._fd < 0:
+            self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._fd, _ENOUGH_BYTES, 0)
+
+
+class CpuTimes:
+    """The CPU time of the node and of its box: of the `node`, or of what is `beside` the box and, so, of both."""
+
+    def __init__(self, box: str, *, node: str = "", beside: str = "") -> None:
+        self._box = Counter(box)
+        self._node = Counter(node or beside)
+        self._whole = bool(node)
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, node first. Raises OSError or ValueError."""
+        node_s, box_s = self._node.seconds(), self._box.seconds()
+        return node_s if self._whole else node_s + box_s, box_s
+
+    def close(self) -> None:
+        self._node.close()
+        self._box.close()

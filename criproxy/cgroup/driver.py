@@ -88,14 +88,14 @@ class CgroupDriver(Protocol):
 
     @property
     def node_cpu_counter(self) -> str | None:
-        """The file with the whole node's CPU time, for `counter.cpu_seconds`.
+        """The file with the whole node's CPU time, for `counter.CpuTimes`.
 
         None where the kernel only samples it (v2: 0.4 of 1.1 busy cores were seen), while other cgroups are exact.
         """
         ...
 
     def cpu_counter(self, path: str) -> str:
-        """The file with a cgroup's CPU time, for `counter.cpu_seconds`."""
+        """The file with a cgroup's CPU time, for `counter.CpuTimes`."""
         ...
 
     def pressure_file(self, path: str) -> str | None:

@@ -167,6 +167,9 @@ class V1Driver:
     # --- directories -----------------------------------------------------------------------------------------------
 
     def _make(self, hierarchy: str, path: str) -> None:
+        """With its parents. Of those that are there, a cpuset alone may lack something yet."""
+        if hierarchy != self._mounts.get("cpuset") and self._tree.exists(hierarchy + path):
+            return
         parent = ""
         for name in path.split("/")[1:]:
             self._make_one(hierarchy, parent, f"{parent}/{name}")

@@ -1,5 +1,6 @@
 """cgroupspy's controllers of cgroup v1, on an explicit directory, with the files that cgroupspy lacks."""
 
+import functools
 import inspect
 from typing import Final
 
@@ -31,7 +32,7 @@ class _OnTree(Controller):  # type: ignore[misc]
 
     def file(self, attribute: str) -> str:
         """The path of the file behind an attribute."""
-        return f"{self._directory}/{inspect.getattr_static(self, attribute).filename.decode()}"
+        return f"{self._directory}/{_filename(type(self), attribute)}"  # type: ignore[arg-type]
 
     def has(self, attribute: str) -> bool:
         return self._tree.exists(self.file(attribute))
@@ -41,6 +42,12 @@ class _OnTree(Controller):  # type: ignore[misc]
 
     def set_property(self, filename: bytes, value: object) -> None:
         self._tree.write(f"{self._directory}/{filename.decode()}", str(value))
+
+
+@functools.cache
+def _filename(controller: type[object], attribute: str) -> str:
+    name: bytes = inspect.getattr_static(controller, attribute).filename
+    return name.decode()
 
 
 class Cpu(_OnTree, CpuController):  # type: ignore[misc]

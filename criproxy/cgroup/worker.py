@@ -1,11 +1,11 @@
 """One thread for calls that may block in the kernel: the event loop waits for an answer, but never for ever."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from criproxy.cgroup.driver import CgroupError
 
@@ -14,6 +14,37 @@ T = TypeVar("T")
 
 class StuckError(CgroupError):
     """No answer in time, or an earlier call is still blocked."""
+
+
+class _Call(Generic[T]):
+    """A job, and where its answer is waited for. `forgone`: it is not to begin any more."""
+
+    def __init__(self, job: Callable[[], T], answer: asyncio.Future[T]) -> None:
+        self.answer: Final = answer
+        self._job: Final = job
+        self.forgone = self.ended = False
+
+    def carry_out(self) -> None:
+        """On the worker's thread."""
+        result: Any = None
+        failure: BaseException | None = None
+        if not self.forgone:
+            try:
+                result = self._job()
+            except BaseException as error:
+                failure = error
+        self.ended = True
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, and whoever waited there
+            self.answer.get_loop().call_soon_threadsafe(self.settle, result, failure)
+
+    def settle(self, result: Any, failure: BaseException | None) -> None:
+        """On the event loop; the first answer holds."""
+        if self.answer.done():
+            return
+        if failure is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(failure)
 
 
 class Worker:
@@ -25,49 +56,43 @@ class Worker:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running: Future[Any] | None = None
-        self._blocked: Future[Any] | None = None
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._running: _Call[Any] | None = None
+        self._blocked: _Call[Any] | None = None
         self.timeouts = 0
         # A daemon thread: one that is blocked in the kernel must not keep the process from ending.
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     @property
     def stuck(self) -> bool:
-        return self._blocked is not None and not self._blocked.done()
+        return self._blocked is not None and not self._blocked.ended
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         """The job's result, or its exception. Raises StuckError, which names `what`."""
         if self.stuck:
             raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
-        future: Future[T] = Future()
-        self._jobs.put(lambda: self._settle(future, job))
-        waiter = asyncio.wrap_future(future)
-        # Looked at also when the caller is gone by then, lest asyncio warn of an exception that nobody has seen.
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait([waiter], timeout=self._timeout_s)
-        if waiter.done():
-            return waiter.result()
-        future.cancel()
-        self.timeouts += 1
-        self._blocked = self._running
-        raise StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s")
+        loop = asyncio.get_running_loop()
+        call: _Call[T] = _Call(job, loop.create_future())
+        self._calls.put(call)
+        timer = loop.call_later(self._timeout_s, self._give_up, call, what)
+        try:
+            return await call.answer
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """End the thread after the jobs that wait."""
-        self._jobs.put(None)
+        self._calls.put(None)
+
+    def _give_up(self, call: _Call[Any], what: str) -> None:
+        if call.answer.done():
+            return
+        call.forgone = True
+        self.timeouts += 1
+        self._blocked = self._running
+        call.settle(None, StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s"))
 
     def _serve(self) -> None:
-        while job := self._jobs.get():
-            job()
-
-    def _settle(self, future: Future[T], job: Callable[[], T]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        self._running = future
-        try:
-            result = job()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        while call := self._calls.get():
+            self._running = call
+            call.carry_out()

@@ -1,5 +1,6 @@
 """Reads a config file and its drop-ins: every error at once, and whatever of them is sound beside the errors."""
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     directory = _dropins(path)
     try:
-        names = sorted(entry.name for entry in directory.iterdir())
+        names = sorted(os.listdir(directory))
     except FileNotFoundError:
         names = []
     return path, *(directory / name for name in names if name.endswith(".toml") and not name.startswith("."))

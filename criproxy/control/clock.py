@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -13,6 +14,10 @@ class Clock(Protocol):
     def wall_s(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+    async def repeat(self, call: Callable[[], float | None]) -> None:
+        """Call, each time so many seconds later as it has returned last, until it returns None. Raises what it does."""
+        ...
 
 
 class SystemClock:
@@ -26,3 +31,24 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def repeat(self, call: Callable[[], float | None]) -> None:
+        """By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def go_on() -> None:
+            if done.cancelled():
+                return
+            try:
+                seconds = call()
+            except BaseException as error:
+                done.set_exception(error)
+                return
+            if seconds is None:
+                done.set_result(None)
+            else:
+                loop.call_later(seconds, go_on)
+
+        go_on()
+        await done

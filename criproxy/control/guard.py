@@ -115,25 +115,35 @@ class Guard:
         self._settings = settings
 
     async def run(self) -> None:
-        """Look at each interval until cancelled."""
+        """Look at each interval until cancelled, and squeeze when a look calls for it."""
         try:
             while True:
-                await self.look()
-                interval_s = self._settings.interval_s
-                await self._clock.sleep(interval_s * _HURRY if self._hurried else interval_s)
+                await self._clock.repeat(self._look)
+                await self._squeeze()
+                await self._clock.sleep(self._pause_s())
         finally:
             self._pressure.close()
 
-    async def look(self) -> None:
-        """One look, and the squeeze that it calls for; never raises, but for what cancels it."""
-        if self._hurried:
-            self._hurried -= 1
+    def _look(self) -> float | None:
+        """In how many s to look again; None: the box must be squeezed. Never raises."""
+        self._hurried = max(0, self._hurried - 1)
         before = self._state.squeezes
         try:
             self._see()
-            if self._state.squeezes == before or self._state.ceiling is None:
-                return
-            self._hurried = _HURRIED_LOOKS
+        except Exception as error:
+            self._failed(error)
+        return None if self._state.squeezes > before else self._pause_s()
+
+    def _pause_s(self) -> float:
+        interval_s = self._settings.interval_s
+        return interval_s * _HURRY if self._hurried else interval_s
+
+    async def _squeeze(self) -> None:
+        """Never raises, but for what cancels it."""
+        if self._state.ceiling is None:
+            return
+        self._hurried = _HURRIED_LOOKS
+        try:
             await self._node.squeeze(self._state.ceiling.cores)
             self._observer.guard_squeezed()
         except Exception as error:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from fake_driver import FakeDriver
+from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
+from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
 
 FLOOR = Limits(0.1, 64 << 20)
@@ -112,6 +113,19 @@ def test_tend_keeps_the_anchors_of_the_box(box: Box, driver: FakeDriver) -> None
 
     assert (nowhere, kept) == ((), driver.anchors)
     assert driver.log[-1] == ("keep_anchors", "offline.slice")
+
+
+@pytest.mark.parametrize(("version", "place"), [(2, A), (1, SLICE)], ids=["without-systemd", "v1"])
+def test_tend_where_nothing_needs_an_anchor_asks_nobody(
+    driver: FakeDriver, clock: Clock, version: int, place: PodParent
+) -> None:
+    driver.capabilities = replace(driver.capabilities, version=version)
+    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+
+    run(lambda: box.admit(place, 0), box.tend)
+    box.close()
+
+    assert driver.log.count(("keep_anchors", place.box.path)) == 1, "by admit"
 
 
 def test_sweep_names_pods_in_the_shape_of_the_box(box: Box, driver: FakeDriver) -> None:

@@ -53,6 +53,28 @@ def test_cpuset_of_an_existing_prefix_is_left_alone_and_passed_on(kernel: FakeKe
     assert kernel.file(f"cpuset{BOX}/cpuset.cpus") == "1,3"
 
 
+@pytest.mark.parametrize("hierarchy", V1)
+def test_box_that_one_hierarchy_has_lost_is_made_there_anew(
+    kernel: FakeKernel, driver: CgroupDriver, hierarchy: str
+) -> None:
+    driver.ensure(BOX)
+    kernel.rmdir(f"{kernel.root}/{hierarchy}{BOX}")
+    kernel.rmdir(f"{kernel.root}/{hierarchy}/kubelet")
+
+    driver.ensure(BOX)
+
+    assert kernel.exists(f"{kernel.root}/{hierarchy}{BOX}")
+
+
+def test_cpuset_that_is_there_and_empty_is_filled(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    for path in ("/kubelet", BOX):
+        kernel.mkdir(f"{kernel.root}/cpuset{path}")
+
+    driver.ensure(BOX)
+
+    assert [kernel.file(f"cpuset{path}/cpuset.cpus") for path in ("/kubelet", BOX)] == ["0-3", "0-3"]
+
+
 def test_memsw_follows_the_limit_both_ways(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
 

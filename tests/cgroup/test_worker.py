@@ -107,3 +107,44 @@ def test_error_of_a_job_whose_caller_vanished_is_not_reported_as_unseen(worker: 
     asyncio.run(scenario())
 
     assert reported == []
+
+
+def test_job_whose_event_loop_has_ended_harms_nothing(worker: Worker) -> None:
+    gate, running = threading.Event(), threading.Event()
+
+    def block() -> None:
+        running.set()
+        gate.wait()
+
+    async def leave() -> None:
+        abandoned = asyncio.create_task(worker.run("block", block))
+        while not running.is_set():  # noqa: ASYNC110 - another thread makes it so
+            await asyncio.sleep(0.001)
+        abandoned.cancel()
+
+    async def come() -> int:
+        return await worker.run("count", lambda: 7)
+
+    asyncio.run(leave())
+    gate.set()
+    assert asyncio.run(come()) == 7
+
+
+def test_job_that_timed_out_in_the_queue_blocks_nothing_once_its_turn_has_passed(worker: Worker) -> None:
+    gate, again = threading.Event(), threading.Event()
+
+    async def scenario() -> None:
+        await asyncio.gather(
+            worker.run("block", gate.wait), worker.run("wait behind", lambda: None), return_exceptions=True
+        )
+        gate.set()
+        while worker.stuck:  # noqa: ASYNC110 - another thread makes it so
+            await asyncio.sleep(0.001)
+        with pytest.raises(StuckError):
+            await worker.run("block again", again.wait)
+        again.set()
+        while worker.stuck:  # noqa: ASYNC110 - another thread makes it so
+            await asyncio.sleep(0.001)
+        assert worker.timeouts == 3
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

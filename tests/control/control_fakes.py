@@ -31,6 +31,10 @@ class FakeClock:
         if self.stop_after is not None and len(self.slept) >= self.stop_after:
             raise Stop
 
+    async def repeat(self, call):
+        while (seconds := call()) is not None:
+            await self.sleep(seconds)
+
 
 class Stop(BaseException):
     """Ends `run`, as a cancellation does."""
