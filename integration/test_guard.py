@@ -142,7 +142,8 @@ async def until(condition: object, what: str) -> None:
 
 def test_counters_of_a_cgroup_that_is_removed_and_made_anew_are_the_new_ones(node: Node) -> None:
     tree = Tree()
-    node.burn(f"{node.prefix}/offline", 1)
+    node.driver.ensure_pod(pod := f"{node.prefix}/offline/pod1", 0)
+    node.burn(pod, 1)
     time.sleep(0.2)
     node.rest()
     _, before_s = node.cpu_times()
