@@ -76,10 +76,14 @@ class Reload:
             self._take_up(load(self._watch.file))
 
     async def watch_config(self) -> None:
-        """Reload when the file has changed."""
-        while True:
-            await self._clock.repeat(lambda: None if self._watch.changed() else _CONFIG_POLL_S)
+        """Reload when the file has changed. The first look is as long after that of a task before as all others."""
+        await self._clock.sleep(_CONFIG_POLL_S)
+        await self._clock.repeat(self._follow_file)
+
+    def _follow_file(self) -> float:
+        if self._watch.changed():
             self._take_up(load(self._watch.file))
+        return _CONFIG_POLL_S
 
     async def follow_schedule(self) -> None:
         await self._clock.repeat(self._follow_schedule)

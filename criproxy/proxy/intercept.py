@@ -6,6 +6,7 @@ The promises, as they are kept here:
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
@@ -101,8 +102,10 @@ class HookInterceptor:
         held: Callable[[PodRef], str],
     ) -> None:
         self.settings = settings
-        self._last_started: Pod | None = None
-        """Of the pods that have a cgroup_parent."""
+        self.kubelets_driver: Driver | None = None
+        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
+        self._told_below = ""
+        """The cgroup that the pod which told was in."""
         self._chain = chain
         self._inventory = inventory
         self._admission = admission
@@ -112,14 +115,6 @@ class HookInterceptor:
         self._on_removed = on_removed
         self._held = held
         self._log = structlog.get_logger()
-
-    @property
-    def kubelets_driver(self) -> Driver | None:
-        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
-        try:
-            return None if self._last_started is None else _place(self._last_started).box.driver
-        except ValueError:
-            return None
 
     def wants(self, method: str) -> bool:
         return method in _METHODS
@@ -156,8 +151,7 @@ class HookInterceptor:
         asked = request.pod
         assert asked is not None
         pod = asked.ref
-        if asked.cgroup_parent:
-            self._last_started = asked
+        self._learn_driver(asked)
         why = self._why_offline(asked)
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
@@ -175,6 +169,12 @@ class HookInterceptor:
         if closed:
             return self._refuse(request, pod, FAILED_PRECONDITION, "closed", f"{closed}; kubelet tries again by itself")
         return self._admit(request, pod, place, why)
+
+    def _learn_driver(self, pod: Pod) -> None:
+        below = pod.cgroup_parent.rpartition("/")[0]
+        if self.kubelets_driver is None or below != self._told_below:
+            with contextlib.suppress(ValueError):
+                self.kubelets_driver, self._told_below = _place(pod).box.driver, below
 
     async def _admit(self, request: codec.Request, pod: PodRef, place: PodParent, why: str) -> Verdict:
         try:

@@ -18,10 +18,15 @@ LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
 """The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
 
 HELD_BYTES: Final = 64 * 1024 * 1024
-"""Of frames that wait though no window is paid for them: header blocks, resets, SETTINGS ACKs. More is no kubelet."""
+"""Of frames that wait, but for the data that windows are paid for. More is no kubelet."""
 
 _HELD_ITEM: Final = 256
 """What each of them takes in memory besides its bytes."""
+
+
+def _unpaid(item: HeldData | HeldRaw) -> int:
+    """Bytes."""
+    return _HELD_ITEM + (len(item.raw) if isinstance(item, HeldRaw) else 0)
 
 
 class Outbox:
@@ -31,7 +36,7 @@ class Outbox:
         self._wire = wire
         self.queue: deque[HeldData | HeldRaw] = deque()
         """The passing frames that wait."""
-        self._raw_bytes = 0
+        self._unpaid_bytes = 0
         self._sending: dict[int, Call] = {}
 
     @property
@@ -39,23 +44,29 @@ class Outbox:
         return not self.queue and not self._sending
 
     def hold_data(self, stream: int, data: Bytes, paid: int, *, ends: bool) -> None:
-        """DATA of a passing call; its padding goes no further. Raises BrokenError when no window allowed it."""
+        """DATA of a passing call; its padding goes no further.
+
+        Raises BrokenError when no window allowed it, or too much waits.
+        """
         wire = self._wire
         wire.ledger.pay(paid)
         padding = paid - len(data)
         if padding and not ends:
             wire.client.send(frames.window_update(stream, padding))
         if data or ends:
-            self.queue.append(HeldData(stream, memoryview(bytes(data)), ends, paid))
+            self._hold(HeldData(stream, memoryview(bytes(data)), ends, paid))
         else:  # it says nothing, and would wait for nothing to pay
             self.refund(paid)
 
     def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
-        """Raises BrokenError when too much of it waits."""
-        self._raw_bytes += len(raw) + _HELD_ITEM
-        if self._raw_bytes > HELD_BYTES:
+        """Raises BrokenError when too much waits."""
+        self._hold(HeldRaw(bytes(raw), stream, is_ack))
+
+    def _hold(self, item: HeldData | HeldRaw) -> None:
+        self._unpaid_bytes += _unpaid(item)
+        if self._unpaid_bytes > HELD_BYTES:
             raise BrokenError(f"over {HELD_BYTES} bytes of frames that wait for windows")
-        self.queue.append(HeldRaw(bytes(raw), stream, is_ack))
+        self.queue.append(item)
 
     def block(self, stream: int) -> HeldRaw | None:
         """The first header block of this stream that waits."""
@@ -81,6 +92,7 @@ class Outbox:
         for item in self.queue:
             if isinstance(item, HeldData) and item.stream == stream:
                 self.refund(item.paid)
+                self._unpaid_bytes -= _unpaid(item)
             else:
                 keep.append(item)
         self.queue = keep
@@ -115,7 +127,7 @@ class Outbox:
                     return
             else:
                 self._pump_raw(item)
-            self.queue.popleft()
+            self._unpaid_bytes -= _unpaid(self.queue.popleft())
         for call in list(self._sending.values()):
             self._pump_call(call)
 
@@ -142,7 +154,6 @@ class Outbox:
 
     def _pump_raw(self, item: HeldRaw) -> None:
         wire = self._wire
-        self._raw_bytes -= len(item.raw) + _HELD_ITEM
         wire.upstream.send(item.raw)
         for increment in (min(item.window, MAX_WINDOW), item.window - MAX_WINDOW):
             if increment > 0:

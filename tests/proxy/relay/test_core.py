@@ -484,6 +484,25 @@ def test_calls_that_are_reset_while_they_wait_are_held_up_to_a_bound(held: Talk)
     assert held.upstream == b""
 
 
+def test_ends_of_calls_that_never_were_are_held_up_to_a_bound(held: Talk) -> None:
+    end = frames.frame(DATA, frames.END_STREAM, 77)
+    for _ in range(300):
+        held.from_client(end * 1000)
+    assert held.all(Close) == [
+        Close("the client sent over 67108864 bytes of frames that wait for windows", broken=True)
+    ]
+
+
+def test_data_that_went_or_was_dropped_waits_no_more_and_counts_no_more(held: Talk) -> None:
+    waiting = held.relay._outbox._unpaid_bytes
+    held.from_client(held.request_headers(5, PASSING) + frames.frame(DATA, 0, 5, b"x") * 10)
+    assert held.relay._outbox._unpaid_bytes > waiting
+    held.from_client(frames.rst_stream(5, CANCEL))
+    held.from_upstream(frames.window_update(0, 1000))
+    assert not held.relay._outbox.queue
+    assert held.relay._outbox._unpaid_bytes == 0
+
+
 def test_window_of_a_stream_whose_headers_have_gone_waits_for_nothing(held: Talk) -> None:
     held.from_client(frames.window_update(3, 1000))
     assert [(kind, stream) for kind, stream, _ in held.upstream_sees()] == [(WINDOW_UPDATE, 3)]

@@ -61,7 +61,7 @@ def _check_no_state(world: World) -> None:
     wire, outbox = world.relay._wire, world.relay._outbox
     assert not wire.calls
     assert not outbox.queue
-    assert not outbox._raw_bytes
+    assert not outbox._unpaid_bytes
     assert outbox.idle
     _check_lanes(world)
 
