@@ -11,7 +11,7 @@ from benchmarks.node import NODE_PYTHON, rss_mib
 from benchmarks.soak.jobs import JOBS
 from benchmarks.soak.load import Load, Tally
 from benchmarks.soak.plot import svg
-from benchmarks.soak.watch import Sample, drift, open_files, watch
+from benchmarks.soak.watch import Sample, drift, open_files, open_sockets, watch
 from benchmarks.table import table
 from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Config, Criproxy
@@ -75,13 +75,13 @@ def report(minutes: float, plot: Path | None) -> dict[str, Any]:
 def _run(directory: Path, minutes: float) -> tuple[list[Sample], Tally, Summary]:
     with ExitStack() as ends:
         proxy, pid = _start(directory, ends)
-        rss_before, files_before = rss_mib(pid), open_files(pid)
+        rss_before, files_before, sockets_before = rss_mib(pid), open_files(pid), open_sockets(pid)
         with Load(proxy.socket, cgroup_root(directory), JOBS) as load:
             seconds = minutes * 60
             samples = watch(pid, lambda: load.tally.total, seconds, max(0.5, seconds / _SAMPLES))
         tally = load.tally
         try:
-            wait_until(lambda: open_files(pid) <= files_before, _CLOSED_S, "all connections to be closed")
+            wait_until(lambda: open_sockets(pid) <= sockets_before, _CLOSED_S, "all connections to be closed")
         except LabError as error:
             tally.failures.append(str(error))
         if load_errors := [event for event in proxy.events() if event.get("level") in ("error", "critical")]:

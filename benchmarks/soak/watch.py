@@ -1,5 +1,6 @@
 """What a process holds and does, sampled; and whether that is flat."""
 
+import contextlib
 import os
 import statistics
 import time
@@ -27,6 +28,15 @@ class Sample:
 def open_files(pid: int) -> int:
     """Source: proc(5), /proc/PID/fd."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def open_sockets(pid: int) -> int:
+    """Of the open files. Source: proc(5), /proc/PID/fd."""
+    sockets = 0
+    for file in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            sockets += os.readlink(f"/proc/{pid}/fd/{file}").startswith("socket:")
+    return sockets
 
 
 def watch(pid: int, calls: Callable[[], int], seconds: float, every_s: float) -> list[Sample]:
