@@ -77,6 +77,16 @@ def assert_well(pod: Container) -> None:
     assert not [name for name in names if name.endswith("~")]
 
 
+def assert_killed_one_is_replaced(load: Load) -> None:
+    """By another, which answers and puts the limits back."""
+    pid, killed_s = service.main_pid(), time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    load.wait_for("criproxy", killed_s + 0.5)
+    service.wait_restarted(pid)
+    pods.lift_quota()
+    pods.wait_bounded()
+
+
 def assert_bounded_while(seconds: float) -> None:
     """The kernel's limits hold, whether criproxy is there or not."""
     end_s = time.monotonic() + seconds
@@ -178,12 +188,7 @@ def test_disk_that_takes_nothing_costs_no_call(load: Load, taken: Callable[[], A
     with taken():
         with pytest.raises(OSError, match=r"No space left|Read-only file system"):
             (STATE / "test").write_bytes(bytes(4096))
-        pid, killed_s = service.main_pid(), time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        load.wait_for("criproxy", killed_s + 0.5)
-        service.wait_restarted(pid)
-        pods.lift_quota()
-        pods.wait_bounded()
+        assert_killed_one_is_replaced(load)
         systemctl("restart", "criproxy.service")
         load.wait_for("criproxy", time.monotonic())
 
@@ -263,11 +268,6 @@ def test_without_dbus_the_box_stays_bounded(load: Load) -> None:
     systemctl("stop", "dbus.socket", "dbus.service")
     try:
         assert not service.is_active("dbus.service")
-        pid, killed_s = service.main_pid(), time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        load.wait_for("criproxy", killed_s + 0.5)
-        service.wait_restarted(pid)
-        pods.lift_quota()
-        pods.wait_bounded()
+        assert_killed_one_is_replaced(load)
     finally:
         systemctl("start", "dbus.socket", "dbus.service")
