@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import footprint, predictor, proxy, replay
+from benchmarks.effect import report as effect
 from benchmarks.soak import report as soak
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
@@ -20,9 +21,16 @@ SOAK = "soak"
 """Not among them: it lasts half an hour."""
 
 
+EFFECT = "effect"
+"""Not among them either: it has options of its own."""
+
+
 def main() -> int:
+    if sys.argv[1:2] == [EFFECT]:
+        effect.main(sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(prog="./bench", description="Measure what criproxy costs on this machine.")
-    names = f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}"
+    names = f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT} has a --help of its own"
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     parser.add_argument("--minutes", metavar="N", type=float, default=30, help="how long the soak lasts (%(default)s)")

@@ -1,6 +1,7 @@
 """criproxy with one cgroup as its node, so that what else runs on the machine is nobody's online load.
 
-`python -m benchmarks.scoped NODE --config F`; NODE is a cgroup that holds kubepods and the box.
+`python -m benchmarks.scoped NODE --config F [--no-idle]`; NODE is a cgroup that holds kubepods and the box. With
+--no-idle the driver does as on a kernel without cpu.idle.
 """
 
 import asyncio
@@ -18,6 +19,13 @@ from criproxy.observe import log
 from criproxy.watch import FileWatch
 from integration.lab.criproxy import CHECKOUT, START_S, Criproxy
 from integration.lab.process import Process
+
+
+class WithoutIdle(Tree):
+    """The kernel's files, but for cpu.idle."""
+
+    def exists(self, path: str) -> bool:
+        return not path.endswith("/cpu.idle") and super().exists(path)
 
 
 class ScopedDriver:
@@ -43,20 +51,21 @@ class ScopedDriver:
 class ScopedCriproxy(Criproxy):
     """A lab's criproxy, with the cgroup `node` as its node."""
 
-    def run_on(self, node: str) -> Process:
-        """Start it and return once it is ready; to be stopped by the caller."""
+    def run_on(self, node: str, *, idle: bool = True) -> Process:
+        """Start it and return once it is ready; to be stopped by the caller. `idle` False: without cpu.idle."""
         command: list[str | Path] = [sys.executable, "-m", "benchmarks.scoped", node, "--config", self.config_file]
+        command += [] if idle else ["--no-idle"]
         process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
         process.wait_until(self.is_ready, START_S, "readiness")
         return process
 
 
 def main() -> None:
-    node, _, file = sys.argv[1:]
+    node, _, file, *no_idle = sys.argv[1:]
     watch = FileWatch(Path(file))
     loaded = load(watch.file)
     log.configure(loaded.config.observe.log_level)
-    driver: Any = ScopedDriver(detect(Tree()), node)
+    driver: Any = ScopedDriver(detect(WithoutIdle() if no_idle else Tree()), node)
     asyncio.run(_serve(watch, loaded, driver))
 
 

@@ -149,8 +149,9 @@ class CriClient:
         image: str = BUSYBOX,
         attempt: int = 0,
         log_path: str = "",
+        mounts: Mapping[Path, Path] | None = None,
     ) -> Container:
-        """Create a container in the pod; `start` runs it."""
+        """Create a container in the pod; `start` runs it. `mounts`: what of the host is seen where in it."""
         config = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name=name, attempt=attempt),
             image=cri.ImageSpec(image=image),
@@ -159,6 +160,7 @@ class CriClient:
             labels=labels,
             annotations=annotations,
             log_path=log_path,
+            mounts=[cri.Mount(container_path=str(at), host_path=str(of)) for at, of in (mounts or {}).items()],
             linux=cri.LinuxContainerConfig(
                 resources=resources,
                 security_context=cri.LinuxContainerSecurityContext(

@@ -1,0 +1,140 @@
+"""The arms: every way to place and bound offline work that is compared."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.stage import PERIOD_US
+from integration.demo.meter import cpu_seconds
+from integration.lab.cgroups import hierarchies, version
+from integration.lab.criproxy import Config
+
+Place = Literal["nowhere", "box", "besteffort", "burstable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """`place`: where offline work runs. `config`: criproxy's, for the box. `idle` False: the kernel has no cpu.idle,
+    as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise.
+    """
+
+    name: str
+    place: Place
+    config: Config = field(default_factory=dict)
+    idle: bool = True
+    koordlet: bool = False
+
+
+ALONE = "alone"
+AGAIN = "alone again"
+"""Online alone, first and last in each round; how far the two differ is what this machine can't tell apart."""
+
+
+def arms(cores: int) -> dict[str, Arm]:
+    """All of them, by name."""
+
+    def box(name: str, watermark_ratio: float, *, guard: bool = True, idle: bool = True) -> Arm:
+        config: Config = {"cpu": {"watermark_ratio": watermark_ratio}, "guard": {"enabled": guard}}
+        return Arm(name, "box", config, idle)
+
+    whole: Config = {
+        "control": {"policy": "static"},
+        "cpu": {"static_cores": float(cores)},
+        "memory": {"static_bytes": 8 * 2**30},
+        "guard": {"enabled": False},
+    }
+    known = (
+        Arm(ALONE, "nowhere"),
+        Arm(AGAIN, "nowhere"),
+        Arm("besteffort, unbounded", "besteffort"),
+        Arm("burstable, unbounded", "burstable"),
+        Arm("koordlet's law (65 %, 1 s)", "besteffort", koordlet=True),
+        box("criproxy 0.9", 0.9),
+        box("criproxy 0.9, no guard", 0.9, guard=False),
+        box("criproxy 0.9, no cpu.idle", 0.9, idle=False),
+        box("criproxy 1.0", 1.0),
+        box("criproxy 1.0, no guard", 1.0, guard=False),
+        Arm("criproxy, box open", "box", whole),
+        Arm("criproxy, box open, no cpu.idle", "box", whole, idle=False),
+    )
+    return {arm.name: arm for arm in known}
+
+
+WARM_UP = "criproxy 0.9"
+"""The arm by which criproxy's predictor learns the load, before the rounds; all others go on from there."""
+
+QUICK = (
+    "besteffort, unbounded",
+    "koordlet's law (65 %, 1 s)",
+    "criproxy 0.9",
+    "criproxy 1.0",
+    "criproxy 1.0, no guard",
+    "criproxy, box open",
+)
+"""The arms of a quick run, beside alone and alone again."""
+
+
+class Koordlet:
+    """Koordinator's cpusuppress: once a second, besteffort gets 65 % of the node less what everybody else used.
+
+    It grows by at most a tenth of the node per second, and never falls below a tenth of a core.
+    Source: koordinator, pkg/koordlet/qosmanager/plugins/cpusuppress (threshold 65 %, policy cfsQuota).
+    """
+
+    def __init__(self, node: str, besteffort: str, cores: int) -> None:
+        self._node, self._besteffort, self._cores = node, besteffort, cores
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Koordlet":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        set_quota(self._besteffort, None)
+
+    def _run(self) -> None:
+        before, granted = self._read(), 0.1 * self._cores
+        while not self._stop.wait(1.0):
+            now = self._read()
+            passed_s = now[0] - before[0]
+            other = (now[1] - before[1] - (now[2] - before[2])) / passed_s
+            granted = max(0.1, min(0.65 * self._cores - other, granted + 0.1 * self._cores))
+            set_quota(self._besteffort, granted)
+            before = now
+
+    def _read(self) -> tuple[float, float, float]:
+        return time.monotonic(), cpu_seconds(self._node), cpu_seconds(self._besteffort)
+
+
+def set_quota(path: str, cores: float | None) -> None:
+    """A cgroup's CPU quota; None: none."""
+    file = "cpu.cfs_quota_us" if version() == 1 else "cpu.max"
+    quota = None if cores is None else max(1000, int(cores * PERIOD_US))
+    text = str(quota or -1) if version() == 1 else f"{quota or 'max'} {PERIOD_US}"
+    _cpu(path, file).write_text(text)
+
+
+def set_weight(path: str, shares: int) -> None:
+    """A cgroup's CPU shares (v1), or the weight that runc makes of them (v2)."""
+    if version() == 1:
+        _cpu(path, "cpu.shares").write_text(str(shares))
+    else:
+        _cpu(path, "cpu.weight").write_text(str(1 + (shares - 2) * 9999 // 262142))
+
+
+def set_idle(path: str, *, idle: bool) -> None:
+    """A cgroup's cpu.idle, where there is such a cgroup."""
+    with contextlib.suppress(FileNotFoundError):
+        _cpu(path, "cpu.idle").write_text(str(int(idle)))
+
+
+def _cpu(path: str, file: str) -> Path:
+    found: Callable[..., bool] = lambda one: "cpu" in one.controllers if version() == 1 else "" in one.controllers  # noqa: E731
+    return next(one.directory(path) / file for one in hierarchies() if found(one))

@@ -1,0 +1,84 @@
+"""The offline side: real work in a pod, each piece of which is counted, so that it has a rate of its own."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.effect.online import DATA
+from integration.lab.process import LabError
+
+_BANDWIDTH = """\
+#include <string.h>
+#include <stdlib.h>
+int main(void) {
+  enum { SIZE = 64 << 20 };
+  char *from = malloc(SIZE), *to = malloc(SIZE);
+  memset(from, 1, SIZE);
+  memset(to, 2, SIZE);
+  for (int i = 0; i < 8; i++) memcpy(i % 2 ? from : to, i % 2 ? to : from, SIZE);
+  return to[SIZE / 2] == 3;
+}
+"""
+_SOURCE = "".join(
+    f"int f{n}(int x) {{ int s = 0; for (int i = 0; i < x; i++) s += i * {n} ^ s >> {n % 7}; return s; }}\n"
+    for n in range(60)
+)
+
+WORKS: Mapping[str, str] = {
+    "compress": "/usr/bin/zstd -q -3 -c /data/corpus >/dev/null",
+    "compile": "/usr/bin/gcc -O2 -c -o /dev/null /data/work.c",
+    "bandwidth": "/data/bandwidth",
+    "sort": "/usr/bin/sort -S 2M -T /data /data/lines >/dev/null",
+}
+"""One piece of each work, as a shell runs it. The mix has them all, a worker each."""
+MIX = "mix"
+PACKAGES = ("zstd", "gcc", "libc6-dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`workers` shells that do pieces without end. Each appends a byte to a file of its own for every piece done."""
+
+    name: str
+    workers: int
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        kinds = list(WORKS) if self.name == MIX else [self.name]
+        pieces = [kinds[n % len(kinds)] for n in range(max(self.workers, len(kinds)))]
+        endless = "(while :; do {}; printf . >>/data/done.{}.{}; done) &"
+        loops = (endless.format(WORKS[kind], kind, n) for n, kind in enumerate(pieces))
+        return ("sh", "-c", "PATH=/usr/bin:/bin; export PATH; " + " ".join(loops) + " wait")
+
+    def done(self, data: Path) -> dict[str, int]:
+        """The pieces done so far, by kind."""
+        found: dict[str, int] = {}
+        for file in data.glob("done.*"):
+            kind = file.name.split(".")[1]
+            found[kind] = found.get(kind, 0) + file.stat().st_size
+        return found
+
+
+def prepare(data: Path) -> None:
+    """What the works work on. Raises LabError when a compiler is missing."""
+    data.mkdir(exist_ok=True)
+    lines = "\n".join(f"{n * 2654435761 % 2**32:010d} {'x' * (n % 40)}" for n in range(100_000))
+    (data / "lines").write_text(lines)
+    (data / "corpus").write_bytes((lines.encode() + os.urandom(1 << 20)) * 2)
+    (data / "work.c").write_text(_SOURCE)
+    (data / "bandwidth.c").write_text(_BANDWIDTH)
+    compiled = subprocess.run(
+        ["gcc", "-O2", "-o", data / "bandwidth", data / "bandwidth.c"], check=False, capture_output=True, text=True
+    )
+    if compiled.returncode != 0:
+        raise LabError(f"gcc: {compiled.stderr.strip()}")
+
+
+def rate_of(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
+    """Pieces per second, by kind."""
+    return {kind: (count - before.get(kind, 0)) / seconds for kind, count in after.items()}
+
+
+assert Path("/data") == DATA  # the works name it

@@ -1,0 +1,178 @@
+"""The online side: real servers, each in a pod of its own, and the open-loop load on them."""
+
+import json
+import os
+import subprocess
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.stage import Helper
+from integration.lab.process import LabError, wait_until
+
+HOST = {Path(at): Path(of) for at, of in (("/usr", "/usr"), ("/lib", "/usr/lib"), ("/lib64", "/usr/lib64"))}
+"""What a container needs of the host to run its programs."""
+DATA = Path("/data")
+POSTGRES = Path("/usr/lib/postgresql/15/bin")
+_SCALE = "10"
+_CLIENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What came of the load of one phase. `latencies_s` count from when a request was due."""
+
+    latencies_s: "array[float]"
+    late_s: float
+    """The 99th percentile of how late requests were sent, as far as the generator knows."""
+    generator_s: float
+    """CPU time of the generator, in s."""
+
+
+class Server(Protocol):
+    """A server and what loads it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Debian's, that it needs."""
+        ...
+
+    @property
+    def command(self) -> Sequence[str]:
+        """What its container runs."""
+        ...
+
+    def prepare(self, data: Path) -> None:
+        """Make what the server needs in its directory, which its container sees as /data."""
+        ...
+
+    def connect(self, data: Path) -> None:
+        """Wait until it serves, fill it, and start what loads it."""
+        ...
+
+    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
+        """Load it at these rates (requests per s) for so many seconds each, one after the other."""
+        ...
+
+    def pids(self) -> Sequence[int]:
+        """The processes of the generator."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SocketServer:
+    """One that `benchmarks.effect.openloop` speaks with."""
+
+    def __init__(self, name: str, package: str, command: Sequence[str]) -> None:
+        self.name = name
+        self.packages: Sequence[str] = (package,)
+        self.command: Sequence[str] = command
+        self._client: Helper | None = None
+        self._data = Path()
+
+    def prepare(self, data: Path) -> None:
+        data.mkdir(exist_ok=True)
+
+    def connect(self, data: Path) -> None:
+        self._data = data
+        socket = data / "server.sock"
+        wait_until(socket.exists, 60, f"{self.name}'s socket")
+        self._client = Helper("benchmarks.effect.openloop", self.name, str(socket))
+
+    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
+        assert self._client is not None
+        file = self._data / "latencies"
+        self._client.tell(file, *(number for segment in segments for number in segment))
+        answer: Mapping[str, float] = json.loads(self._client.lines.get(timeout=60.0 + sum(s for _, s in segments)))
+        latencies = array("f")
+        latencies.frombytes(file.read_bytes())
+        return Load(latencies, answer["late_s"], answer["cpu_s"])
+
+    def pids(self) -> Sequence[int]:
+        return () if self._client is None else (self._client.pid,)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.__exit__(None, None, None)
+
+
+class Postgres:
+    """PostgreSQL under `pgbench --rate`, whose arrivals are Poisson's and whose latencies count from the schedule."""
+
+    name: str = "postgresql"
+    packages: Sequence[str] = ("postgresql-15",)
+    command: Sequence[str] = (
+        *("/usr/bin/setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", str(POSTGRES / "postgres")),
+        *("-D", str(DATA / "db"), "-k", str(DATA), "-c", "listen_addresses="),
+    )
+
+    def __init__(self) -> None:
+        self._data = Path()
+
+    def prepare(self, data: Path) -> None:
+        data.mkdir(mode=0o755, exist_ok=True)
+        _run("/bin/chown", "postgres:postgres", str(data))
+        # As /data, since the server's own user can't reach the lab's directory.
+        inner = f"mount --bind {data} /mnt && exec setpriv --reuid=postgres --regid=postgres --clear-groups {POSTGRES}"
+        _run("unshare", "-m", "sh", "-c", f"{inner}/initdb -D /mnt/db --auth=trust")
+
+    def connect(self, data: Path) -> None:
+        self._data = data
+        ready = lambda: subprocess.run(self._tool("pg_isready", "-q"), check=False).returncode == 0  # noqa: E731
+        wait_until(ready, 120, "PostgreSQL to answer")
+        subprocess.run(self._tool("pgbench", "-i", "-q", "-s", _SCALE, "postgres"), check=True, capture_output=True)
+
+    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
+        latencies, cpu_s = array("f"), 0.0
+        for number, (rate, seconds) in enumerate(segments):
+            prefix = self._data / f"log{number}"
+            for old in self._data.glob(f"log{number}.*"):
+                old.unlink()
+            command = self._tool(
+                *("pgbench", "-n", "-S", "-c", str(_CLIENTS), "-j", "1", "-T", str(max(1, round(seconds)))),
+                *("--rate", str(rate), "--log", f"--log-prefix={prefix}", "postgres"),
+            )
+            before = os.times()
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            after = os.times()
+            cpu_s += after.children_user + after.children_system - before.children_user - before.children_system
+            if done.returncode != 0:
+                raise LabError(f"pgbench: {done.stderr.strip()}")
+            for file in self._data.glob(f"log{number}.*"):
+                for line in file.read_text().splitlines():
+                    latencies.append(int(line.split()[2]) / 1e6)
+        return Load(latencies, 0.0, cpu_s)  # pgbench counts its own lateness into the latency
+
+    def pids(self) -> Sequence[int]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+    def _tool(self, name: str, *arguments: str) -> list[str]:
+        return [str(POSTGRES / name), "-h", str(self._data), "-U", "postgres", *arguments]
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def servers() -> dict[str, Server]:
+    """All of them, by name."""
+    socket = str(DATA / "server.sock")
+    redis = ("/usr/bin/redis-server", "--port", "0", "--unixsocket", socket, "--save", "", "--dir", str(DATA))
+    memcached = ("/usr/bin/memcached", "-u", "root", "-t", "2", "-s", socket)
+    known: tuple[Server, ...] = (
+        SocketServer("redis", "redis-server", redis),
+        SocketServer("memcached", "memcached", memcached),
+        Postgres(),
+    )
+    return {server.name: server for server in known}

@@ -1,0 +1,159 @@
+"""An open-loop client of a Unix socket: requests go out when they are due, whatever has become of those before.
+
+`python -m benchmarks.effect.openloop PROTOCOL SOCKET` reads lines `FILE RATE SECONDS [RATE SECONDS]...`: Poisson
+arrivals at these rates, one after the other. It writes the latencies (float32, in s, from when a request was due) into
+FILE, and answers with JSON: how many were sent and never answered, how late they were sent (the 99th percentile, in s)
+and the CPU time that this process took. When it is late by a second it gives up.
+"""
+
+import gc
+import json
+import random
+import select
+import socket
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+_CONNECTIONS = 16
+_GRACE_S = 5.0
+"""For so long an answer is awaited after the last request; one that does not come counts as this."""
+
+_HOPELESS_S = 1.0
+
+_LIST = 1000
+_VALUE = b"x" * 4096
+_KEYS = 20
+
+
+class Protocol:
+    """How a server is filled and asked; `count` tells how many answers end in some bytes, and what is left over."""
+
+    request: bytes
+    fills: Sequence[bytes]
+
+    def count(self, data: bytes) -> tuple[int, bytes]:
+        raise NotImplementedError
+
+
+class Memcached(Protocol):
+    """20 values of 4 KiB in one request. A value has no line break, so that END is the answer's."""
+
+    request = b"get " + b" ".join(b"k%d" % key for key in range(_KEYS)) + b"\r\n"
+    fills = tuple(b"set k%d 0 0 %d\r\n%s\r\n" % (key, len(_VALUE), _VALUE) for key in range(_KEYS))
+
+    def count(self, data: bytes) -> tuple[int, bytes]:
+        end = b"END\r\n"
+        return data.count(end), data[-len(end) + 1 :]
+
+
+class Redis(Protocol):
+    """SORT of a list of 1,000 numbers, the ten smallest of them: some 0.3 ms of the server's CPU, a small answer."""
+
+    request = b"*5\r\n$4\r\nSORT\r\n$4\r\nlist\r\n$5\r\nLIMIT\r\n$1\r\n0\r\n$2\r\n10\r\n"
+    fills = (
+        b"*%d\r\n$5\r\nRPUSH\r\n$4\r\nlist\r\n" % (_LIST + 2)
+        + b"".join(b"$%d\r\n%d\r\n" % (len(str(n)), n) for n in random.Random(1).sample(range(10**6), _LIST)),
+    )
+
+    def count(self, data: bytes) -> tuple[int, bytes]:
+        start = b"*10\r\n"
+        return data.count(start), data[-len(start) + 1 :]
+
+
+PROTOCOLS = {"memcached": Memcached, "redis": Redis}
+
+
+class Connection:
+    """`due` are the times of the requests under way, oldest first."""
+
+    def __init__(self, path: str, protocol: Protocol) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.due: deque[float] = deque()
+        self._protocol = protocol
+        self._tail = b""
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, due_s: float) -> None:
+        self.due.append(due_s)
+        self.socket.sendall(self._protocol.request)
+
+    def receive(self) -> list[float]:
+        """The latencies of what has been answered, in s."""
+        answered, self._tail = self._protocol.count(self._tail + self.socket.recv(1 << 20))
+        now_s = time.monotonic()
+        return [now_s - self.due.popleft() for _ in range(answered)]
+
+
+def fill(path: str, protocol: Protocol) -> None:
+    """Store what the requests ask for."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        for command in protocol.fills:
+            server.sendall(command)
+            assert server.recv(64)
+
+
+def arrivals(segments: Sequence[tuple[float, float]], start_s: float) -> list[float]:
+    """When the requests are due: a Poisson process whose rate changes from segment to segment."""
+    due: list[float] = []
+    for rate, seconds in segments:
+        at_s = start_s
+        while (at_s := at_s + random.expovariate(rate)) < start_s + seconds:
+            due.append(at_s)
+        start_s += seconds
+    return due
+
+
+def run(connections: list[Connection], segments: Sequence[tuple[float, float]]) -> tuple[list[float], list[float], int]:
+    """The latencies, how late each request was sent, and how many were not answered."""
+    due = deque(arrivals(segments, time.monotonic() + 0.01))
+    latencies: list[float] = []
+    late: list[float] = []
+    sent, last_s = 0, due[-1] if due else time.monotonic()
+    while True:
+        now_s = time.monotonic()
+        if due and now_s - due[0] > _HOPELESS_S:
+            late.append(now_s - due[0])
+            due.clear()
+        while due and due[0] <= now_s:
+            late.append(now_s - due[0])
+            connections[sent % len(connections)].send(due.popleft())
+            sent += 1
+        if not due and (len(latencies) == sent or now_s > last_s + _GRACE_S):
+            break
+        readable, _, _ = select.select(connections, (), (), max(0.0, due[0] - time.monotonic()) if due else 0.1)
+        for connection in readable:
+            latencies += connection.receive()
+    unanswered = sent - len(latencies)
+    return latencies + [_GRACE_S] * unanswered, late, unanswered
+
+
+def main() -> None:
+    protocol = PROTOCOLS[sys.argv[1]]()
+    fill(sys.argv[2], protocol)
+    gc.disable()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        file, *numbers = line.split()
+        values = list(map(float, numbers))
+        connections = [Connection(sys.argv[2], protocol) for _ in range(_CONNECTIONS)]
+        before_s = time.process_time()
+        latencies, late, unanswered = run(connections, list(zip(values[::2], values[1::2], strict=True)))
+        cpu_s = time.process_time() - before_s
+        for connection in connections:
+            connection.socket.close()
+        Path(file).write_bytes(array("f", latencies).tobytes())
+        late.sort()
+        late_s = late[int(0.99 * (len(late) - 1))] if late else 0.0
+        print(json.dumps({"unanswered": unanswered, "late_s": late_s, "cpu_s": cpu_s}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

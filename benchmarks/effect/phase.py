@@ -1,0 +1,224 @@
+"""One phase: an arm, a server and a work for some seconds, and what was measured. And the node that it happens on."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.effect.arms import Arm, Koordlet, set_idle, set_weight
+from benchmarks.effect.offline import PACKAGES, Work, rate_of
+from benchmarks.effect.offline import prepare as prepare_offline
+from benchmarks.effect.online import DATA, HOST, Server
+from benchmarks.scoped import ScopedCriproxy
+from benchmarks.stage import CLASS
+from integration.demo.meter import Meter, set_shares
+from integration.lab.cgroups import Tree, hierarchies, version
+from integration.lab.client import CriClient
+from integration.lab.containerd import Containerd
+from integration.lab.directory import cgroup_root
+from integration.lab.process import wait_until
+
+SETTLE_S = 2.0
+"""From the arm's beginning to the first request that counts."""
+LATE_S = 0.005
+"""A generator that sends a hundredth of its requests later than this did not keep its schedule: the phase is void."""
+_MOST_SHARES = 262144
+_RISING_S = 10
+"""So often it is looked whether the limit still rises, each two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a phase measured. Cores are means; `void` says why it does not count, "" when it does."""
+
+    arm: str
+    requests: int
+    latencies_s: "array[float]"
+    online_cpu_s_per_request: float
+    online_wait_s_per_request: float
+    online_cores: float
+    offline_cores: float
+    node_cores: float
+    other_cores: float
+    work_per_s: dict[str, float]
+    void: str
+
+
+class Node:
+    """A containerd, kubepods as kubelet makes it, and one server in an online pod. One phase at a time."""
+
+    def __init__(self, directory: Path, server: Server, runtime: Containerd) -> None:
+        self._directory = directory
+        self._server = server
+        self._runtime = runtime
+        self._root = cgroup_root(directory)
+        self._data = directory / "offline"
+        self._online = f"{self._root}/kubepods/burstable/podonline"
+        self.cores = len(os.sched_getaffinity(0))
+
+    def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]]) -> Figures:
+        """One phase, with the load in these segments (requests per s, s)."""
+        with self._offline(arm, work):
+            time.sleep(SETTLE_S)
+            meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm)})
+            pids = Tree(self._online).pids()
+            before, wait_s, done = meter.read(), _wait_seconds(pids), work.done(self._data)
+            load = self._server.load(segments)
+            now, waited_s = meter.read(), _wait_seconds(pids) - wait_s
+            seconds = now.at_s - before.at_s
+            rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
+        count = max(1, len(load.latencies_s))
+        online = now.cpu_s["online"] - before.cpu_s["online"]
+        offline = now.cores_since(before, "offline") if arm.place != "nowhere" else 0.0
+        node = now.cores_since(before, "node")
+        late = f"the generator was {1000 * load.late_s:.1f} ms late" if load.late_s > LATE_S else ""
+        return Figures(
+            arm=arm.name,
+            requests=len(load.latencies_s),
+            latencies_s=load.latencies_s,
+            online_cpu_s_per_request=online / count,
+            online_wait_s_per_request=waited_s / count,
+            online_cores=online / seconds,
+            offline_cores=offline,
+            node_cores=node,
+            other_cores=max(0.0, node - online / seconds - offline),
+            work_per_s=rate,
+            void=late,
+        )
+
+    def offline_alone(self, work: Work, seconds: float) -> dict[str, float]:
+        """The work's own rate on the idle node."""
+        with self._offline(Arm("offline alone", "besteffort"), work):
+            time.sleep(SETTLE_S)
+            before = work.done(self._data)
+            time.sleep(seconds)
+            return rate_of(before, work.done(self._data), seconds)
+
+    # --- the node ---------------------------------------------------------------------------------------------------
+
+    def _offline_paths(self, arm: Arm) -> dict[str, str]:
+        if arm.place == "nowhere":
+            return {}
+        return {"offline": f"{self._root}/offline" if arm.place == "box" else self._parent(arm)}
+
+    def _parent(self, arm: Arm) -> str:
+        return f"{self._root}/kubepods/{'burstable' if arm.place == 'burstable' else 'besteffort'}/podoffline"
+
+    @contextmanager
+    def _offline(self, arm: Arm, work: Work) -> Iterator[None]:
+        for old in self._data.glob("done.*"):
+            old.unlink()
+        if arm.place == "nowhere":
+            yield
+            return
+        parent = self._parent(arm)
+        Tree(parent).make()
+        with ExitStack() as ends:
+            socket, proxy = self._runtime.socket, None
+            if arm.place == "box":
+                proxy = ends.enter_context(self._criproxy(arm))
+                socket = proxy.socket
+            else:
+                set_weight(parent, 2 if arm.place == "besteffort" else 1024)
+            if arm.koordlet:
+                ends.enter_context(Koordlet(self._root, f"{self._root}/kubepods/besteffort", self.cores))
+            client = ends.enter_context(CriClient(socket))
+            wait_until(client.is_ready, 60, "the client's connection")
+            labels = {CLASS: "offline"} if arm.place == "box" else {}
+            pod = client.run_pod("offline", uid="offline", labels=labels, cgroup_parent=parent)
+            ends.callback(client.stop_and_remove, pod)
+            client.run_container(pod, "main", work.command, mounts={**HOST, DATA: self._data})
+            if proxy is not None:
+                _wait_for_the_limit(proxy)
+            yield
+
+    @contextmanager
+    def _criproxy(self, arm: Arm) -> Iterator[ScopedCriproxy]:
+        if not arm.idle:
+            set_idle(f"{self._root}/offline", idle=False)
+        config = {**arm.config, "colocation": {"enabled": True}}
+        proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
+        process = proxy.run_on(self._root, idle=arm.idle)
+        try:
+            yield proxy
+        finally:
+            process.stop()
+
+
+@contextmanager
+def node(directory: Path, server: Server) -> Iterator[Node]:
+    """A node with this server in an online pod, and its generator ahead of all others, as if on another machine."""
+    packages = [name for name in (*server.packages, *PACKAGES) if not _installed(name)]
+    if packages:
+        install = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
+        none_started = {**os.environ, "RUNLEVEL": "1"}  # Source: invoke-rc.d(8)
+        subprocess.run([*install, *packages], check=True, stdout=sys.stderr, env=none_started)
+    root, data = cgroup_root(directory), directory / "online"
+    prepare_offline(directory / "offline")
+    server.prepare(data)
+    with ExitStack() as ends:
+        runtime = Containerd(directory)
+        runtime.start()
+        ends.callback(runtime.stop)
+        online = f"{root}/kubepods/burstable/podonline"
+        for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator"):
+            Tree(path).make()
+        set_weight(f"{root}/kubepods/besteffort", 2)
+        set_shares(root, _MOST_SHARES)
+        set_shares(f"{root}/generator", _MOST_SHARES)
+        client = ends.enter_context(CriClient(runtime.socket))
+        wait_until(client.is_ready, 60, "containerd")
+        pod = client.run_pod("online", uid="online", cgroup_parent=online)
+        ends.callback(client.stop_and_remove, pod)
+        client.run_container(pod, "main", server.command, mounts={**HOST, Path("/etc"): Path("/etc"), DATA: data})
+        server.connect(data)
+        ends.callback(server.close)
+        with _joined(f"{root}/generator", server.pids()):
+            yield Node(directory, server, runtime)
+
+
+@contextmanager
+def _joined(cgroup: str, pids: Sequence[int]) -> Iterator[None]:
+    """This process (pgbench is its child) and the generator's in a cgroup for CPU time."""
+    controller = "cpu" if version() == 1 else ""
+    hierarchy = next(one for one in hierarchies() if controller in one.controllers)
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    before = next(line.split(":", 2)[2] for line in own if controller in line.split(":", 2)[1].split(","))
+    for pid in (os.getpid(), *pids):
+        (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(pid))
+    try:
+        yield
+    finally:
+        (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _wait_for_the_limit(proxy: ScopedCriproxy) -> None:
+    """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long."""
+    seen = -1.0
+    for _ in range(_RISING_S):
+        decided = proxy.status()["box"]["cpu"]
+        limit = float(decided["limit_cores"]) if decided else -1.0
+        if decided and limit <= seen:
+            return
+        seen = limit
+        time.sleep(2.0)
+
+
+def _installed(package: str) -> bool:
+    return subprocess.run(["dpkg", "-s", package], check=False, capture_output=True).returncode == 0
+
+
+def _wait_seconds(pids: set[int]) -> float:
+    """How long the threads of these processes were ready and had no CPU. Source: kernel, sched-stats, schedstat."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):
+                total += int(task.read_text().split()[1])
+    return total / 1e9

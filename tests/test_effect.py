@@ -1,0 +1,105 @@
+"""The effect benchmark's arithmetic: ratios to alone, intervals, what could have been seen, and when to stop."""
+
+import math
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from benchmarks.effect.arms import AGAIN, ALONE
+from benchmarks.effect.claims import enough, estimate, ratios
+from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
+from benchmarks.effect.report import results, told
+
+ARM = "criproxy 0.9"
+
+
+def round_of(alone: float, again: float, arm: float) -> Mapping[str, Mapping[str, float]]:
+    return {ALONE: {"p99": alone}, AGAIN: {"p99": again}, ARM: {"p99": arm}}
+
+
+def test_ratio_is_to_the_geometric_mean_of_both_phases_alone() -> None:
+    assert ratios([round_of(1.0, 4.0, 3.0)], ARM, "p99") == [pytest.approx(1.5)]
+    assert ratios([round_of(1.0, 4.0, 3.0)], AGAIN, "p99") == [pytest.approx(4.0)]
+
+
+def test_round_without_alone_tells_nothing() -> None:
+    assert ratios([{ARM: {"p99": 1.0}}], ARM, "p99") == []
+    assert estimate([]) is None
+
+
+def test_estimate_is_a_geometric_mean_within_its_interval() -> None:
+    found = estimate([0.5, 2.0, 1.0, 1.0])
+    assert found is not None
+    assert found.mean == pytest.approx(1.0)
+    assert 0.5 <= found.low < 1.0 < found.high <= 2.0
+
+
+def test_smallest_ratio_that_could_be_seen_shrinks_with_the_rounds() -> None:
+    dice = random.Random(3)
+    many = [math.exp(dice.gauss(0.0, 0.29)) for _ in range(220)]
+    few, all_of_them = estimate(many[:6]), estimate(many)
+    assert few is not None and all_of_them is not None
+    assert few.seen is not None and all_of_them.seen is not None
+    assert all_of_them.seen == pytest.approx(1.05, abs=0.01)  # the noise and rounds for which 5 % can be shown
+    assert few.seen > 1.2
+
+
+def test_interval_holds_the_truth_about_19_times_of_20() -> None:
+    dice = random.Random(5)
+    held = 0
+    for _ in range(100):
+        found = estimate([math.exp(dice.gauss(math.log(1.2), 0.3)) for _ in range(20)])
+        assert found is not None
+        held += found.low <= 1.2 <= found.high
+    assert 85 <= held <= 99
+
+
+def test_rounds_are_enough_when_each_arm_is_known_well_enough() -> None:
+    steady = [round_of(1.0, 1.0, 1.0)] * 3
+    noisy = [round_of(1.0, 1.0, arm) for arm in (0.5, 1.0, 2.0)]
+    assert enough(steady, [ARM], 1.05)
+    assert not enough(steady[:2], [ARM], 1.05)
+    assert not enough(noisy, [ARM], 1.05)
+    assert not enough(steady, [ARM, "another"], 1.05)
+
+
+def test_arrivals_come_at_the_rate_of_their_segment() -> None:
+    random.seed(1)
+    due = arrivals([(100.0, 10.0), (1000.0, 10.0)], 5.0)
+    first = [at_s for at_s in due if at_s < 15.0]
+    assert due == sorted(due)
+    assert due[0] > 5.0 and due[-1] < 25.0
+    assert len(first) == pytest.approx(1000, rel=0.15)
+    assert len(due) - len(first) == pytest.approx(10_000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer"),
+    [
+        (Redis(), b"*10\r\n" + b"$2\r\n10\r\n" * 10),
+        (Memcached(), b"VALUE k0 0 4\r\nxxxx\r\nEND\r\n"),
+    ],
+    ids=["redis", "memcached"],
+)
+def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: bytes) -> None:
+    data, counted, tail = answer * 3, 0, b""
+    for at in range(0, len(data), 3):
+        found, tail = protocol.count(tail + data[at : at + 3])
+        counted += found
+    assert counted == 3
+
+
+def test_losing_arms_and_the_noise_are_told() -> None:
+    about = {"server": "redis", "load": "50", "work": "compress"}
+    measured = dict.fromkeys(("cpu_per_request", "wait_per_request", "tail_share", "p50", "p95", "p999"), 1.0)
+    shares = {"node_ratio": 0.99, "left_ratio": 0.9, "work_ratio": 0.8}
+    rows = [
+        {**about, **measured, **shares, "round": str(number), "arm": arm, "p99": p99}
+        for number in range(3)
+        for arm, p99 in ((ALONE, 1.0), (AGAIN, 1.0 + number / 10), (ARM, 7.0))
+    ]
+    text = told(rows)
+    assert "6.6" in text or "6.7" in text
+    assert "could have seen" in text
+    assert {one.arm for one in results(rows)} == {ALONE, AGAIN, ARM}
