@@ -20,6 +20,7 @@ from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
 from criproxy.cgroup.whereabouts import Whereabouts
+from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
@@ -38,6 +39,7 @@ from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.status import AttachStatus
+from criproxy.overhead import Overhead, Reader
 from criproxy.proxy import codec
 from criproxy.proxy.chosen import ChosenEngine
 from criproxy.proxy.intercept import HookInterceptor
@@ -60,6 +62,7 @@ from criproxy.work import Work
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
+_LOOK_TIMEOUT_S: Final = 10.0
 
 _LARGE_BYTES: Final = 1024 * 1024
 _READ_S: Final = 2.0
@@ -135,6 +138,7 @@ class Daemon:
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.attachment = self._attachment
+        self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
@@ -153,11 +157,22 @@ class Daemon:
             bound=self._unbounded.look,
             clock=time.monotonic,
         )
+        self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
+        self._overhead = Overhead(
+            standing.overhead(),
+            self._inventory,
+            Reader(),
+            self._looks,
+            runtime_pid=lambda: self._link.pid,
+            evict=self._upkeep.evict,
+            observer=self._metrics,
+            clock=self._clock,
+        )
         self._whereabouts = Whereabouts()
         self._verifier = Verifier(
             standing.verify(),
             self._inventory,
-            process_of=lambda running: process_of(self._ask, running),
+            process_of=self._overhead.noting(lambda running: process_of(self._ask, running)),
             cgroups_of=self._whereabouts.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
@@ -241,6 +256,7 @@ class Daemon:
             self._upkeep.run(),
             self._upkeep.tend(),
             self._verifier.run(),
+            self._overhead.run(),
             self._checkpointer.run(),
             self._reload.reload_when_asked(),
             self._reload.watch_config(),
@@ -256,6 +272,7 @@ class Daemon:
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
+        self._overhead.settings = standing.overhead()
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -294,6 +311,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._whereabouts.close()
+        self._looks.close()
         await self._work.close_port()
 
     def _handle_signals(self) -> None:

@@ -24,7 +24,9 @@ from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,
     ConfigStatus,
+    OverheadStatus,
     PlacementStatus,
+    PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
     Status,
@@ -35,6 +37,7 @@ from criproxy.observe.status import (
     memory_status,
     offline_pod,
 )
+from criproxy.overhead import Work
 from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeLink
 from criproxy.unbounded import Unbounded
@@ -45,6 +48,7 @@ _STALLED_S: Final = 30.0
 
 _HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
+_LOUDEST: Final = 3
 
 
 class EngineView(Protocol):
@@ -102,6 +106,8 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
+        """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -174,6 +180,7 @@ class Reporter:
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
+        self._metrics.runtime_overloaded(bool(self.overhead()[1]))
         return self._metrics.render()
 
     def _unready(self) -> str | None:
@@ -198,6 +205,8 @@ class Reporter:
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
+        if too_much := self.overhead()[1]:
+            yield too_much
         if self.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
@@ -233,6 +242,7 @@ class Reporter:
             decisions=latest_decisions(history.records(), _DECISIONS),
             upgrade=self.upgrade,
             attached=attached,
+            overhead=_overhead(self.overhead()[0]),
         )
 
     def _in_force(self, decision: Decision) -> Decision:
@@ -264,6 +274,15 @@ class Reporter:
             cpu=cpu_status(*last) if last else None,
             memory=memory_status(*last) if last else None,
         )
+
+
+def _overhead(work: Work) -> OverheadStatus:
+    loudest = [pod for pod in work.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+    pods = [
+        PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
+        for one in loudest
+    ]
+    return OverheadStatus(work.runtime_cores, work.shim_cores, work.log_bytes_per_s, tuple(pods))
 
 
 def _stray(finding: Finding) -> StrayContainer:

@@ -13,6 +13,7 @@ from criproxy.observe.status import (
     CgroupStatus,
     ConfigStatus,
     DecisionStatus,
+    OverheadStatus,
     PlacementStatus,
     Status,
     StrayContainer,
@@ -68,6 +69,7 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _guard_lines(status.guard)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:
         yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
@@ -79,6 +81,18 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
+
+
+def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
+    logs = f"for offline pods: shims {overhead.shim_cores:.2f} cores, logs {_megabytes(overhead.log_bytes_per_s)}"
+    yield _row("overhead", f"runtime {_cores(overhead.runtime_cores)} cores; {logs}")
+    for pod in overhead.pods:
+        shown = f"shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}"
+        yield f"  {pod.namespace}/{pod.name}: {shown}"
+
+
+def _megabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def _placement_lines(placement: PlacementStatus) -> Iterator[str]:

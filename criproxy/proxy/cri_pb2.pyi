@@ -240,11 +240,19 @@ class ContainerStatusRequest(_message.Message):
     verbose: bool
     def __init__(self, container_id: _Optional[bytes] = ..., verbose: _Optional[bool] = ...) -> None: ...
 
+class ContainerStatus(_message.Message):
+    __slots__ = ("log_path",)
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    log_path: bytes
+    def __init__(self, log_path: _Optional[bytes] = ...) -> None: ...
+
 class ContainerStatusResponse(_message.Message):
-    __slots__ = ("info",)
+    __slots__ = ("status", "info")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
+    status: ContainerStatus
     info: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ..., info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class UpdateContainerResourcesRequest(_message.Message):
     __slots__ = ("container_id", "linux")
