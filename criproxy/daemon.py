@@ -15,6 +15,7 @@ from criproxy import __version__, bypass, derive, late, lean
 from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
+from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
@@ -28,6 +29,7 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.policy import safe_limits
+from criproxy.disk_watch import DiskWatch
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
@@ -139,6 +141,7 @@ class Daemon:
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.attachment = self._attachment
         self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
+        self._reporter.disks = lambda: self._disk_watch.disks
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
@@ -168,6 +171,7 @@ class Daemon:
             observer=self._metrics,
             clock=self._clock,
         )
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
         self._whereabouts = Whereabouts()
         self._verifier = Verifier(
             standing.verify(),
@@ -257,6 +261,7 @@ class Daemon:
             self._upkeep.tend(),
             self._verifier.run(),
             self._overhead.run(),
+            self._disk_watch.run(),
             self._checkpointer.run(),
             self._reload.reload_when_asked(),
             self._reload.watch_config(),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
@@ -24,6 +25,7 @@ from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,
     ConfigStatus,
+    DiskStatus,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
@@ -108,6 +110,8 @@ class Reporter:
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
         self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
         """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
+        self.disks: Callable[[], Sequence[DiskWeight]] = tuple
+        """Tells which disks keep to the box's weight; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -181,6 +185,8 @@ class Reporter:
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
         self._metrics.runtime_overloaded(bool(self.overhead()[1]))
+        for disk in self.disks():
+            self._metrics.disk_weight(disk.disk, bool(disk.keeper))
         return self._metrics.render()
 
     def _unready(self) -> str | None:
@@ -243,6 +249,7 @@ class Reporter:
             upgrade=self.upgrade,
             attached=attached,
             overhead=_overhead(self.overhead()[0]),
+            disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in self.disks()),
         )
 
     def _in_force(self, decision: Decision) -> Decision:

@@ -85,6 +85,12 @@ class Metrics:
         self._log_bytes = Counter(
             "criproxy_offline_log_bytes", "What the logs of offline pods have grown by", registry=registry
         )
+        self._disk_weight = Gauge(
+            "criproxy_disk_weight_in_force",
+            "Whether a disk keeps to the box's lowest weight",
+            ("device",),
+            registry=registry,
+        )
         self._runtime_overloaded = Gauge(
             "criproxy_runtime_overloaded",
             "Whether the runtime works too much, outside the box, for offline pods",
@@ -200,6 +206,9 @@ class Metrics:
         self._runtime_seconds.inc(by=runtime_s)
         self._shim_seconds.inc(by=shims_s)
         self._log_bytes.inc(by=log_bytes)
+
+    def disk_weight(self, device: str, in_force: bool) -> None:
+        self._disk_weight.set(in_force, device)
 
     def runtime_overloaded(self, overloaded: bool) -> None:
         self._runtime_overloaded.set(overloaded)

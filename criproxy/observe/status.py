@@ -141,6 +141,14 @@ class OverheadStatus(Struct, frozen=True):
     pods: tuple[PodOverhead, ...] = ()
 
 
+class DiskStatus(Struct, frozen=True):
+    """A disk. `kept_by`: what keeps the box's lowest weight there (bfq, cfq, io.cost); "": nothing does, and `why`."""
+
+    name: str
+    kept_by: str
+    why: str
+
+
 class DecisionStatus(Struct, frozen=True):
     """A decision that changed a limit, and why. `decided_s` is UTC; `applied` False: it was not put in force."""
 
@@ -202,6 +210,7 @@ class Status(Struct, frozen=True):
     upgrade: UpgradeStatus = UpgradeStatus()
     attached: AttachStatus = AttachStatus("unknown", "")
     overhead: OverheadStatus = OverheadStatus()
+    disks: tuple[DiskStatus, ...] = ()
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:

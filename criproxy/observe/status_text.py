@@ -13,6 +13,7 @@ from criproxy.observe.status import (
     CgroupStatus,
     ConfigStatus,
     DecisionStatus,
+    DiskStatus,
     OverheadStatus,
     PlacementStatus,
     Status,
@@ -69,6 +70,7 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _guard_lines(status.guard)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    yield from _disk_lines(status.disks)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:
@@ -81,6 +83,19 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
+
+
+def _disk_lines(disks: Sequence[DiskStatus]) -> Iterator[str]:
+    kept = [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]
+    if kept:
+        yield _row("disk weight", f"in force on {', '.join(kept[:_SHOWN])}")
+    reasons: dict[str, list[str]] = {}
+    for disk in disks:
+        if not disk.kept_by:
+            reasons.setdefault(disk.why, []).append(disk.name)
+    for why, names in reasons.items():
+        offline = "there, offline pods read and write as equals of online ones"
+        yield _row("disk weight", f"not in force on {', '.join(names[:_SHOWN])}: {why}; {offline}")
 
 
 def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
