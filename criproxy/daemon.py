@@ -18,6 +18,7 @@ from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.pressure import PressureListener
+from criproxy.cgroup.realtime import RealtimeThreads
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
 from criproxy.cgroup.whereabouts import Whereabouts
@@ -49,6 +50,7 @@ from criproxy.proxy.inventory import Inventory, Running
 from criproxy.proxy.process import process_of
 from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 from criproxy.proxy.socket import ListenSocket, SocketError
+from criproxy.realtime import RealtimeWatch
 from criproxy.reload import Reload, Told
 from criproxy.report import Reporter
 from criproxy.standing import Standing
@@ -141,6 +143,7 @@ class Daemon:
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.attachment = self._attachment
         self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
+        self._reporter.realtime = lambda: self._realtime.found
         self._reporter.disks = lambda: self._disk_watch.disks
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
@@ -172,6 +175,14 @@ class Daemon:
             clock=self._clock,
         )
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
+        self._realtime = RealtimeWatch(
+            standing.verify().evict,
+            self._inventory,
+            RealtimeThreads(Tree()),
+            self._looks,
+            evict=self._upkeep.evict,
+            clock=self._clock,
+        )
         self._whereabouts = Whereabouts()
         self._verifier = Verifier(
             standing.verify(),
@@ -262,6 +273,7 @@ class Daemon:
             self._verifier.run(),
             self._overhead.run(),
             self._disk_watch.run(),
+            self._realtime.run(),
             self._checkpointer.run(),
             self._reload.reload_when_asked(),
             self._reload.watch_config(),
@@ -277,6 +289,7 @@ class Daemon:
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
+        self._realtime.evicts = standing.verify().evict
         self._overhead.settings = standing.overhead()
 
     # --- the process ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -15,7 +15,7 @@ from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
 from criproxy.observe import why
 from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
@@ -112,6 +112,8 @@ class Reporter:
         """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
         self.disks: Callable[[], Sequence[DiskWeight]] = tuple
         """Tells which disks keep to the box's weight; to be set."""
+        self.realtime: Callable[[], Mapping[PodRef, str]] = dict
+        """Tells which offline pods run in real time, and what of them; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -185,6 +187,7 @@ class Reporter:
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
         self._metrics.runtime_overloaded(bool(self.overhead()[1]))
+        self._metrics.realtime_pods(len(self.realtime()))
         for disk in self.disks():
             self._metrics.disk_weight(disk.disk, bool(disk.keeper))
         return self._metrics.render()
@@ -211,14 +214,20 @@ class Reporter:
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
-        if too_much := self.overhead()[1]:
-            yield too_much
+        yield from self._unheld()
         if self.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
         if attached.problem:
             yield attached.problem
+
+    def _unheld(self) -> Iterator[str]:
+        """What offline pods cost where no limit of the box holds."""
+        for pod, words in self.realtime().items():
+            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
+        if too_much := self.overhead()[1]:
+            yield too_much
 
     def _status(self, guard: GuardStatus, history: History) -> Status:
         info, attached = self._link.info, self.attachment()

@@ -130,8 +130,9 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Literal["report", "evict"],
         Meta(
             description="What becomes of a running offline pod that is found outside the box (the runtime put it "
-            "elsewhere, somebody moved it, or it started while criproxy was bypassed): it is told by the log, the "
-            "metrics and `criproxy status` (report), or stopped as well, so that it starts anew (evict)."
+            "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
+            "the box's limits: it is told by the log, the metrics and `criproxy status` (report), or stopped as well, "
+            "so that it starts anew (evict)."
         ),
     ] = "report"
     on_runtime_overload: Annotated[

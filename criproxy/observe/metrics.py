@@ -85,6 +85,9 @@ class Metrics:
         self._log_bytes = Counter(
             "criproxy_offline_log_bytes", "What the logs of offline pods have grown by", registry=registry
         )
+        self._realtime = Gauge(
+            "criproxy_realtime_pods", "Offline pods with threads in real time, past the box's limits", registry=registry
+        )
         self._disk_weight = Gauge(
             "criproxy_disk_weight_in_force",
             "Whether a disk keeps to the box's lowest weight",
@@ -206,6 +209,9 @@ class Metrics:
         self._runtime_seconds.inc(by=runtime_s)
         self._shim_seconds.inc(by=shims_s)
         self._log_bytes.inc(by=log_bytes)
+
+    def realtime_pods(self, count: int) -> None:
+        self._realtime.set(count)
 
     def disk_weight(self, device: str, in_force: bool) -> None:
         self._disk_weight.set(in_force, device)

@@ -100,7 +100,8 @@ def _disk_lines(disks: Sequence[DiskStatus]) -> Iterator[str]:
 
 def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
     logs = f"for offline pods: shims {overhead.shim_cores:.2f} cores, logs {_megabytes(overhead.log_bytes_per_s)}"
-    yield _row("overhead", f"runtime {_cores(overhead.runtime_cores)} cores; {logs}")
+    runtime = "not known" if overhead.runtime_cores is None else f"{overhead.runtime_cores:.2f} cores"
+    yield _row("overhead", f"runtime {runtime}; {logs}")
     for pod in overhead.pods:
         shown = f"shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}"
         yield f"  {pod.namespace}/{pod.name}: {shown}"
