@@ -158,8 +158,8 @@ class Reader:
         logs: dict[str, tuple[str, int, int]] = {}
         for one in watched:
             shim = self._shim(one)
-            if shim is not None:
-                shims[shim[0]] = (one.sandbox.id, shim[1])
+            if shim is not None and shim not in shims:  # containers of a pod have one in common
+                self._count(one, shim, shims)
             if one.log and (file := _file(one.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
         return Counters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
@@ -167,8 +167,15 @@ class Reader:
     def _stat(self, pid: int) -> procstat.ProcessStat | None:
         return procstat.read(self._proc, pid, self._ticks_per_s)
 
-    def _shim(self, one: Watched) -> tuple[tuple[int, int], float] | None:
-        """The process that the runtime keeps beside this one (a shim, a conmon), and its CPU time; None: there is none.
+    def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
+        now = self._stat(shim[0])
+        if now is not None and now.started == shim[1]:
+            shims[shim] = (one.sandbox.id, now.cpu_s)
+        else:  # it has ended, and its number may be another's
+            del self._shims[one.id]
+
+    def _shim(self, one: Watched) -> tuple[int, int] | None:
+        """The process that the runtime keeps beside this one (a shim, a conmon); None: there is none.
 
         It is the parent of the first process. In the box, it is bounded and does not count.
         """
@@ -177,12 +184,7 @@ class Reader:
             if found is None:
                 return None
             self._shims[one.id] = found
-        pid, started = self._shims[one.id]
-        now = self._stat(pid)
-        if now is None or now.started != started:
-            del self._shims[one.id]
-            return None
-        return (pid, started), now.cpu_s
+        return self._shims[one.id]
 
     def _find_shim(self, one: Watched) -> tuple[int, int] | None:
         if not one.pid or one.sandbox.placement is None:

@@ -149,6 +149,7 @@ class CriClient:
         image: str = BUSYBOX,
         attempt: int = 0,
         log_path: str = "",
+        capabilities: Sequence[str] = (),
     ) -> Container:
         """Create a container in the pod; `start` runs it."""
         config = cri.ContainerConfig(
@@ -162,7 +163,8 @@ class CriClient:
             linux=cri.LinuxContainerConfig(
                 resources=resources,
                 security_context=cri.LinuxContainerSecurityContext(
-                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
+                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE),
+                    capabilities=cri.Capability(add_capabilities=capabilities),
                 ),
             ),
         )
