@@ -229,7 +229,7 @@ class Daemon:
             child_quota=driver.capabilities.child_quota,
             on_started=self._pod_started,
             on_removed=self._pod_removed,
-            held=self._verifier.held,
+            held=lambda pod: self._verifier.held(pod) or self._overhead.held(pod),
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)

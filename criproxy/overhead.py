@@ -29,6 +29,9 @@ EVERY_S: Final = 10.0
 OVERLOAD_S: Final = 60.0
 """So long it must have been too much before it is told: a burst of lines at a job's start or end is none."""
 
+HOLD_S: Final = 300.0
+"""For so long a pod that was evicted may not start again: kubelet would start it at once, and it would go on."""
+
 LOUD_BYTES_PER_S: Final = 1_000_000.0
 """Logs that grow by less do not explain a busy runtime: containerd 1.6 took 13 to 47 ns per byte of log (measured)."""
 
@@ -270,6 +273,8 @@ class Overhead:
         self._known: dict[str, Process] = {}
         self._last: tuple[float, Counters] | None = None
         self._too_much_since_s: float | None = None
+        self._held: dict[str, float] = {}
+        """Until when, by the pod's uid."""
         self._trouble = ""
         self._log = structlog.get_logger()
 
@@ -282,6 +287,15 @@ class Overhead:
             return process
 
         return asked
+
+    def held(self, pod: PodRef) -> str:
+        """Why the pod may not start for now; "": it may."""
+        if not self.settings.evict or self._clock.boottime_s() >= self._held.get(pod.uid, 0.0):
+            return ""
+        return (
+            "it printed so much that the runtime was overloaded, and was stopped for that "
+            f"(colocation.on_runtime_overload), so it is not let in for {HOLD_S:g} s"
+        )
 
     async def run(self) -> None:
         """Looks, until cancelled."""
@@ -339,5 +353,7 @@ class Overhead:
                 self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
             self.problem = reason
         if settings.evict and now_s - self._too_much_since_s >= OVERLOAD_S:
+            self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
+            self._held[blamed.pod.uid] = now_s + HOLD_S
             self._evict(blamed.sandbox, f"{reason} (colocation.on_runtime_overload)")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed

@@ -13,6 +13,7 @@ import structlog
 from criproxy.model import PodRef, Sandbox
 from criproxy.overhead import (
     EVERY_S,
+    HOLD_S,
     LOUD_BYTES_PER_S,
     OVERLOAD_S,
     Counters,
@@ -301,6 +302,20 @@ def test_loudest_pod_is_evicted_when_the_config_says_so_one_in_a_minute() -> Non
     assert len(bench.evicted) == 1
     bench.look(EVERY_S)
     assert len(bench.evicted) == 2
+
+
+def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
+    bench = Bench(evict=True)
+    bench.look(OVERLOAD_S)
+    assert bench.overhead.held(A.pod) == ""
+    bench.look(EVERY_S)
+    assert "on_runtime_overload" in bench.overhead.held(A.pod)
+    assert bench.overhead.held(B.pod) == ""
+    bench.overhead.settings = Settings(MAX_CORES, evict=False)
+    assert bench.overhead.held(A.pod) == ""
+    bench.overhead.settings = Settings(MAX_CORES, evict=True)
+    bench.now_s += HOLD_S
+    assert bench.overhead.held(A.pod) == ""
 
 
 def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
