@@ -15,11 +15,14 @@ from criproxy import __version__, bypass, derive, late, lean
 from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
+from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.pressure import PressureListener
+from criproxy.cgroup.realtime import RealtimeThreads
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
 from criproxy.cgroup.whereabouts import Whereabouts
+from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
@@ -27,6 +30,7 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.policy import safe_limits
+from criproxy.disk_watch import DiskWatch
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
@@ -38,6 +42,7 @@ from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.status import AttachStatus
+from criproxy.overhead import Overhead, Reader
 from criproxy.proxy import codec
 from criproxy.proxy.chosen import ChosenEngine
 from criproxy.proxy.intercept import HookInterceptor
@@ -45,6 +50,7 @@ from criproxy.proxy.inventory import Inventory, Running
 from criproxy.proxy.process import process_of
 from criproxy.proxy.runtime import RuntimeInfo, RuntimeLink
 from criproxy.proxy.socket import ListenSocket, SocketError
+from criproxy.realtime import RealtimeWatch
 from criproxy.reload import Reload, Told
 from criproxy.report import Reporter
 from criproxy.standing import Standing
@@ -60,6 +66,7 @@ from criproxy.work import Work
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
+_LOOK_TIMEOUT_S: Final = 10.0
 
 _LARGE_BYTES: Final = 1024 * 1024
 _READ_S: Final = 2.0
@@ -135,6 +142,9 @@ class Daemon:
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.attachment = self._attachment
+        self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
+        self._reporter.realtime = lambda: self._realtime.found
+        self._reporter.disks = lambda: self._disk_watch.disks
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
@@ -153,11 +163,31 @@ class Daemon:
             bound=self._unbounded.look,
             clock=time.monotonic,
         )
+        self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
+        self._overhead = Overhead(
+            standing.overhead(),
+            self._inventory,
+            Reader(),
+            self._looks,
+            runtime_pid=lambda: self._link.pid,
+            evict=self._upkeep.evict,
+            observer=self._metrics,
+            clock=self._clock,
+        )
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
+        self._realtime = RealtimeWatch(
+            standing.verify().evict,
+            self._inventory,
+            RealtimeThreads(Tree()),
+            self._looks,
+            evict=self._upkeep.evict,
+            clock=self._clock,
+        )
         self._whereabouts = Whereabouts()
         self._verifier = Verifier(
             standing.verify(),
             self._inventory,
-            process_of=lambda running: process_of(self._ask, running),
+            process_of=self._overhead.noting(lambda running: process_of(self._ask, running)),
             cgroups_of=self._whereabouts.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
@@ -199,7 +229,7 @@ class Daemon:
             child_quota=driver.capabilities.child_quota,
             on_started=self._pod_started,
             on_removed=self._pod_removed,
-            held=self._verifier.held,
+            held=lambda pod: self._verifier.held(pod) or self._overhead.held(pod),
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
@@ -241,6 +271,9 @@ class Daemon:
             self._upkeep.run(),
             self._upkeep.tend(),
             self._verifier.run(),
+            self._overhead.run(),
+            self._disk_watch.run(),
+            self._realtime.run(),
             self._checkpointer.run(),
             self._reload.reload_when_asked(),
             self._reload.watch_config(),
@@ -256,6 +289,8 @@ class Daemon:
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
+        self._realtime.evicts = standing.verify().evict
+        self._overhead.settings = standing.overhead()
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -294,6 +329,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._whereabouts.close()
+        self._looks.close()
         await self._work.close_port()
 
     def _handle_signals(self) -> None:

@@ -89,6 +89,7 @@ class Call(Struct, frozen=True):
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
+    `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
     """
 
     operation: Operation
@@ -98,13 +99,14 @@ class Call(Struct, frozen=True):
     resources: Resources
     child_quota: bool
     container: str = ""
+    added_capabilities: tuple[str, ...] = ()
 
 
 class Change(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
-    `field` is the CRI field's name: `cgroup_parent`, `annotations`, or one of LinuxContainerResources. `key` is the
-    entry of a map field (`annotations`, `unified`).
+    `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them), or one
+    of LinuxContainerResources. `key` is the entry of a map field (`annotations`, `unified`).
     """
 
     field: str

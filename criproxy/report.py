@@ -1,7 +1,7 @@
 """What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
 from criproxy.observe import why
 from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
@@ -24,7 +25,10 @@ from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,
     ConfigStatus,
+    DiskStatus,
+    OverheadStatus,
     PlacementStatus,
+    PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
     Status,
@@ -35,6 +39,7 @@ from criproxy.observe.status import (
     memory_status,
     offline_pod,
 )
+from criproxy.overhead import Work
 from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeLink
 from criproxy.unbounded import Unbounded
@@ -45,6 +50,7 @@ _STALLED_S: Final = 30.0
 
 _HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
+_LOUDEST: Final = 3
 
 
 class EngineView(Protocol):
@@ -102,6 +108,12 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
+        """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
+        self.disks: Callable[[], Sequence[DiskWeight]] = tuple
+        """Tells which disks keep to the box's weight; to be set."""
+        self.realtime: Callable[[], Mapping[PodRef, str]] = dict
+        """Tells which offline pods run in real time, and what of them; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -174,6 +186,10 @@ class Reporter:
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
+        self._metrics.runtime_overloaded(bool(self.overhead()[1]))
+        self._metrics.realtime_pods(len(self.realtime()))
+        for disk in self.disks():
+            self._metrics.disk_weight(disk.disk, bool(disk.keeper))
         return self._metrics.render()
 
     def _unready(self) -> str | None:
@@ -198,12 +214,20 @@ class Reporter:
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
+        yield from self._unheld()
         if self.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
         if attached.problem:
             yield attached.problem
+
+    def _unheld(self) -> Iterator[str]:
+        """What offline pods cost where no limit of the box holds."""
+        for pod, words in self.realtime().items():
+            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
+        if too_much := self.overhead()[1]:
+            yield too_much
 
     def _status(self, guard: GuardStatus, history: History) -> Status:
         info, attached = self._link.info, self.attachment()
@@ -233,6 +257,8 @@ class Reporter:
             decisions=latest_decisions(history.records(), _DECISIONS),
             upgrade=self.upgrade,
             attached=attached,
+            overhead=_overhead(self.overhead()[0]),
+            disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in self.disks()),
         )
 
     def _in_force(self, decision: Decision) -> Decision:
@@ -264,6 +290,15 @@ class Reporter:
             cpu=cpu_status(*last) if last else None,
             memory=memory_status(*last) if last else None,
         )
+
+
+def _overhead(work: Work) -> OverheadStatus:
+    loudest = [pod for pod in work.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+    pods = [
+        PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
+        for one in loudest
+    ]
+    return OverheadStatus(work.runtime_cores, work.shim_cores, work.log_bytes_per_s, tuple(pods))
 
 
 def _stray(finding: Finding) -> StrayContainer:

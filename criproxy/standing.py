@@ -6,6 +6,7 @@ from criproxy import derive
 from criproxy.config import Config
 from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
+from criproxy.overhead import Settings as OverheadSettings
 from criproxy.proxy.intercept import Settings as InterceptSettings
 from criproxy.timetable import Stage
 from criproxy.unbounded import Settings as UnboundedSettings
@@ -50,6 +51,11 @@ class Standing(Struct, frozen=True):
 
     def verify(self) -> VerifySettings:
         return VerifySettings(evict=self.writes and self.config.colocation.on_unbounded == "evict")
+
+    def overhead(self) -> OverheadSettings:
+        colocation = self.config.colocation
+        evict = self.writes and colocation.on_runtime_overload == "evict"
+        return OverheadSettings(colocation.runtime_max_cores, evict)
 
     def upkeep(self) -> UpkeepSettings:
         adopt = not self.pass_through and not self.dry_run

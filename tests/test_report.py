@@ -11,6 +11,7 @@ from msgspec.structs import astuple, replace
 
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver
 from criproxy.config import Config
 from criproxy.config.load import parse
@@ -20,7 +21,8 @@ from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import AttachStatus, Status
+from criproxy.observe.status import AttachStatus, DiskStatus, OverheadStatus, PodOverhead, Status
+from criproxy.overhead import PodWork, Work
 from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.report import Reporter
 from criproxy.verify import Finding
@@ -401,3 +403,30 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
     bench = Bench(pass_through=True)
     bench.link.ready = False
     assert bench.reporter.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
+
+
+# --- outside the box -------------------------------------------------------------------------------------------------
+
+
+def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
+    bench = Bench()
+    sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
+    bench.reporter.overhead = lambda: (Work(0.75, (PodWork(sandbox, 0.25, 2e7),)), "the runtime works too much")
+    bench.reporter.realtime = lambda: {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
+    status = bench.status()
+    assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
+        "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
+        "the runtime works too much",
+    ]
+    pods = (PodOverhead("batch", "job", "u", 0.25, 2e7),)
+    assert status.overhead == OverheadStatus(0.75, 0.25, 2e7, pods)
+    assert bench.metric("criproxy_runtime_overloaded") == 1
+    assert bench.metric("criproxy_realtime_pods") == 1
+
+
+def test_disks_are_told_with_what_keeps_the_weight() -> None:
+    bench = Bench()
+    bench.reporter.disks = lambda: (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
+    assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
+    assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
+    assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0

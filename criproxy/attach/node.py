@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.attach import oom_group
 from criproxy.attach.edits import Edit
 from criproxy.attach.machine import Machine, NodeError
 from criproxy.attach.record import STATE, Record, from_json, to_json
@@ -23,6 +24,7 @@ from criproxy.attach.walk import walk
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
 _QUICK_S: Final = 30.0
+_CGROUPS: Final = "/sys/fs/cgroup"
 
 
 class UnitState(Struct, frozen=True):
@@ -42,6 +44,7 @@ class Node:
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
         self._root = root
+        self._oom_groups: tuple[Path, ...] = ()
 
     def _at(self, path: str) -> Path:
         return self._root / path.lstrip("/")
@@ -149,12 +152,20 @@ class Node:
         )
 
     def reload(self) -> None:
-        self._systemctl("daemon-reload")
+        """Have systemd read its units; what that takes from running containers is put back."""
+        self._oom_groups = oom_group.set_below(self._at(_CGROUPS))
+        try:
+            self._systemctl("daemon-reload")
+        finally:
+            oom_group.put_back(self._oom_groups)
 
     def restart(self, name: str) -> None:
         """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
         self.machine.run(("systemctl", "reset-failed", name), _QUICK_S)  # fails when there is nothing to reset
-        self._systemctl("restart", name, timeout_s=_RESTART_S)
+        try:
+            self._systemctl("restart", name, timeout_s=_RESTART_S)
+        finally:
+            oom_group.put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
 
     def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
         status, output = self.machine.run(("systemctl", *arguments), timeout_s)

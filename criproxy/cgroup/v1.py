@@ -10,10 +10,11 @@ from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_ful
 from criproxy.cgroup.ledger import Ledger
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.cgroup.v1_controllers import Cpu, CpuAcct, CpuSet, Memory
+from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 LOWEST_SHARES: Final = 2
+LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}
 
 # The kernel's and cgroupspy's values: None is "no limit" (-1 in the file).
 _Value = int | bool | None
@@ -212,7 +213,7 @@ class V1Driver:
 
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 
-    def _settle(self, controller: Cpu | Memory, attribute: str, want: _Value) -> Iterator[LimitChange]:
+    def _settle(self, controller: BlkIO | Cpu | Memory, attribute: str, want: _Value) -> Iterator[LimitChange]:
         file, old = controller.file(attribute), getattr(controller, attribute)
         if old == want:
             self._ledger.kept(file, _text(old))
@@ -226,8 +227,14 @@ class V1Driver:
     def _settle_priority(self, box: str) -> Iterator[LimitChange]:
         cpu = self._cpu(box)
         if cpu.has("idle"):
-            return self._settle(cpu, "idle", True)
-        return self._settle(cpu, "shares", LOWEST_SHARES)
+            yield from self._settle(cpu, "idle", True)
+        else:
+            yield from self._settle(cpu, "shares", LOWEST_SHARES)
+        if mount := self._mounts.get("blkio"):
+            disk = BlkIO(self._tree, mount + box)
+            for attribute, weight in LOWEST_DISK_WEIGHTS.items():
+                if disk.has(attribute):
+                    yield from self._settle(disk, attribute, weight)
 
     def _settle_cpu(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
         """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""

@@ -4,7 +4,14 @@ import functools
 import inspect
 from typing import Final
 
-from cgroupspy.controllers import Controller, CpuAcctController, CpuController, CpuSetController, MemoryController
+from cgroupspy.controllers import (
+    BlkIOController,
+    Controller,
+    CpuAcctController,
+    CpuController,
+    CpuSetController,
+    MemoryController,
+)
 from cgroupspy.interfaces import FlagFile, IntegerFile
 from cgroupspy.nodes import Node
 
@@ -48,6 +55,12 @@ class _OnTree(Controller):  # type: ignore[misc]
 def _filename(controller: type[object], attribute: str) -> str:
     name: bytes = inspect.getattr_static(controller, attribute).filename
     return name.decode()
+
+
+class BlkIO(_OnTree, BlkIOController):  # type: ignore[misc]
+    """`bfq_weight` exists while BFQ is loaded, `weight` with CFQ, which Linux 5.0 has dropped."""
+
+    bfq_weight = IntegerFile("blkio.bfq.weight")
 
 
 class Cpu(_OnTree, CpuController):  # type: ignore[misc]

@@ -130,10 +130,28 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Literal["report", "evict"],
         Meta(
             description="What becomes of a running offline pod that is found outside the box (the runtime put it "
-            "elsewhere, somebody moved it, or it started while criproxy was bypassed): it is told by the log, the "
-            "metrics and `criproxy status` (report), or stopped as well, so that it starts anew (evict)."
+            "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
+            "the box's limits: it is told by the log, the metrics and `criproxy status` (report), or stopped as well, "
+            "so that it starts anew (evict)."
         ),
     ] = "report"
+    on_runtime_overload: Annotated[
+        Literal["report", "evict"],
+        Meta(
+            description="What becomes of the offline pod for which the runtime works most, outside the box, when that "
+            "is too much for a minute (a pod that prints without end): it is told by the log, the metrics and "
+            "`criproxy status` (report), or stopped as well (evict)."
+        ),
+    ] = "report"
+    runtime_max_cores: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=4096.0,
+            description="Too much is what the runtime and the shims of offline pods take over this, while those pods' "
+            "logs grow by 1 MB/s or more, or when their shims alone take it.",
+        ),
+    ] = 0.25
     presets: Annotated[
         tuple[Literal["koordinator", "caelus", "bilibili"], ...],
         Meta(description="Other systems' marks of offline pods, taken in addition to the rules."),

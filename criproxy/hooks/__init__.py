@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from criproxy.hooks.placement import PlacementHook
+from criproxy.hooks.realtime import RealtimeHook
 from criproxy.hooks.resources import ResourcesHook
 from criproxy.model import Call, Change
 
@@ -49,4 +50,4 @@ def _conflict(hook: Hook, change: Change, other: Hook, wanted: Change) -> str:
 
 def offline_chain() -> Chain:
     """The hooks of an offline pod."""
-    return Chain((PlacementHook(), ResourcesHook()))
+    return Chain((PlacementHook(), ResourcesHook(), RealtimeHook()))

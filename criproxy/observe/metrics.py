@@ -23,6 +23,7 @@ class Metrics:
     def __init__(self, version: str) -> None:
         self._registry: Final = Registry()
         self._init_requests()
+        self._init_overhead()
         self._init_samples()
         self._init_process(version)
 
@@ -72,6 +73,32 @@ class Metrics:
             registry=registry,
         )
         self._unbounded = Gauge("criproxy_unbounded_pods", "Offline pods that run outside the box", registry=registry)
+
+    def _init_overhead(self) -> None:
+        registry = self._registry
+        self._runtime_seconds = Counter(
+            "criproxy_runtime_cpu_seconds", "CPU time of the runtime's own process, whatever it did", registry=registry
+        )
+        self._shim_seconds = Counter(
+            "criproxy_offline_shim_cpu_seconds", "CPU time of offline pods' shims, outside the box", registry=registry
+        )
+        self._log_bytes = Counter(
+            "criproxy_offline_log_bytes", "What the logs of offline pods have grown by", registry=registry
+        )
+        self._realtime = Gauge(
+            "criproxy_realtime_pods", "Offline pods with threads in real time, past the box's limits", registry=registry
+        )
+        self._disk_weight = Gauge(
+            "criproxy_disk_weight_in_force",
+            "Whether a disk keeps to the box's lowest weight",
+            ("device",),
+            registry=registry,
+        )
+        self._runtime_overloaded = Gauge(
+            "criproxy_runtime_overloaded",
+            "Whether the runtime works too much, outside the box, for offline pods",
+            registry=registry,
+        )
 
     def _init_samples(self) -> None:
         registry = self._registry
@@ -176,6 +203,21 @@ class Metrics:
         """So many are outside the box now, and of so many it can't be told."""
         self._misplaced.set(count)
         self._unverified.set(unknown)
+
+    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
+        """CPU time of the runtime and of offline pods' shims, and what their logs grew by, since it was last told."""
+        self._runtime_seconds.inc(by=runtime_s)
+        self._shim_seconds.inc(by=shims_s)
+        self._log_bytes.inc(by=log_bytes)
+
+    def realtime_pods(self, count: int) -> None:
+        self._realtime.set(count)
+
+    def disk_weight(self, device: str, in_force: bool) -> None:
+        self._disk_weight.set(in_force, device)
+
+    def runtime_overloaded(self, overloaded: bool) -> None:
+        self._runtime_overloaded.set(overloaded)
 
     def unbounded_pods(self, count: int) -> None:
         self._unbounded.set(count)

@@ -119,6 +119,36 @@ class PlacementStatus(Struct, frozen=True):
     unknown: tuple[StrayContainer, ...]
 
 
+class PodOverhead(Struct, frozen=True):
+    """What is done outside the box for one pod: its shim's CPU, and what its logs grow by."""
+
+    namespace: str
+    name: str
+    uid: str
+    shim_cores: float
+    log_bytes_per_s: float
+
+
+class OverheadStatus(Struct, frozen=True):
+    """What the runtime and the shims of offline pods did of late, outside the box.
+
+    `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest, the first one most.
+    """
+
+    runtime_cores: float | None = None
+    shim_cores: float = 0.0
+    log_bytes_per_s: float = 0.0
+    pods: tuple[PodOverhead, ...] = ()
+
+
+class DiskStatus(Struct, frozen=True):
+    """A disk. `kept_by`: what keeps the box's lowest weight there (bfq, cfq, io.cost); "": nothing does, and `why`."""
+
+    name: str
+    kept_by: str
+    why: str
+
+
 class DecisionStatus(Struct, frozen=True):
     """A decision that changed a limit, and why. `decided_s` is UTC; `applied` False: it was not put in force."""
 
@@ -179,6 +209,8 @@ class Status(Struct, frozen=True):
     decisions: tuple[DecisionStatus, ...] = ()
     upgrade: UpgradeStatus = UpgradeStatus()
     attached: AttachStatus = AttachStatus("unknown", "")
+    overhead: OverheadStatus = OverheadStatus()
+    disks: tuple[DiskStatus, ...] = ()
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:

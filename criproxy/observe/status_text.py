@@ -13,6 +13,8 @@ from criproxy.observe.status import (
     CgroupStatus,
     ConfigStatus,
     DecisionStatus,
+    DiskStatus,
+    OverheadStatus,
     PlacementStatus,
     Status,
     StrayContainer,
@@ -68,6 +70,8 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _guard_lines(status.guard)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    yield from _disk_lines(status.disks)
+    yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:
         yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
@@ -79,6 +83,32 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
+
+
+def _disk_lines(disks: Sequence[DiskStatus]) -> Iterator[str]:
+    kept = [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]
+    if kept:
+        yield _row("disk weight", f"in force on {', '.join(kept[:_SHOWN])}")
+    reasons: dict[str, list[str]] = {}
+    for disk in disks:
+        if not disk.kept_by:
+            reasons.setdefault(disk.why, []).append(disk.name)
+    for why, names in reasons.items():
+        offline = "there, offline pods read and write as equals of online ones"
+        yield _row("disk weight", f"not in force on {', '.join(names[:_SHOWN])}: {why}; {offline}")
+
+
+def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
+    logs = f"for offline pods: shims {overhead.shim_cores:.2f} cores, logs {_megabytes(overhead.log_bytes_per_s)}"
+    runtime = "not known" if overhead.runtime_cores is None else f"{overhead.runtime_cores:.2f} cores"
+    yield _row("overhead", f"runtime {runtime}; {logs}")
+    for pod in overhead.pods:
+        shown = f"shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}"
+        yield f"  {pod.namespace}/{pod.name}: {shown}"
+
+
+def _megabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def _placement_lines(placement: PlacementStatus) -> Iterator[str]:

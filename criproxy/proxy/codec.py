@@ -45,6 +45,8 @@ class Part(Struct, frozen=True):
     resources: Resources
     sandbox_message: cri.PodSandboxConfig | None
     resources_message: cri.LinuxContainerResources
+    container_message: cri.ContainerConfig | None = None
+    added_capabilities: tuple[str, ...] = ()
 
 
 class ListedSandbox(Struct, frozen=True):
@@ -264,7 +266,9 @@ def _sandbox_part(config: cri.PodSandboxConfig) -> Part:
 
 def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> Part:
     name, resources = _text(config.metadata.name), config.linux.resources
-    return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources)
+    asked = config.linux.security_context.capabilities
+    added = tuple(_text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
+    return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
 
 
 def _apply(part: Part, change: Change) -> AuditEntry:
@@ -274,6 +278,8 @@ def _apply(part: Part, change: Change) -> AuditEntry:
             old = _set_entry(part.sandbox_message.annotations, change)
         case "unified":
             old = _set_entry(part.resources_message.unified, change)
+        case "drop_capabilities" if part.container_message is not None:
+            old = _add_dropped(part.container_message, change)
         case "cgroup_parent" if part.sandbox_message is not None:
             old = _set_scalar(part.sandbox_message.linux, change)
         case _:
@@ -291,6 +297,13 @@ def _set_scalar(message: Message, change: Change) -> str | int:
     else:
         setattr(message, change.field, _wire(change.value) if isinstance(change.value, str) else change.value)
     return _text(old) if isinstance(old, bytes) else int(old)
+
+
+def _add_dropped(config: cri.ContainerConfig, change: Change) -> str:
+    dropped = config.linux.security_context.capabilities.drop_capabilities
+    old = ", ".join(map(_text, dropped))
+    dropped.append(_wire(str(change.value)))
+    return old
 
 
 def _set_entry(entries: MutableSequence[cri.StringEntry], change: Change) -> str | None:

@@ -140,11 +140,29 @@ class ListPodSandboxResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[PodSandbox]
     def __init__(self, items: _Optional[_Iterable[_Union[PodSandbox, _Mapping]]] = ...) -> None: ...
 
+class Capability(_message.Message):
+    __slots__ = ("add_capabilities", "drop_capabilities", "add_ambient_capabilities")
+    ADD_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    DROP_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    ADD_AMBIENT_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    add_capabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    drop_capabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    add_ambient_capabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, add_capabilities: _Optional[_Iterable[bytes]] = ..., drop_capabilities: _Optional[_Iterable[bytes]] = ..., add_ambient_capabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LinuxContainerSecurityContext(_message.Message):
+    __slots__ = ("capabilities",)
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    capabilities: Capability
+    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ...) -> None: ...
+
 class LinuxContainerConfig(_message.Message):
-    __slots__ = ("resources",)
+    __slots__ = ("resources", "security_context")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     resources: LinuxContainerResources
-    def __init__(self, resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    security_context: LinuxContainerSecurityContext
+    def __init__(self, resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., security_context: _Optional[_Union[LinuxContainerSecurityContext, _Mapping]] = ...) -> None: ...
 
 class ContainerMetadata(_message.Message):
     __slots__ = ("name",)
@@ -240,11 +258,19 @@ class ContainerStatusRequest(_message.Message):
     verbose: bool
     def __init__(self, container_id: _Optional[bytes] = ..., verbose: _Optional[bool] = ...) -> None: ...
 
+class ContainerStatus(_message.Message):
+    __slots__ = ("log_path",)
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    log_path: bytes
+    def __init__(self, log_path: _Optional[bytes] = ...) -> None: ...
+
 class ContainerStatusResponse(_message.Message):
-    __slots__ = ("info",)
+    __slots__ = ("status", "info")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
+    status: ContainerStatus
     info: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ..., info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class UpdateContainerResourcesRequest(_message.Message):
     __slots__ = ("container_id", "linux")

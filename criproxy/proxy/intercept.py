@@ -260,6 +260,7 @@ class HookInterceptor:
             resources=part.resources,
             child_quota=self._child_quota,
             container=part.container,
+            added_capabilities=part.added_capabilities,
         )
 
     def _refuse(self, request: codec.Request, pod: PodRef, code: int, reason: str, text: str) -> Refuse:

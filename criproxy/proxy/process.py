@@ -22,12 +22,13 @@ class Process(Struct, frozen=True):
     """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
 
     `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O
-    alone tells it, of sandboxes): "" when not told.
+    alone tells it, of sandboxes): "" when not told. `log`: the file with a container's output, "": none is told.
     """
 
     pid: int | None
     runtime_type: str = ""
     handler: str = ""
+    log: str = ""
 
 
 class _Spec(msgspec.Struct):
@@ -52,13 +53,15 @@ async def process_of(query: Query, running: Running) -> Process:
     )
     answer = await query(method, request.SerializeToString())
     try:
-        kind = cri.ContainerStatusResponse if running.container else cri.PodSandboxStatusResponse
-        return _process(kind.FromString(answer).info)
+        if not running.container:
+            return _process(cri.PodSandboxStatusResponse.FromString(answer).info)
+        container = cri.ContainerStatusResponse.FromString(answer)
+        return _process(container.info, container.status.log_path.decode("utf-8", "surrogateescape"))
     except DecodeError as error:
         raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
 
 
-def _process(info: Iterable[cri.StringEntry]) -> Process:
+def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
     """What can't be read of the info is not told."""
     told = _Info()
     for entry in info:
@@ -66,7 +69,7 @@ def _process(info: Iterable[cri.StringEntry]) -> Process:
             with contextlib.suppress(msgspec.DecodeError):
                 told = msgspec.json.decode(entry.value, type=_Info)
     handler = told.runtimeSpec.annotations.get(_HANDLER, "") if told.runtimeSpec else ""
-    return Process(told.pid, told.runtimeType, handler)
+    return Process(told.pid, told.runtimeType, handler, log)
 
 
 def _wire(text: str) -> bytes:

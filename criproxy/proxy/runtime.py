@@ -78,6 +78,12 @@ class RuntimeLink:
         """What the runtime said last; None before it first answered."""
         return self._info
 
+    @property
+    def pid(self) -> int:
+        """The runtime's process; 0: not known, as when an init system listens for it."""
+        pid = self._connection.peer_pid if self._connection is not None else 0
+        return pid if pid > 1 else 0
+
     async def call(self, method: str, request: bytes, timeout_s: float, api: str | None = None) -> bytes:
         """Call a method of RuntimeService (`ListPodSandbox`), under the API in use or the given one.
 

@@ -150,6 +150,7 @@ class CriClient:
         attempt: int = 0,
         log_path: str = "",
         mounts: Mapping[Path, Path] | None = None,
+        capabilities: Sequence[str] = (),
     ) -> Container:
         """Create a container in the pod; `start` runs it. `mounts`: what of the host is seen where in it."""
         config = cri.ContainerConfig(
@@ -164,7 +165,8 @@ class CriClient:
             linux=cri.LinuxContainerConfig(
                 resources=resources,
                 security_context=cri.LinuxContainerSecurityContext(
-                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
+                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE),
+                    capabilities=cri.Capability(add_capabilities=capabilities),
                 ),
             ),
         )

@@ -119,7 +119,15 @@ class FakeNode:
 
     # --- systemd ----------------------------------------------------------------------------------------------------
 
+    def container(self, name: str, oom_group: str) -> str:
+        """A running container's scope, with its memory.oom.group; returns the file."""
+        file = f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{name}.slice/cri-containerd-{name}.scope/memory.oom.group"
+        self.write(file, f"{oom_group}\n")
+        return file
+
     def reload(self) -> None:
+        for file in (self.root / "sys/fs/cgroup").rglob("*.scope/memory.oom.group"):
+            file.write_text("0\n")  # systemd 262
         self._loaded = {}
         for directory in ("/etc/systemd/system", "/usr/lib/systemd/system"):
             if (text := self.text(f"{directory}/{UNIT}")) is not None:

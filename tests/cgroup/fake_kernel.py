@@ -14,7 +14,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
 
 NO_LIMIT_V1 = 9223372036854771712
-V1 = ("cpu,cpuacct", "cpuset", "memory", "pids", "systemd", "unified")
+V1 = ("cpu,cpuacct", "cpuset", "memory", "blkio", "pids", "systemd", "unified")
 _V1_FILES = {
     "cpu,cpuacct": {
         "cpu.shares": "1024",
@@ -25,6 +25,7 @@ _V1_FILES = {
         "cpuacct.usage": "1500000000",
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
+    "blkio": {"blkio.weight": "500", "blkio.bfq.weight": "100"},
     "memory": {
         "memory.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),

@@ -203,3 +203,29 @@ def test_cpus_that_stay_are_not_written_again(kernel: FakeKernel, driver: Cgroup
     driver.ensure(BOX)
 
     assert kernel.writes == []
+
+
+@pytest.mark.parametrize(("file", "lowest"), [("blkio.bfq.weight", "1"), ("blkio.weight", "10")], ids=["bfq", "cfq"])
+def test_disk_weight_is_the_lowest_and_put_back(
+    kernel: FakeKernel, driver: CgroupDriver, file: str, lowest: str
+) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+    assert kernel.file(f"blkio{BOX}/{file}") == lowest
+    kernel.by_hand(f"blkio{BOX}/{file}", "300")
+
+    changes = driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert [(Path(change.file).name, change.drift) for change in changes] == [(file, True)]
+    assert kernel.file(f"blkio{BOX}/{file}") == lowest
+
+
+def test_kernel_without_disk_weights_is_bounded_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    kernel = FakeKernel(tmp_path / "plain", 1, lacks=("blkio.weight", "blkio.bfq.weight"))
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    driver.write(BOX, Limits(1.0, 512 * MIB))
+
+    assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(512 * MIB)

@@ -10,7 +10,10 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.observe.status import (
     AttachStatus,
     CgroupStatus,
+    DiskStatus,
+    OverheadStatus,
     PlacementStatus,
+    PodOverhead,
     ScheduleStatus,
     StrayContainer,
     from_json,
@@ -92,6 +95,19 @@ def test_text_shows(shown: str) -> None:
             "  misplaced: batch/job, container main: /elsewhere\n"
             "  not known: batch/job, sandbox: why\n",
             id="misplaced",
+        ),
+        pytest.param(
+            {"overhead": OverheadStatus(0.9375, 0.01, 2e7, (PodOverhead("batch", "job", "u", 0.01, 2e7),))},
+            "overhead      runtime 0.94 cores; for offline pods: shims 0.01 cores, logs 20.00 MB/s\n"
+            "  batch/job: shim 0.01 cores, logs 20.00 MB/s\n",
+            id="overhead",
+        ),
+        pytest.param({"overhead": OverheadStatus()}, "overhead      runtime not known; for", id="runtime-not-known"),
+        pytest.param(
+            {"disks": (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "W"), DiskStatus("sdc", "", "W"))},
+            "disk weight   in force on sda (bfq)\n"
+            "disk weight   not in force on sdb, sdc: W; there, offline pods read and write as equals of online\n",
+            id="disks",
         ),
         pytest.param({"decisions": ()}, "decisions     none yet\n", id="no-decision"),
     ],

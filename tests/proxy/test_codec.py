@@ -53,7 +53,15 @@ def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[codec.AuditE
     request = codec.Request(operation, data)
     audit = []
     for part in request.parts:
-        call = Call(operation, part.target, PodRef("1", "ns", "n"), PLACE, part.resources, child_quota=False)
+        call = Call(
+            operation,
+            part.target,
+            PodRef("1", "ns", "n"),
+            PLACE,
+            part.resources,
+            child_quota=False,
+            added_capabilities=part.added_capabilities,
+        )
         audit += request.apply(part, offline_chain().adjust(call))
     return request.encode(), audit
 
@@ -153,3 +161,18 @@ def test_pod_memory_counts_overhead_only_with_a_limit() -> None:
         return codec.Request(Operation.UPDATE_POD_SANDBOX_RESOURCES, message.SerializeToString()).pod_memory_bytes
 
     assert [memory(100, 5), memory(0, 5), memory(-1, 5)] == [105, 0, 0]
+
+
+@pytest.mark.parametrize("field", ["add_capabilities", "add_ambient_capabilities"])
+def test_capability_for_real_time_is_dropped_and_nothing_else_of_the_security_context_changes(field: str) -> None:
+    config = whole.ContainerConfig(metadata=whole.ContainerMetadata(name="main"))
+    config.linux.security_context.run_as_username = "job"
+    capabilities = config.linux.security_context.capabilities
+    if field not in capabilities.DESCRIPTOR.fields_by_name:
+        pytest.skip("this CRI does not have it")
+    getattr(capabilities, field).extend(["NET_ADMIN", "SYS_NICE"])
+    capabilities.drop_capabilities.append("MKNOD")
+    data, audit = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
+    capabilities.drop_capabilities.append("SYS_NICE")
+    assert whole.CreateContainerRequest.FromString(data).config.linux.security_context == config.linux.security_context
+    assert [(entry.old, entry.new) for entry in audit if entry.field == "drop_capabilities"] == [("MKNOD", "SYS_NICE")]

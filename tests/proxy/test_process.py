@@ -75,3 +75,11 @@ def test_answer_that_is_no_message_is_an_error(container: str) -> None:
 
     with pytest.raises(CodecError, match="3 bytes are no answer to"):
         asyncio.run(process_of(query, Running(SANDBOX, "x", container)))
+
+
+def test_log_of_a_container_is_told() -> None:
+    async def query(method: str, request: bytes) -> bytes:
+        return cri.ContainerStatusResponse(status=cri.ContainerStatus(log_path=b"/l/\xff.log")).SerializeToString()
+
+    process = asyncio.run(process_of(query, Running(SANDBOX, "c1", "main")))
+    assert process.log == "/l/\udcff.log"

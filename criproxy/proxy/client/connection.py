@@ -1,6 +1,8 @@
 """A connection to a gRPC server's unix socket, for unary calls of our own."""
 
 import asyncio
+import socket
+import struct
 from pathlib import Path
 from typing import Final, Self
 
@@ -10,6 +12,7 @@ from criproxy.proxy.relay.frames import BrokenError
 from criproxy.proxy.relay.side import ReadBuffer, Side
 
 _LOST: Final = "the connection was lost"
+_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred
 
 
 class CallError(ConnectionError):
@@ -73,6 +76,17 @@ class Connection:
         if outcome.code != codes.OK:
             raise CallError(method, outcome.code, outcome.text)
         return outcome.message
+
+    @property
+    def peer_pid(self) -> int:
+        """The process that listens at the socket; 0: not known. Source: unix(7), SO_PEERCRED."""
+        if self._side.transport is None:
+            return 0
+        connected = self._side.transport.get_extra_info("socket")
+        pid: int = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
+            0
+        ]
+        return pid
 
     async def close(self) -> None:
         """Calls under way end with UNAVAILABLE."""

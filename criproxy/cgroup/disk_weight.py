@@ -1,0 +1,114 @@
+"""Tells, per disk, whether the box's lowest weight is in force: the kernel takes weights without keeping to them.
+
+A weight is kept by the BFQ scheduler (CFQ, before Linux 5.0), or on cgroup v2 by the io.cost model where the root's
+io.cost.qos switches it on. With any other scheduler, what offline pods read and write competes as an equal.
+Source: kernel, Documentation/block/bfq-iosched.rst, section 4; admin-guide/cgroup-v2.rst, IO.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.places import checked_box
+from criproxy.cgroup.tree import Tree
+
+_NO_DISK: Final = re.compile(r"^(loop|ram|zram|sr|fd|nbd)\d")
+"""What is no disk, or has one beneath it."""
+
+_CHOSEN: Final = re.compile(r"\[(.+)\]")
+
+_WEIGHTS: Final[Mapping[int, Mapping[str, tuple[str, str]]]] = {
+    1: {"bfq": ("blkio.bfq.weight", "1"), "cfq": ("blkio.weight", "10")},
+    2: {"bfq": ("io.bfq.weight", "default 1"), "io.cost": ("io.weight", "default 1")},
+}
+"""By the cgroups' version and by what keeps to it: the file of the weight, and the lowest."""
+
+
+class Disk(Struct, frozen=True):
+    """A disk, by its name in /sys/block, its number (`8:0`) and its scheduler ("" where it has none)."""
+
+    name: str
+    number: str
+    scheduler: str
+
+
+class DiskWeight(Struct, frozen=True):
+    """`keeper`: what keeps the box's weight on this disk (bfq, cfq, io.cost); "": nothing does, and `why`."""
+
+    disk: str
+    keeper: str
+    why: str = ""
+
+
+def judge(disk: Disk, lowest: Collection[str], costed: Collection[str]) -> DiskWeight:
+    """Whether the weight is in force. `lowest`: for which keepers the box has it; `costed`: disks with io.cost on."""
+    keepers = [disk.scheduler] if disk.scheduler in ("bfq", "cfq") else []
+    if disk.number in costed:
+        keepers.append("io.cost")
+    for keeper in keepers:
+        if keeper in lowest:
+            return DiskWeight(disk.name, keeper)
+    if keepers:
+        return DiskWeight(disk.name, "", f"the box has no weight for {keepers[0]}")
+    return DiskWeight(disk.name, "", f"scheduler {disk.scheduler or 'none'} keeps to no weight")
+
+
+def parse_costed(qos: str) -> frozenset[str]:
+    """The disks with io.cost switched on, of the root's io.cost.qos. Source: cgroup-v2.rst, io.cost.qos."""
+    return frozenset(line.split()[0] for line in qos.splitlines() if "enable=1" in line.split())
+
+
+class DiskWeights:
+    """Reads it, on a thread."""
+
+    def __init__(self, tree: Tree, proc: str = "/proc", sys_block: Path = Path("/sys/block")) -> None:
+        self._tree = tree
+        self._mountinfo = f"{proc}/self/mountinfo"
+        self._sys_block = sys_block
+
+    def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]:
+        """Of each disk, by name. `version`: the cgroups'. No box yet: as it will be with one. Raises CgroupError."""
+        mounts = files.parse_mounts(self._tree.read(self._mountinfo))
+        mount = mounts.v2 if version == 2 else mounts.v1.get("blkio")
+        if mount is None:
+            return tuple(
+                DiskWeight(disk.name, "", "no cgroup mount has the blkio controller") for disk in self._disks()
+            )
+        lowest = [keeper for keeper, held in _WEIGHTS[version].items() if box is None or self._holds(mount, box, *held)]
+        costed = parse_costed(self._text(f"{mount}/io.cost.qos")) if version == 2 else frozenset()
+        return tuple(judge(disk, lowest, costed) for disk in self._disks())
+
+    def _holds(self, mount: str, box: str, name: str, lowest: str) -> bool:
+        return self._text(f"{mount}{checked_box(box)}/{name}").partition("\n")[0] == lowest
+
+    def _text(self, file: str) -> str:
+        """ "": there is no such file."""
+        try:
+            return self._tree.read(file)
+        except CgroupError:
+            return ""
+
+    def _disks(self) -> list[Disk]:
+        """What has no other device beneath it, has a size, and is none of those that are no disks."""
+        found = []
+        for directory in sorted(self._sys_block.glob("*")):
+            if _NO_DISK.match(directory.name) or any((directory / "slaves").glob("*")):
+                continue
+            if (self._attribute(directory, "size") or "0") == "0":
+                continue
+            scheduler = self._attribute(directory, "queue/scheduler")
+            chosen = _CHOSEN.search(scheduler)
+            found.append(Disk(directory.name, self._attribute(directory, "dev"), chosen[1] if chosen else scheduler))
+        return found
+
+    @staticmethod
+    def _attribute(directory: Path, name: str) -> str:
+        try:
+            return (directory / name).read_text().strip()
+        except OSError:
+            return ""

@@ -1,0 +1,73 @@
+"""Looks each minute whether the disks keep to the box's weight, and tells when that changes."""
+
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.disk_weight import DiskWeight
+
+T = TypeVar("T")
+
+EVERY_S: Final = 60.0
+
+_REMEDY: Final = "choose the scheduler bfq for these disks, see docs/operation.md, The disk"
+
+
+class Weights(Protocol):
+    """See `criproxy.cgroup.disk_weight.DiskWeights`."""
+
+    def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]: ...
+
+
+class OnThread(Protocol):
+    """See `criproxy.cgroup.worker.Worker`."""
+
+    async def run(self, what: str, job: Callable[[], T]) -> T: ...
+
+
+class Clock(Protocol):
+    """See `criproxy.control.clock.Clock`."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class DiskWatch:
+    """`box` tells where the box is. `disks` may be asked for from any thread."""
+
+    def __init__(self, weights: Weights, worker: OnThread, box: Callable[[], BoxState], clock: Clock) -> None:
+        self.disks: tuple[DiskWeight, ...] = ()
+        self._weights = weights
+        self._worker = worker
+        self._box = box
+        self._clock = clock
+        self._trouble = ""
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Looks, until cancelled."""
+        while True:
+            await self.look()
+            await self._clock.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Never raises: a failure is logged once, and the next look tries again."""
+        state = self._box()
+        if not state.version:
+            return
+        try:
+            disks = await self._worker.run("look at disks", lambda: self._weights.read(state.version, state.path))
+        except Exception as error:
+            if str(error) != self._trouble:
+                self._log.warning("disk_weight_not_known", error=str(error))
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        before, self.disks = self.disks, disks
+        if disks == before:
+            return
+        if in_force := {one.disk: one.keeper for one in disks if one.keeper}:
+            self._log.info("disk_weight_in_force", disks=in_force)
+        if left := {one.disk: one.why for one in disks if not one.keeper}:
+            self._log.warning("disk_weight_not_in_force", disks=left, remedy=_REMEDY)

@@ -1,0 +1,45 @@
+"""A reload of systemd, as attach and detach do it, leaves memory.oom.group of running containers as runc has set it."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criproxy.attach.machine import RealMachine
+from criproxy.attach.node import Node
+from integration.lab.cgroups import version
+from integration.lab.process import Process
+from integration.systemd.slice_lab import systemctl
+
+pytestmark = pytest.mark.skipif(version() == 1, reason="cgroup v1 has no memory.oom.group")
+
+SLICE = "kubepods-besteffort-podoomgroup.slice"
+RESETS = 262
+"""The first systemd that was seen to reset it."""
+
+
+@pytest.fixture
+def oom_group(tmp_path: Path) -> Iterator[Path]:
+    """Of a scope as runc makes it, with the value that kubelet asks for."""
+    scope = f"cri-containerd-{uuid.uuid4().hex[:12]}.scope"
+    command = ["systemd-run", "--scope", f"--unit={scope}", f"--slice={SLICE}", "-p", "Delegate=yes", "sleep", "3600"]
+    process = Process("container", command, tmp_path / "log")
+    file = Path("/sys/fs/cgroup/kubepods.slice/kubepods-besteffort.slice", SLICE, scope, "memory.oom.group")
+    process.wait_until(file.exists, 60, "the scope")
+    file.write_text("1")
+    yield file
+    systemctl("stop", scope)
+
+
+def test_reload_of_ours_leaves_it(oom_group: Path) -> None:
+    node = Node(RealMachine())
+    for _ in range(3):
+        node.reload()
+        assert oom_group.read_text() == "1\n"
+
+
+def test_reload_of_anybody_else_resets_it_from_that_version_on(oom_group: Path) -> None:
+    systemctl("daemon-reload")
+    number = int(systemctl("--version").split()[1].partition("~")[0])
+    assert (oom_group.read_text() == "0\n") == (number >= RESETS)

@@ -1,0 +1,31 @@
+"""Which containers lose the capability to run in real time."""
+
+import pytest
+
+from criproxy.hooks import offline_chain
+from criproxy.model import Call, Operation, PodRef, Resources, Target
+
+
+@pytest.mark.parametrize(
+    ("added", "dropped"),
+    [
+        pytest.param((), [], id="none"),
+        pytest.param(("NET_ADMIN", "SYS_NICER"), [], id="others"),
+        pytest.param(("NET_ADMIN", "SYS_NICE"), ["SYS_NICE"], id="by-name"),
+        pytest.param(("cap_sys_nice",), ["SYS_NICE"], id="in-another-spelling"),
+        pytest.param(("ALL",), ["SYS_NICE"], id="with-all"),
+        pytest.param(("SYS_NICE", "all"), ["SYS_NICE"], id="twice"),
+    ],
+)
+def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[str, ...], dropped: list[str]) -> None:
+    call = Call(
+        operation=Operation.CREATE_CONTAINER,
+        target=Target.CONTAINER,
+        pod=PodRef("1", "batch", "job"),
+        placement="/offline/pod1",
+        resources=Resources(),
+        child_quota=True,
+        added_capabilities=added,
+    )
+    changes = [change for change in offline_chain().adjust(call) if change.field == "drop_capabilities"]
+    assert [change.value for change in changes] == dropped
