@@ -2,7 +2,8 @@
 
 The promises, as they are kept here:
   - a call of a pod that is not offline is forwarded as the very bytes that came, also when something here fails;
-  - a call of an offline pod that can't be rewritten is refused (kubelet retries): unbounded is worse than late;
+  - a call of an offline pod that can't be rewritten is refused (kubelet retries): unbounded is worse than late. So is,
+    while pods are placed, one that can't be decoded: runtimes read some bytes that our protobuf does not;
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
@@ -28,14 +29,14 @@ UNAVAILABLE: Final = 14
 _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
-_SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
+_SERVICES: Final = tuple(f"{slash}runtime.{api}.RuntimeService" for slash in ("/", "") for api in ("v1", "v1alpha2"))
+"""gRPC-Go serves a path without its first slash as well. Source: google.golang.org/grpc, Server.handleStream."""
+
 _OBSERVED: Final = ("StartContainer", "RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
-    f"/{service}.RuntimeService/{operation}": operation for service in _SERVICES for operation in Operation
+    f"{service}/{operation}": operation for service in _SERVICES for operation in Operation
 }
-_METHODS: Final = frozenset(_OPERATIONS) | {
-    f"/{service}.RuntimeService/{method}" for service in _SERVICES for method in _OBSERVED
-}
+_METHODS: Final = frozenset(_OPERATIONS) | {f"{service}/{method}" for service in _SERVICES for method in _OBSERVED}
 
 
 class Admission(Protocol):
@@ -126,8 +127,7 @@ class HookInterceptor:
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
-            self._log.warning("request_undecodable", method=method, error=str(error))
-            return Forward(message)
+            return self._undecodable(operation, message, error)
         match operation:
             case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
                 return self._start(request, message)
@@ -142,6 +142,19 @@ class HookInterceptor:
             ticket.learn(message)
         except codec.CodecError as error:
             self._log.warning("answer_undecodable", error=str(error))
+
+    def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
+        """The runtime may read it all the same, and see an offline pod there: it passes where no pod is placed."""
+        placing = self.settings.enabled and not self.settings.dry_run
+        starts = operation in (Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD)
+        passes = not placing and (starts or not self._inventory.placed)
+        self._log.warning("request_undecodable", method=operation, error=str(error), refused=not passes)
+        if passes:
+            return Forward(message)
+        self._counters.on_refusal(operation, "undecodable")
+        return Refuse(
+            INTERNAL, f"criproxy refuses {operation}: it can't be told whether its pod is offline, as {error}"
+        )
 
     def _why_offline(self, pod: Pod) -> str | None:
         return self.settings.rules.why(pod) if self.settings.enabled else None

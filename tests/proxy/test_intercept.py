@@ -197,7 +197,6 @@ def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> Non
     [
         pytest.param(True, run_request(False), id="online"),
         pytest.param(False, run_request(True), id="offline-while-off"),
-        pytest.param(True, b"\xff\xff\xff", id="undecodable"),
         pytest.param(True, b"", id="empty"),
     ],
 )
