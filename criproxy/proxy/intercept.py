@@ -169,6 +169,18 @@ class HookInterceptor:
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
         try:
+            return self._start_offline(request, message, asked, why)
+        except Exception as error:
+            if not self.settings.dry_run:
+                return self._failed(request, pod, error)
+            self._complain(error)
+            return Forward(message)
+
+    def _start_offline(
+        self, request: codec.Request, message: bytes, asked: Pod, why: str
+    ) -> Verdict | Awaitable[Verdict]:
+        pod = asked.ref
+        try:
             place = _place(asked)
         except ValueError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "no_place", f"{error}; the pod is offline: {why}")
@@ -194,13 +206,16 @@ class HookInterceptor:
             await self._admission.admit(place, request.pod_memory_bytes)
         except AdmissionError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
+        except Exception as error:
+            return self._failed(request, pod, error)
         return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
 
     async def _create(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer: a container follows its sandbox."""
         try:
             sandbox = await self._inventory.sandbox(request.sandbox_id)
-        except (ConnectionError, codec.CodecError) as error:
+        except Exception as error:
+            self._complain(error)
             pod = request.pod
             if pod is not None and self._why_offline(pod) is not None:
                 reason = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
@@ -222,7 +237,8 @@ class HookInterceptor:
                 sandbox = await self._inventory.sandbox(request.sandbox_id)
             else:
                 sandbox = await self._inventory.sandbox_of(request.container_id)
-        except (ConnectionError, codec.CodecError) as error:
+        except Exception as error:
+            self._complain(error)
             self._log.warning("update_not_judged", method=request.operation, error=str(error))
             return Forward(message)
         if sandbox is None or sandbox.placement is None:
@@ -235,7 +251,8 @@ class HookInterceptor:
         """Kubelet resizes the pod's cgroup in its own tree; the one in the box is ours to resize."""
         try:
             await self._admission.update_pod(parse_placement(placement), memory_bytes)
-        except AdmissionError as error:
+        except Exception as error:
+            self._complain(error)
             self._log.warning("pod_not_resized", pod=str(pod), pod_uid=pod.uid, error=str(error))
 
     def _rewrite(
@@ -255,8 +272,7 @@ class HookInterceptor:
                 entries += [_audit_fields(part, entry) for entry in request.apply(part, changes)]
             message = request.encode()
         except Exception as error:
-            self._log.exception("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation)
-            return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
+            return self._failed(request, pod, error)
         if event == "rewrite":
             self._counters.on_rewrite(request.operation)
         self._log.info(
@@ -274,6 +290,16 @@ class HookInterceptor:
             child_quota=self._child_quota,
             container=part.container,
         )
+
+    def _failed(self, request: codec.Request, pod: PodRef, error: Exception) -> Refuse:
+        """A fault of our own amid an offline pod's call, logged with where it arose."""
+        self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+        return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
+
+    def _complain(self, error: Exception) -> None:
+        """Log where an error arose, unless it is one that the runtime's silence or the box explains."""
+        if not isinstance(error, ConnectionError | codec.CodecError | AdmissionError):
+            self._log.error("interceptor_failed", exc_info=error)
 
     def _refuse(self, request: codec.Request, pod: PodRef, code: int, reason: str, text: str) -> Refuse:
         self._counters.on_refusal(request.operation, reason)

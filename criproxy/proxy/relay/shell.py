@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.proxy import codes
-from criproxy.proxy.engine import Interceptor, Refuse, Ticket, Verdict
+from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket, Verdict
 from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
 from criproxy.proxy.relay.frames import Bytes
@@ -232,8 +232,8 @@ class Connection:
     def _ask(self, ask: Ask) -> None:
         try:
             verdict = self._parts.interceptor.request(ask.method, ask.message)
-        except Exception as error:
-            verdict = self._failed(ask, error)
+        except Exception:
+            verdict = self._failed(ask)
         if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
@@ -242,14 +242,14 @@ class Connection:
     async def _wait_for(self, ask: Ask, verdict: Awaitable[Verdict]) -> None:
         try:
             decided = await verdict
-        except Exception as error:
-            decided = self._failed(ask, error)
+        except Exception:
+            decided = self._failed(ask)
         self._asking.pop(ask.stream, None)
         self._decided(ask, decided)
 
-    def _failed(self, ask: Ask, error: Exception) -> Refuse:
+    def _failed(self, ask: Ask) -> Forward:
         self._parts.log.exception("interceptor_failed", method=ask.method)
-        return Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
+        return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
         if isinstance(verdict, Refuse):
