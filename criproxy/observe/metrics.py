@@ -45,7 +45,7 @@ class Metrics:
         )
         self._given_up = Gauge(
             "criproxy_relay_given_up",
-            "Whether new connections go to the gRPC engine, as the relay's broke again and again",
+            "Clients whose new connections go to the gRPC engine for now, as their relay's broke again and again",
             registry=registry,
         )
         self._in_flight = 0
@@ -171,9 +171,9 @@ class Metrics:
         """The relay has closed a connection. The reason is for the log: a peer may choose it."""
         self._broken.inc()
 
-    def on_given_up(self) -> None:
-        """The gRPC engine serves in the relay's place."""
-        self._given_up.set(1)
+    def on_given_up(self, clients: int) -> None:
+        """The gRPC engine serves so many clients in the relay's place, for now."""
+        self._given_up.set(clients)
 
     def on_rewrite(self, operation: str) -> None:
         self._rewrites.inc(operation)

@@ -1,9 +1,9 @@
-"""The engine that the config chooses, and what serves in the relay's place when that breaks again and again."""
+"""The engine that the config chooses, and what serves a client for a while whose relay breaks again and again."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import structlog
 
@@ -17,11 +17,7 @@ Kind = Literal["grpc", "relay", "blind"]
 _FALLBACK: Final = "grpc"
 """The fallback's socket lies beside the engine's own, under this name: a short one, as the kernel limits paths."""
 
-
-class Metrics(RelayMetrics, Protocol):
-    """Where calls are counted, and that the relay has given way."""
-
-    def on_given_up(self) -> None: ...
+_SHOWN: Final = 5
 
 
 class ChosenEngine:
@@ -38,7 +34,7 @@ class ChosenEngine:
         *,
         pid: int,
         interceptor: Interceptor,
-        metrics: Metrics,
+        metrics: RelayMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._kind = kind
@@ -51,29 +47,28 @@ class ChosenEngine:
         self._making = asyncio.Lock()
         self._spare: Engine | None = None
         self._fallback: Engine | None = None
-        self._engine: Engine
-        if kind == "grpc":
-            self._engine = self._grpc(listen)
-        else:
+        self._relay: RelayServer | None = None
+        if kind != "grpc":
             blind = kind == "blind"
-            self._engine = RelayServer(
+            self._relay = RelayServer(
                 interceptor, metrics, listen, runtime, clock, blind=blind, fallback=self._fall_back
             )
+        self._engine: Engine = self._relay or self._grpc(listen)
 
     @property
     def name(self) -> Kind:
-        """What carries new connections."""
-        return "grpc" if self._fallback is not None else self._kind
+        """What carries new connections, but for those of clients that `problem` names."""
+        return self._kind
 
     @property
     def problem(self) -> str | None:
         """What an operator should know of it; None: nothing."""
         if self._kind == "blind":
             return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
-        if self._fallback is not None:
+        if self._relay is not None and (pids := self._relay.given_up):
             return (
-                "the relay broke again and again, so new connections go to the gRPC engine: report it with the log's "
-                'connection_broken, and set proxy.engine = "grpc"'
+                f"the relay broke again and again for {_named(pids)}, whose new connections go to the gRPC engine for "
+                "now; it is tried again by itself: report it with the log's connection_broken"
             )
         return None
 
@@ -104,7 +99,6 @@ class ChosenEngine:
                     self._log.error("no_fallback", error=str(error), consequence="new connections fail")
                     raise OSError(str(error)) from error
                 self._fallback = self._spare
-                self._metrics.on_given_up()
                 self._log.error("fallback_serves", engine="grpc", socket=str(self._private.own))
         return self._private.own
 
@@ -112,3 +106,9 @@ class ChosenEngine:
         from criproxy.proxy.server import Carrier, ProxyServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
 
         return ProxyServer(Carrier(self._runtime, self._interceptor, self._metrics, self._clock), listen)
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    """Processes, few of them by their pids."""
+    shown = ", ".join(map(str, pids[:_SHOWN]))
+    return f"{'process' if len(pids) == 1 else 'processes'} {shown}{', ...' if len(pids) > _SHOWN else ''}"

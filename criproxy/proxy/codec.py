@@ -6,7 +6,7 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 
 from __future__ import annotations  # the messages in them are not imported yet
 
-from collections.abc import Iterable, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -17,6 +17,9 @@ from criproxy.proxy import messages as cri
 
 _M = TypeVar("_M", bound=Message)
 
+_SHOWN: Final = 80
+"""Bytes of a key that an error may carry."""
+
 _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
 """Source: CRI PodSandboxState, ContainerState."""
@@ -25,7 +28,11 @@ _REQUESTS: Final[Mapping[Operation, str]] = {operation: f"{operation}Request" fo
 
 
 class CodecError(ValueError):
-    """Bytes that are no message of their method. Every runtime refuses them as well."""
+    """Bytes that are no message of their method, or one that a runtime's protobuf may read otherwise than ours.
+
+    Go's runtimes take some that ours refuses: fields with numbers from 2^29 on, tags and lengths in over five bytes,
+    groups over 100 deep, text that runs on behind the map's entry that it began in. Kubelet writes none of them.
+    """
 
 
 class AuditEntry(Struct, frozen=True):
@@ -76,6 +83,8 @@ class Request:
         self.operation = operation
         kind: type[Message] = getattr(cri, _REQUESTS[operation])
         self._message = _decode(kind, data)
+        for entries in _maps(self._message):
+            _check_map(entries)
 
     @property
     def pod(self) -> Pod | None:
@@ -212,6 +221,42 @@ def _decode(kind: type[_M], data: bytes) -> _M:
     except DecodeError as error:
         raise CodecError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
     return message
+
+
+def _maps(message: Message) -> Iterator[Iterable[cri.StringEntry]]:
+    """All maps of a request."""
+    match message:
+        case cri.RunPodSandboxRequest(config=config):
+            yield from _maps_of_sandbox(config)
+        case cri.CreateContainerRequest(config=config, sandbox_config=sandbox):
+            yield config.linux.resources.unified
+            yield from _maps_of_sandbox(sandbox)
+        case cri.UpdateContainerResourcesRequest(linux=resources):
+            yield resources.unified
+        case cri.UpdatePodSandboxResourcesRequest(overhead=overhead, resources=resources):
+            yield overhead.unified
+            yield resources.unified
+        case cri.RestorePodRequest(config=config, container_configs=containers):
+            yield from _maps_of_sandbox(config)
+            for container in containers:
+                yield container.linux.resources.unified
+
+
+def _maps_of_sandbox(config: cri.PodSandboxConfig) -> Iterator[Iterable[cri.StringEntry]]:
+    yield config.labels
+    yield config.annotations
+    yield config.linux.overhead.unified
+    yield config.linux.resources.unified
+
+
+def _check_map(entries: Iterable[cri.StringEntry]) -> None:
+    """gogo's code takes a map's key and value under any wire type, where ours sees an unknown field. Raises CodecError.
+
+    Source: gogo/protobuf, plugin/unmarshal.
+    """
+    for entry in entries:
+        if len(cri.UnknownFieldSet(entry)):
+            raise CodecError(f"its map has an entry of more than a key and a value: {bytes(entry.key[:_SHOWN])!r}")
 
 
 def _text(data: bytes) -> str:

@@ -39,7 +39,11 @@ class Interceptor(Protocol):
         ...
 
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
-        """What becomes of a request: at once, where nothing is to be waited for. Neither raises."""
+        """What becomes of a request: at once, where nothing is to be waited for.
+
+        What either raises is a fault of the interceptor's own, and the engine passes the message as it came: an online
+        pod is not to be hurt by it. What must not pass then, as it is an offline pod's, the interceptor refuses.
+        """
         ...
 
     def answered(self, ticket: Ticket, message: bytes) -> None:

@@ -2,7 +2,8 @@
 
 The promises, as they are kept here:
   - a call of a pod that is not offline is forwarded as the very bytes that came, also when something here fails;
-  - a call of an offline pod that can't be rewritten is refused (kubelet retries): unbounded is worse than late;
+  - a call of an offline pod that can't be rewritten is refused (kubelet retries): unbounded is worse than late. So is,
+    while pods are placed, one that can't be decoded: runtimes read some bytes that our protobuf does not;
   - a pod keeps the placement that it started with: containers follow their sandbox, whatever the config says now.
 """
 
@@ -28,14 +29,14 @@ UNAVAILABLE: Final = 14
 _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
-_SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
+_SERVICES: Final = tuple(f"{slash}runtime.{api}.RuntimeService" for slash in ("/", "") for api in ("v1", "v1alpha2"))
+"""gRPC-Go serves a path without its first slash as well. Source: google.golang.org/grpc, Server.handleStream."""
+
 _OBSERVED: Final = ("StartContainer", "RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
-    f"/{service}.RuntimeService/{operation}": operation for service in _SERVICES for operation in Operation
+    f"{service}/{operation}": operation for service in _SERVICES for operation in Operation
 }
-_METHODS: Final = frozenset(_OPERATIONS) | {
-    f"/{service}.RuntimeService/{method}" for service in _SERVICES for method in _OBSERVED
-}
+_METHODS: Final = frozenset(_OPERATIONS) | {f"{service}/{method}" for service in _SERVICES for method in _OBSERVED}
 
 
 class Admission(Protocol):
@@ -126,8 +127,7 @@ class HookInterceptor:
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
-            self._log.warning("request_undecodable", method=method, error=str(error))
-            return Forward(message)
+            return self._undecodable(operation, message, error)
         match operation:
             case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
                 return self._start(request, message)
@@ -143,6 +143,19 @@ class HookInterceptor:
         except codec.CodecError as error:
             self._log.warning("answer_undecodable", error=str(error))
 
+    def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
+        """The runtime may read it all the same, and see an offline pod there: it passes where no pod is placed."""
+        placing = self.settings.enabled and not self.settings.dry_run
+        starts = operation in (Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD)
+        passes = not placing and (starts or not self._inventory.placed)
+        self._log.warning("request_undecodable", method=operation, error=str(error), refused=not passes)
+        if passes:
+            return Forward(message)
+        self._counters.on_refusal(operation, "undecodable")
+        return Refuse(
+            INTERNAL, f"criproxy refuses {operation}: it can't be told whether its pod is offline, as {error}"
+        )
+
     def _why_offline(self, pod: Pod) -> str | None:
         return self.settings.rules.why(pod) if self.settings.enabled else None
 
@@ -155,6 +168,18 @@ class HookInterceptor:
         why = self._why_offline(asked)
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
+        try:
+            return self._start_offline(request, message, asked, why)
+        except Exception as error:
+            if not self.settings.dry_run:
+                return self._failed(request, pod, error)
+            self._complain(error)
+            return Forward(message)
+
+    def _start_offline(
+        self, request: codec.Request, message: bytes, asked: Pod, why: str
+    ) -> Verdict | Awaitable[Verdict]:
+        pod = asked.ref
         try:
             place = _place(asked)
         except ValueError as error:
@@ -181,13 +206,16 @@ class HookInterceptor:
             await self._admission.admit(place, request.pod_memory_bytes)
         except AdmissionError as error:
             return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
+        except Exception as error:
+            return self._failed(request, pod, error)
         return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
 
     async def _create(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer: a container follows its sandbox."""
         try:
             sandbox = await self._inventory.sandbox(request.sandbox_id)
-        except (ConnectionError, codec.CodecError) as error:
+        except Exception as error:
+            self._complain(error)
             pod = request.pod
             if pod is not None and self._why_offline(pod) is not None:
                 reason = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
@@ -209,7 +237,8 @@ class HookInterceptor:
                 sandbox = await self._inventory.sandbox(request.sandbox_id)
             else:
                 sandbox = await self._inventory.sandbox_of(request.container_id)
-        except (ConnectionError, codec.CodecError) as error:
+        except Exception as error:
+            self._complain(error)
             self._log.warning("update_not_judged", method=request.operation, error=str(error))
             return Forward(message)
         if sandbox is None or sandbox.placement is None:
@@ -222,7 +251,8 @@ class HookInterceptor:
         """Kubelet resizes the pod's cgroup in its own tree; the one in the box is ours to resize."""
         try:
             await self._admission.update_pod(parse_placement(placement), memory_bytes)
-        except AdmissionError as error:
+        except Exception as error:
+            self._complain(error)
             self._log.warning("pod_not_resized", pod=str(pod), pod_uid=pod.uid, error=str(error))
 
     def _rewrite(
@@ -242,8 +272,7 @@ class HookInterceptor:
                 entries += [_audit_fields(part, entry) for entry in request.apply(part, changes)]
             message = request.encode()
         except Exception as error:
-            self._log.exception("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation)
-            return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
+            return self._failed(request, pod, error)
         if event == "rewrite":
             self._counters.on_rewrite(request.operation)
         self._log.info(
@@ -262,6 +291,16 @@ class HookInterceptor:
             container=part.container,
             added_capabilities=part.added_capabilities,
         )
+
+    def _failed(self, request: codec.Request, pod: PodRef, error: Exception) -> Refuse:
+        """A fault of our own amid an offline pod's call, logged with where it arose."""
+        self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+        return self._refuse(request, pod, INTERNAL, "hook_failed", f"{type(error).__name__}: {error}")
+
+    def _complain(self, error: Exception) -> None:
+        """Log where an error arose, unless it is one that the runtime's silence or the box explains."""
+        if not isinstance(error, ConnectionError | codec.CodecError | AdmissionError):
+            self._log.error("interceptor_failed", exc_info=error)
 
     def _refuse(self, request: codec.Request, pod: PodRef, code: int, reason: str, text: str) -> Refuse:
         self._counters.on_refusal(request.operation, reason)

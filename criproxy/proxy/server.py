@@ -16,8 +16,8 @@ import structlog
 from grpc import aio
 from msgspec import Struct
 
-from criproxy.proxy import codes, connections
-from criproxy.proxy.engine import Interceptor, Refuse, Verdict
+from criproxy.proxy import connections
+from criproxy.proxy.engine import Forward, Interceptor, Refuse, Verdict
 from criproxy.proxy.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.proxy.socket import ListenSocket, SocketError, grpc_target
 
@@ -142,9 +142,9 @@ class Carrier:
                 verdict = self._interceptor.request(method, message)
                 if not isinstance(verdict, Verdict):
                     verdict = await verdict
-            except Exception as error:
+            except Exception:
                 self._log.exception("interceptor_failed", method=method)
-                verdict = Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
+                verdict = Forward(message)
             if isinstance(verdict, Refuse):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, ticket = verdict.message, verdict.ticket

@@ -39,7 +39,7 @@ def test_call_that_ended_is_counted_timed_and_no_longer_in_flight() -> None:
     [
         pytest.param(lambda m: m.on_rewrite("RunPodSandbox"), "rewrites_total{method=RunPodSandbox}", 1, id="rewrite"),
         pytest.param(lambda m: m.on_broken("a reason"), "connections_broken_total", 1, id="broken"),
-        pytest.param(lambda m: m.on_given_up(), "relay_given_up", 1, id="given-up"),
+        pytest.param(lambda m: m.on_given_up(1), "relay_given_up", 1, id="given-up"),
         pytest.param(lambda m: m.on_refusal("a", "b"), "refusals_total{method=a,reason=b}", 1, id="refusal"),
         pytest.param(lambda m: m.runtime_ready(True), "runtime_ready", 1, id="ready"),
         pytest.param(lambda m: m.config_loaded(True), "config_reloads_total", 1, id="reload"),

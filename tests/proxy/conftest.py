@@ -58,6 +58,7 @@ class FakeMetrics:
     in_flight: int = 0
     calls: list[tuple[str, str, bool]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    given_up: int = 0
 
     def on_start(self) -> None:
         self.in_flight += 1
@@ -69,6 +70,9 @@ class FakeMetrics:
 
     def on_broken(self, reason: str) -> None:
         self.broken.append(reason)
+
+    def on_given_up(self, clients: int) -> None:
+        self.given_up = clients
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,12 +30,30 @@ RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 PID = 7
 
 
-@dataclass
-class Metrics(FakeMetrics):
-    given_up: int = 0
+BREAK = PREFACE + SETTINGS + frame(frames.DATA, 0, 0, b"x")
+"""A connection that begins as HTTP/2 and goes on as none."""
 
-    def on_given_up(self) -> None:
-        self.given_up += 1
+BREAKER = """
+import socket, sys
+for _ in range(5):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(sys.argv[1])
+        one.sendall(bytes.fromhex(sys.argv[2]))
+        try:
+            while one.recv(65536):
+                pass
+        except ConnectionError:
+            pass
+"""
+
+
+class Clock:
+    """The system's, some time ahead."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
 
 
 @dataclass
@@ -42,7 +62,8 @@ class Stage:
     runtime: FakeRuntime
     listen: ListenSocket
     engine: ChosenEngine
-    metrics: Metrics
+    metrics: FakeMetrics
+    clock: Clock
     interceptor: FakeInterceptor = field(default_factory=FakeInterceptor)
 
     @property
@@ -50,17 +71,43 @@ class Stage:
         """The fallback's socket."""
         return self.directory / f"grpc.{PID}"
 
+    @property
+    def fallbacks(self) -> int:
+        """Connections that are led to the fallback."""
+        return self._connections(is_fallback=True)
+
+    @property
+    def relayed(self) -> int:
+        return self._connections(is_fallback=False)
+
+    def _connections(self, *, is_fallback: bool) -> int:
+        assert self.engine._relay is not None
+        return sum(one.is_fallback is is_fallback for one in self.engine._relay._connections)
+
     def client(self) -> Any:
         options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         return aio.insecure_channel(f"unix:{self.listen.path}", options=options)
 
     async def break_relay(self) -> None:
-        """A connection that begins as HTTP/2 and goes on as none."""
         reader, writer = await asyncio.open_unix_connection(str(self.listen.path))
-        writer.write(PREFACE + SETTINGS + frame(frames.DATA, 0, 0, b"x"))
+        writer.write(BREAK)
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 20)
         writer.close()
+
+    async def break_relay_of_another(self) -> int:
+        """Another process breaks five connections. Returns its pid."""
+        arguments = (sys.executable, "-c", BREAKER, str(self.listen.path), BREAK.hex())
+        other = await asyncio.create_subprocess_exec(*arguments)
+        assert await other.wait() == 0
+        return other.pid
+
+    def time_passes(self, seconds: float) -> None:
+        self.clock.ahead_s += seconds
+        relay = self.engine._relay
+        assert relay is not None
+        for client in relay._breakers._breakers:
+            relay._try_again(client)
 
 
 @asynccontextmanager
@@ -68,14 +115,13 @@ async def stage(directory: Path, kind: Kind) -> AsyncIterator[Stage]:
     runtime = FakeRuntime(directory / "runtime.sock")
     await runtime.start()
     listen = ListenSocket(directory / "proxy.sock", PID)
-    interceptor, metrics = FakeInterceptor({RUN: lambda message: Forward(message + b"!")}), Metrics()
-    engine = ChosenEngine(
-        kind, runtime.path, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=time.monotonic
-    )
+    interceptor, metrics = FakeInterceptor({RUN: lambda message: Forward(message + b"!")}), FakeMetrics()
+    clock = Clock()
+    engine = ChosenEngine(kind, runtime.path, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=clock)
     await engine.start()
     listen.publish()
     try:
-        yield Stage(directory, runtime, listen, engine, metrics, interceptor)
+        yield Stage(directory, runtime, listen, engine, metrics, clock, interceptor)
     finally:
         await engine.stop(0)
         await runtime.stop()
@@ -119,18 +165,62 @@ def test_relay_that_breaks_again_and_again_gives_way_to_the_grpc_engine_and_says
                 await on.break_relay()
             async with on.client() as client:
                 assert await client.unary_unary(RUN)(b"1") == b"1!"
-            assert (on.engine.name, on.engine.problem, on.metrics.given_up) == ("relay", None, 0)
+            assert (on.engine.problem, on.metrics.given_up) == (None, 0)
             assert not on.private.exists()
             await on.break_relay()
             async with on.client() as first, on.client() as second:
                 calls = (channel.unary_unary(RUN) for channel in (first, second))
                 assert await asyncio.gather(*(call(b"2") for call in calls)) == [b"2!", b"2!"]
             assert on.private.stat().st_mode & 0o777 == 0o600
-            assert (on.engine.name, on.metrics.given_up) == ("grpc", 1)
-            assert "the relay broke again and again" in (on.engine.problem or "")
+            assert (on.engine.name, on.metrics.given_up) == ("relay", 1)
+            assert f"again and again for process {os.getpid()}, whose" in (on.engine.problem or "")
 
     asyncio.run(run())
     assert list(tmp_path.glob("grpc*")) == list(tmp_path.glob("proxy*")) == []
+
+
+def test_client_that_breaks_its_connections_takes_no_other_client_s_relay_away(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stage(tmp_path, "relay") as on:
+            pid = await on.break_relay_of_another()
+            assert (len(on.metrics.broken), on.metrics.given_up) == (5, 1)
+            assert f"process {pid}, whose" in (on.engine.problem or "")
+            async with on.client() as client:
+                assert await client.unary_unary(RUN)(b"1") == b"1!"
+            assert not on.private.exists(), "all that is served goes by the relay"
+
+    asyncio.run(run())
+
+
+def test_relay_is_tried_again_and_its_client_moves_without_a_failed_call(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stage(tmp_path, "relay") as on, on.client() as client:
+            for _ in range(5):
+                await on.break_relay()
+            go_on = asyncio.Event()
+
+            async def slow(seen: Seen, context: Any) -> None:
+                await receive_all(seen, context)
+                await go_on.wait()
+                await context.write(b"done")
+
+            on.runtime.script[RUN] = slow
+            under_way = client.unary_unary(RUN)(b"")
+            await eventually(lambda: on.runtime.in_flight == 1)
+            assert on.fallbacks == 1
+            on.time_passes(59)
+            assert on.metrics.given_up == 1
+            on.time_passes(1)
+            assert (on.engine.problem, on.metrics.given_up) == (None, 0)
+            for number in range(50):  # the client connects anew by itself, and the call goes on where it is
+                assert await client.unary_unary(VERSION)(b"%d" % number) == b"%d" % number
+            assert on.relayed == 1
+            go_on.set()
+            assert await under_way == b"done"
+            await on.break_relay()
+            assert on.metrics.given_up == 1, "the trial has failed"
+
+    asyncio.run(run())
 
 
 def test_fallback_that_cannot_be_had_fails_new_connections_and_is_tried_again(tmp_path: Path) -> None:

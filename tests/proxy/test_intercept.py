@@ -10,7 +10,7 @@ import structlog
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain, offline_chain
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
-from criproxy.model import PLACEMENT_ANNOTATION, AdmissionError, Call, Change, Pod, Sandbox
+from criproxy.model import PLACEMENT_ANNOTATION, AdmissionError, Call, Change, Pod, PodRef, Sandbox
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.engine import Forward, Refuse
 from criproxy.proxy.intercept import HookInterceptor, Settings
@@ -197,7 +197,6 @@ def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> Non
     [
         pytest.param(True, run_request(False), id="online"),
         pytest.param(False, run_request(True), id="offline-while-off"),
-        pytest.param(True, b"\xff\xff\xff", id="undecodable"),
         pytest.param(True, b"", id="empty"),
     ],
 )
@@ -277,6 +276,58 @@ def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: Fa
     assert isinstance(verdict, Refuse)
     assert verdict.code == 13
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
+
+
+class BrokenBox(Box):
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        raise RuntimeError("boom")
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        raise RuntimeError("boom")
+
+
+def broken_hold(pod: PodRef) -> str:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("broken", ["box", "hold"])
+def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(broken: str) -> None:
+    bench = Bench(box=BrokenBox() if broken == "box" else Box())
+    if broken == "hold":
+        bench.intercept._held = broken_hold
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
+    assert verdict.message == "criproxy refuses RunPodSandbox of offline pod batch/job: RuntimeError: boom"
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
+
+
+def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    bench.intercept._held = broken_hold
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert bench.counters.refusals == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_the_online_one_s(offline: bool) -> None:
+    class Broken(Runtime):
+        async def query(self, method: str, request: bytes) -> bytes:
+            raise RuntimeError("boom")
+
+    bench = Bench(runtime=Broken())
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
+    assert isinstance(verdict, Refuse) if offline else forwarded(verdict) == create_request("s1", False)
+    update = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux={"cpuset_cpus": b"0-1"}).SerializeToString()
+    assert forwarded(bench.send(V1 + "UpdateContainerResources", update)) == update
+
+
+def test_fault_of_the_box_leaves_the_update_of_a_placed_sandbox_rewritten() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=BrokenBox())
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"cpuset_cpus": b"0-1"})
+    message = forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
+    assert cri.UpdatePodSandboxResourcesRequest.FromString(message).resources.cpuset_cpus == b""
 
 
 def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from conftest import Rig, eventually
 from fake_runtime import OPTIONS, fail, never, receive_all
 from grpc import aio
@@ -46,7 +47,7 @@ async def test_hooked_request_may_become_empty(proxied: Rig, method: str) -> Non
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "awaited"])
-async def test_interceptor_s_own_error_is_internal_and_reaches_no_runtime(proxied: Rig, later: bool) -> None:
+async def test_call_on_which_the_interceptor_raises_passes_as_it_came(proxied: Rig, later: bool) -> None:
     def fails(_: bytes) -> Forward:
         raise RuntimeError("a bug")
 
@@ -55,9 +56,10 @@ async def test_interceptor_s_own_error_is_internal_and_reaches_no_runtime(proxie
         return fails(_)
 
     proxied.interceptor.verdicts[RUN] = fails_later if later else fails  # type: ignore[assignment]
-    error = await outcome(proxied.unary(RUN)(b"x"))
-    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "criproxy: RuntimeError")
-    assert [seen for seen in proxied.runtime.calls if seen.messages] == []
+    with structlog.testing.capture_logs() as logs:
+        assert await proxied.unary(RUN)(b"x" * 100_000) == b"x" * 100_000
+    assert [(line["event"], line["method"]) for line in logs] == [("interceptor_failed", RUN)]
+    assert proxied.runtime.calls[-1].messages == [b"x" * 100_000]
     assert await proxied.unary(VERSION)(b"2") == b"2"
 
 

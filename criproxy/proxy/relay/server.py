@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,8 @@ from typing import Final
 import structlog
 
 from criproxy.proxy.engine import Interceptor
-from criproxy.proxy.relay.blind import BlindRelay
+from criproxy.proxy.relay.blind import BlindRelay, FallbackPipe
+from criproxy.proxy.relay.breaker import Breakers, Client
 from criproxy.proxy.relay.core import Relay
 from criproxy.proxy.relay.shell import Connection, Core, Parts, RelayMetrics
 from criproxy.proxy.relay.side import ReadBuffer
@@ -24,16 +24,16 @@ _FLUSH_S: Final = 0.05
 _AWAY_S: Final = 20.0
 """For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
 
-_BROKEN: Final = 5
-_BROKEN_S: Final = 60.0
-"""So many connections broken within this time say that the relay, not a peer, is wrong."""
+_AFTER_S: Final = 1.0
+"""So much later than a breaker closes, its client is asked to connect anew."""
 
 
 class RelayServer:
     """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
 
-    When connections break again and again, all new ones are piped to the socket that `fallback` tells (or raises
-    OSError), for as long as this server lives; without a `fallback`, it goes on as before.
+    A client, which is a process, whose connections break again and again has its new ones piped to the socket that
+    `fallback` tells (or raises OSError), until its breaker (see `breaker`) closes: then it is asked to connect anew.
+    Without a `fallback`, it goes on as before.
     """
 
     def __init__(
@@ -56,9 +56,7 @@ class RelayServer:
         self._clock = clock
         self._log = structlog.get_logger()
         self._parts = Parts(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
-        self._broken_s: deque[float] = deque(maxlen=_BROKEN)
-        self.given_up = False
-        """Whether new connections go to the fallback."""
+        self._breakers = Breakers()
         self._connections: set[Connection] = set()
         self._draining = False
         self._server: asyncio.Server | None = None
@@ -105,11 +103,14 @@ class RelayServer:
     def _busy(self) -> bool:
         return any(connection.busy for connection in self._connections)
 
+    @property
+    def given_up(self) -> tuple[int, ...]:
+        """The pids of the clients whose new connections go to the fallback."""
+        return tuple(pid for pid, _ in self._breakers.open(self._clock()))
+
     def _accept(self) -> asyncio.BaseProtocol:
-        blind = self._blind or self.given_up
-        core: Core = BlindRelay() if blind else Relay(self._interceptor.wants)
-        upstream = self._fallback if self.given_up and self._fallback is not None else self._to_runtime
-        connection = Connection(core, upstream, self._parts, self._gone)
+        core: Core = BlindRelay() if self._blind else Relay(self._interceptor.wants)
+        connection = Connection(core, self._to_runtime, self._parts, self._made, self._gone)
         self._connections.add(connection)
         if self._draining:
             connection.drain()
@@ -118,19 +119,35 @@ class RelayServer:
     async def _to_runtime(self) -> Path:
         return self._runtime
 
+    def _made(self, connection: Connection) -> None:
+        if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
+            connection.lead(FallbackPipe(), self._fallback)
+            if self._draining:
+                connection.drain()
+
     def _gone(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._changed.set()
-        if connection.broken:
-            self._count_broken()
+        if connection.broken and self._fallback is not None:
+            self._count_broken(connection.peer)
 
-    def _count_broken(self) -> None:
-        times = self._broken_s
-        times.append(self._clock())
-        often = len(times) == _BROKEN and times[-1] - times[0] <= _BROKEN_S
-        if often and self._fallback is not None and not self.given_up:
-            self.given_up = True
-            self._log.error("relay_given_up", broken=_BROKEN, within_s=_BROKEN_S, consequence="the fallback serves")
+    def _count_broken(self, peer: Client) -> None:
+        open_s = self._breakers.broke(peer, self._clock())
+        if open_s is None:
+            return
+        self._parts.metrics.on_given_up(len(self.given_up))
+        self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
+        asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
+
+    def _try_again(self, peer: Client) -> None:
+        """The breaker has closed, if it was not opened anew meanwhile."""
+        if self._breakers.is_open(peer, self._clock()):
+            return
+        self._parts.metrics.on_given_up(len(self.given_up))
+        self._log.info("relay_tried_again", pid=peer[0])
+        for connection in list(self._connections):
+            if connection.peer == peer and connection.is_fallback:
+                connection.drain()
 
     def _end_endless(self) -> None:
         for connection in list(self._connections):

@@ -4,6 +4,8 @@ No side is read while the other is behind with taking what was read.
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -12,15 +14,20 @@ import structlog
 from msgspec import Struct
 
 from criproxy.proxy import codes
-from criproxy.proxy.engine import Interceptor, Refuse, Ticket, Verdict
+from criproxy.proxy.engine import Forward, Interceptor, Refuse, Ticket, Verdict
 from criproxy.proxy.methods import is_endless, label
 from criproxy.proxy.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
+from criproxy.proxy.relay.breaker import Client
 from criproxy.proxy.relay.frames import Bytes
 from criproxy.proxy.relay.side import ReadBuffer, Side
 
 _MOST_WAITING: Final = 16 * 1024 * 1024
 """Bytes for a client that takes nothing: not the runtime's answers, which are read no further then, but the relay's own
 to what the client goes on to send."""
+
+
+_UCRED: Final = struct.Struct("3i")
+"""pid, uid and gid of the process that has connected. Source: unix(7), SO_PEERCRED."""
 
 
 class RelayMetrics(Protocol):
@@ -36,9 +43,13 @@ class RelayMetrics(Protocol):
         """A connection was closed, as what a peer sent could not be followed."""
         ...
 
+    def on_given_up(self, clients: int) -> None:
+        """So many clients are served otherwise for now, as their connections broke again and again."""
+        ...
+
 
 class Core(Protocol):
-    """`core.Relay`, or `blind.BlindRelay`."""
+    """`core.Relay`, `blind.BlindRelay` or `blind.FallbackPipe`."""
 
     @property
     def greeted(self) -> bool: ...
@@ -67,7 +78,8 @@ class Parts(Struct, frozen=True):
 class Connection:
     """One client, one connection to `upstream` of its own, and the `core` between them.
 
-    `broken`: it was closed as what a peer sent could not be followed, though it began as HTTP/2.
+    `peer` is the client, once it is connected. `broken`: it was closed as what a peer sent could not be followed,
+    though it began as HTTP/2.
     """
 
     def __init__(
@@ -75,12 +87,17 @@ class Connection:
         core: Core,
         upstream: Callable[[], Awaitable[Path]],
         parts: Parts,
+        on_made: Callable[["Connection"], None],
         on_closed: Callable[["Connection"], None],
     ) -> None:
         self._core = core
         self._find_upstream = upstream
         self._parts = parts
         self.broken = False
+        self.peer: Client = (0, 0)
+        self.is_fallback = False
+        """Whether it was led elsewhere than to the runtime."""
+        self._on_made = on_made
         self._on_closed = on_closed
         self._told = False
         self._calls: dict[int, tuple[float, str]] = {}
@@ -110,6 +127,10 @@ class Connection:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
+    def lead(self, core: Core, upstream: Callable[[], Awaitable[Path]]) -> None:
+        """Serve the client otherwise: only amid `on_made`, when nothing has come of it yet."""
+        self._core, self._find_upstream, self.is_fallback = core, upstream, True
+
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""
         self._run(self._core.drain)
@@ -132,6 +153,11 @@ class Connection:
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
+        assert self.client.transport is not None
+        accepted = self.client.transport.get_extra_info("socket")
+        pid, uid, _ = _UCRED.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        self.peer = pid, uid
+        self._on_made(self)
         self._spawn(self._connect())
 
     async def _connect(self) -> None:
@@ -232,8 +258,8 @@ class Connection:
     def _ask(self, ask: Ask) -> None:
         try:
             verdict = self._parts.interceptor.request(ask.method, ask.message)
-        except Exception as error:
-            verdict = self._failed(ask, error)
+        except Exception:
+            verdict = self._failed(ask)
         if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
@@ -242,14 +268,14 @@ class Connection:
     async def _wait_for(self, ask: Ask, verdict: Awaitable[Verdict]) -> None:
         try:
             decided = await verdict
-        except Exception as error:
-            decided = self._failed(ask, error)
+        except Exception:
+            decided = self._failed(ask)
         self._asking.pop(ask.stream, None)
         self._decided(ask, decided)
 
-    def _failed(self, ask: Ask, error: Exception) -> Refuse:
+    def _failed(self, ask: Ask) -> Forward:
         self._parts.log.exception("interceptor_failed", method=ask.method)
-        return Refuse(codes.INTERNAL, f"criproxy: {type(error).__name__}")
+        return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
         if isinstance(verdict, Refuse):
