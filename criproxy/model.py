@@ -129,13 +129,15 @@ class Sandbox(Struct, frozen=True):
 class Usage(Struct, frozen=True):
     """Counters of one cgroup at one moment.
 
-    `working_set_bytes` is usage less inactive page cache, as kubelet counts it.
+    `working_set_bytes` is usage less inactive page cache, as kubelet counts it; `memory_bytes` is all that a limit
+    bounds (0: not known, as for the node).
     """
 
     cpu_usage_s: float
     working_set_bytes: int
     throttled_s: float = 0.0
     throttled_periods: int = 0
+    memory_bytes: int = 0
 
 
 class Snapshot(Struct, frozen=True):

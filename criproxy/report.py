@@ -8,6 +8,7 @@ from typing import Final, Literal, Protocol
 from msgspec.structs import replace
 
 from criproxy import __version__
+from criproxy.above_bound import AboveBound
 from criproxy.bypass import BypassStatus
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.disk_weight import DiskWeight
@@ -99,6 +100,7 @@ class Reporter:
         self._tick_failures = self._swept = 0
         self._tick_failed = False
         self._last: tuple[Snapshot, Decision] | None = None
+        self._above = AboveBound()
         self._colocation: Literal["on", "off", "pass-through"] = "off"
         self._config = ConfigStatus(str(config_file), (), ())
         self._schedule = ScheduleStatus("", "")
@@ -124,6 +126,7 @@ class Reporter:
         self._tick_failed = False
         decision = self._in_force(decision)
         self._last = (snapshot, decision)
+        self._above.look(self._box.state(), self._ticked_s)
         self._metrics.ticked(snapshot, decision, changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
             self._headline_s = self._ticked_s
@@ -133,6 +136,7 @@ class Reporter:
         self._ticked_s = self._clock()
         self._tick_failures += 1
         self._tick_failed = True
+        self._above.look(self._box.state(), self._ticked_s)
         self._metrics.tick_failed(seconds)
 
     def ticks_missed(self, count: int) -> None:
@@ -169,7 +173,7 @@ class Reporter:
             unhealthy=self.unhealthy,
             unready=self._unready,
             status=lambda: self._status(guard(), history),
-            why=lambda asked_s: why.answer(history, asked_s),
+            why=lambda asked_s: self._why(history, asked_s),
         )
 
     def unhealthy(self) -> str | None:
@@ -190,6 +194,10 @@ class Reporter:
         self._metrics.realtime_pods(len(self.realtime()))
         for disk in self.disks():
             self._metrics.disk_weight(disk.disk, bool(disk.keeper))
+        state = self._box.state()
+        self._metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
+        for resource, seconds in self._above.seconds(self._clock()).items():
+            self._metrics.above_bound(resource, seconds)
         return self._metrics.render()
 
     def _unready(self) -> str | None:
@@ -210,6 +218,7 @@ class Reporter:
             yield f"no offline pod is let in: {state.reason}"
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        yield from self._above.problems(self._clock())
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -261,6 +270,12 @@ class Reporter:
             disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in self.disks()),
         )
 
+    def _why(self, history: History, asked_s: float | None) -> why.Why:
+        if asked_s is not None:
+            return why.answer(history, asked_s)
+        state = self._box.state()
+        return why.answer(history, None, state.limits, state.memory.used_bytes if state.memory else None)
+
     def _in_force(self, decision: Decision) -> Decision:
         """What is decided while colocation is off is not applied: then the kernel's limits are told."""
         if self._colocation == "on":
@@ -287,8 +302,8 @@ class Reporter:
             drift=box.drift,
             swept=self._swept,
             tick_failures=self._tick_failures,
-            cpu=cpu_status(*last) if last else None,
-            memory=memory_status(*last) if last else None,
+            cpu=cpu_status(*last, box.limits) if last else None,
+            memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
         )
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED, LimitChange, Limits
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -88,6 +88,15 @@ class Ground:
     def stop(self, child: subprocess.Popen[str]) -> None:
         child.kill()
         child.communicate()
+
+
+def bring(ground: Ground, limits: Limits) -> tuple[LimitChange, ...]:
+    """What the box does in one tick and the next."""
+    changes = ground.driver.write(ground.box, limits)
+    assert limits.memory_bytes is not UNLIMITED
+    while ground.driver.reclaim(ground.box, limits.memory_bytes):
+        pass
+    return (*changes, *ground.driver.write(ground.box, limits))
 
 
 def tell(child: subprocess.Popen[str], command: str) -> None:
@@ -201,12 +210,12 @@ def test_memory_limit_below_the_usage_is_approached_and_kills_nobody(ground: Gro
     tell(child, "hold 96")
     tight = Limits(1.0, 32 * MIB)
 
-    ground.driver.write(ground.box, tight)
+    bring(ground, tight)
     approached = ground.driver.read(ground.box).memory_bytes
-    again = ground.driver.write(ground.box, tight)
+    again = bring(ground, tight)
     alive = child.poll() is None
     tell(child, "drop")
-    changes = ground.driver.write(ground.box, tight)
+    changes = bring(ground, tight)
 
     assert alive
     assert isinstance(approached, int) and 96 * MIB <= approached < 160 * MIB
@@ -223,12 +232,57 @@ def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
         stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
         if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
             pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
-        ground.driver.write(ground.box, Limits(1.0, 48 * MIB))
+        bring(ground, Limits(1.0, 48 * MIB))
     finally:
         file.unlink(missing_ok=True)
 
     assert stat.get("total_cache", stat.get("file", 0)) > 100 * MIB
     assert ground.driver.read(ground.box).memory_bytes == 48 * MIB
+    assert child.poll() is None
+
+
+def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> None:
+    """As a ratio: the slowest of them against the time that the memory takes."""
+    file = Path(__file__).parent / f".cache-{os.getpid()}"
+    ground.driver.write(ground.box, Limits(1.0, 1600 * MIB))
+    child = ground.start(ground.pod("poda"))
+    place = parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/podb")
+    box = Box(ground.driver, Limits(0.2, 64 * MIB), time.monotonic)
+
+    async def timed(call: Callable[[], Awaitable[object]]) -> float:
+        began_s = time.monotonic()
+        await call()
+        return time.monotonic() - began_s
+
+    async def scenario() -> tuple[float, dict[str, float]]:
+        await box.adopt(place.box)
+        began_s = time.monotonic()
+        lowering = asyncio.create_task(box.apply(Limits(1.0, 48 * MIB)))
+        await asyncio.sleep(0.01)
+        calls = {
+            "squeeze": await timed(lambda: box.squeeze(0.5)),
+            "admission": await timed(lambda: box.admit(place, 0)),
+            "limit": await timed(lambda: box.apply(Limits(0.7, 48 * MIB))),
+        }
+        await lowering
+        while ground.driver.read(ground.box).memory_bytes != 48 * MIB:
+            await box.apply(Limits(0.7, 48 * MIB))
+            await asyncio.sleep(0.01)
+        return time.monotonic() - began_s, calls
+
+    try:
+        tell(child, f"cache 1024 {file}")
+        stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
+        if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
+            pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
+        sinking_s, calls = asyncio.run(scenario())
+    finally:
+        file.unlink(missing_ok=True)
+        box.close()
+
+    print(f"memory took {sinking_s * 1000:.0f} ms,", {name: f"{s * 1000:.1f} ms" for name, s in calls.items()})
+    assert stat.get("total_cache", stat.get("file", 0)) > 900 * MIB
+    assert max(calls.values()) < sinking_s / 2
     assert child.poll() is None
 
 

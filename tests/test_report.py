@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import astuple, replace
 
 from criproxy.bypass import BypassStatus
-from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver
 from criproxy.config import Config
@@ -62,9 +62,22 @@ class Box:
     path: str | None = "/offline"
     version: int = 1
     fault: str = ""
+    wanted: Limits | None = None
+    memory: Held | None = None
 
     def state(self) -> BoxState:
-        return BoxState(self.path, self.version, self.limits, not self.fault, self.fault, drift=3, timeouts=0, pods=())
+        return BoxState(
+            self.path,
+            self.version,
+            self.limits,
+            not self.fault,
+            self.fault,
+            drift=3,
+            timeouts=0,
+            pods=(),
+            wanted=self.wanted,
+            memory=self.memory,
+        )
 
 
 @dataclass
@@ -298,6 +311,50 @@ def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
         (1000.0 + t_s, cores, "unlimited") for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
     ]
     assert told[0].cpu_reason == decision().cpu_reason
+
+
+# --- what is wanted, and what is in force ------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def _stay(bench: Bench) -> None:
+    """Memory that can't be taken back, as it was found on a node."""
+    bench.box.wanted, bench.box.limits = Limits(1.5, 128 * MIB), Limits(1.5, 509 * MIB)
+    bench.box.memory = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
+
+
+def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> None:
+    bench = Bench()
+    _stay(bench)
+    bench.tick()
+    bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
+    box, why = bench.status().box, bench.endpoints.why(None).decision
+    assert box.cpu is not None and box.memory is not None and why is not None
+    assert (box.cpu.in_force_cores, box.memory.in_force_bytes, box.memory.used_bytes) == (1.5, 509 * MIB, 501 * MIB)
+    assert (why.memory.in_force, why.memory.used, why.cpu.in_force) == (509 * MIB, 501 * MIB, 1.5)
+    assert bench.metric("criproxy_limit_in_force_bytes") == 509 * MIB
+    assert bench.metric("criproxy_limit_in_force_cores") == 1.5
+    assert bench.metric("criproxy_box_memory_bytes") == 501 * MIB
+    past = bench.endpoints.why(1.7e9 + 1).decision
+    assert past is not None and past.memory.in_force is None
+
+
+def test_memory_that_stays_above_the_bound_is_a_problem_and_a_metric() -> None:
+    bench = Bench()
+    _stay(bench)
+    for _ in range(4):
+        bench.tick()
+    early = bench.status().problems
+    for _ in range(42):
+        bench.tick()
+    above = 'criproxy_box_above_bound_seconds{resource="%s"}'
+    assert early == ()
+    assert bench.status().problems == ("the box uses 501.00 MiB, 373.00 MiB above its bound of 128.00 MiB, for 45 s",)
+    assert (bench.metric(above % "memory"), bench.metric(above % "cpu")) == (45.0, 0.0)
+    bench.box.memory = Held(used_bytes=100 * MIB, wanted_bytes=128 * MIB)
+    bench.tick()
+    assert (bench.metric(above % "memory"), bench.status().problems) == (0.0, ())
 
 
 # --- what is not well ----------------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ class AbsentDriver:
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         self._fail()
 
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        self._fail()
+
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._fail()
 

@@ -2,21 +2,27 @@
 
 Its promise: a pod is let in only when the box's limits are in force. Everything that changes the box runs in one
 thread, so that there is one order of events; what happened is kept there too, whether or not the caller still waits.
+
+Only a memory limit that takes reclaim, for which the kernel may need seconds, sinks in a thread of its own, step by
+step, so that neither CPU nor a pod's start ever waits for memory. Meanwhile the box has a bound all the same, just
+above its usage. The steps stop as soon as the wanted limit has risen; what a last one undid, the next `apply` mends.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
-from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
+from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage, type_unlimited
 
 T = TypeVar("T")
 
@@ -26,7 +32,17 @@ STARTING_S: Final = 120.0
 ORPHAN_S: Final = 60.0
 """For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
 
+_STEP_S: Final = 1.0
+"""For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
+
 _LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
+
+
+class Held(Struct, frozen=True):
+    """One reading of the memory that counts towards the box's limit, and the limit that was wanted at that moment."""
+
+    used_bytes: int
+    wanted_bytes: int | type_unlimited
 
 
 class BoxState(Struct, frozen=True):
@@ -34,6 +50,7 @@ class BoxState(Struct, frozen=True):
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
+    `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     """
 
     path: str | None
@@ -44,6 +61,8 @@ class BoxState(Struct, frozen=True):
     drift: int
     timeouts: int
     pods: tuple[str, ...]
+    wanted: Limits | None = None
+    memory: Held | None = None
 
 
 class Usages(Struct, frozen=True):
@@ -69,9 +88,17 @@ class Box:
         self._writer = Worker("cgroup-writer", timeout_s)
         # Readings have a thread of their own: a blocked write must not blind the loop.
         self._reader = Worker("cgroup-reader", timeout_s)
+        self._reclaimer = Worker("cgroup-reclaimer", timeout_s)
+        self._sinking: asyncio.Task[None] | None = None
+        self._lifting = False
+        self._failure: CgroupError | None = None
+        """Of the last reclaim."""
+        self._sink_to: int | None = None
+        """The memory limit that is sought by reclaim; None: none, so that it stops."""
         self._path: str | None = None
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
+        self._memory: Held | None = None
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -92,6 +119,9 @@ class Box:
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Set an admitted pod's own memory limit; 0: leave it alone. Raises AdmissionError."""
+        if memory_bytes > 0:
+            job = lambda: self._make_room(place.in_box, memory_bytes)  # noqa: E731
+            await self._for_request(f"make room in {place.in_box}", job, self._reclaimer)
         job = lambda: self._driver.ensure_pod(place.in_box, memory_bytes)  # noqa: E731
         await self._for_request(f"resize {place.in_box}", job)
 
@@ -109,7 +139,8 @@ class Box:
         self._admitted.update(dict.fromkeys(names, self._clock()))
 
     async def settle(self) -> None:
-        """Wait until what was asked for has been written. Raises CgroupError."""
+        """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
+        await self._stop_sinking()
         await self._writer.run("finish", lambda: None)
 
     # --- for the loop ----------------------------------------------------------------------------------------------
@@ -127,8 +158,13 @@ class Box:
             raise AdmissionError(str(error)) from error
 
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
-        """Put limits in force; without a box they are kept for its first pod. Raises CgroupError."""
-        return await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+        """Put limits in force; without a box they are kept for its first pod. Raises CgroupError.
+
+        Memory that must be reclaimed for that goes on sinking afterwards; what failed of it is raised by the next call.
+        """
+        changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+        self._sink()
+        return changes
 
     async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
@@ -139,7 +175,12 @@ class Box:
 
     async def release(self) -> tuple[LimitChange, ...]:
         """Lift the limits; the priority stays lowest. A later `admit` starts from the floor. Raises CgroupError."""
-        return await self._writer.run("lift limits", lambda: self._guarded(self._release))
+        self._lifting = True
+        try:
+            await self._stop_sinking()
+            return await self._writer.run("lift limits", lambda: self._guarded(self._release))
+        finally:
+            self._lifting = False
 
     async def tend(self) -> tuple[str, ...]:
         """Keep what kubelet's own cgroups of the pods in the box need (`CgroupDriver.keep_anchors`), limits or not.
@@ -216,21 +257,49 @@ class Box:
             welcome=not stuck and not self._fault,
             reason="a cgroup write is blocked in the kernel" if stuck else self._fault,
             drift=self._drift,
-            timeouts=self._writer.timeouts + self._reader.timeouts,
+            timeouts=self._writer.timeouts + self._reader.timeouts + self._reclaimer.timeouts,
             pods=self._pods,
+            wanted=self._wanted,
+            memory=self._memory,
         )
 
     def close(self) -> None:
         """End the threads. The box stays as it is, with its limits: pods are in it."""
         self._counters.close()
-        self._writer.close()
-        self._reader.close()
+        self._sink_to = None
+        for worker in (self._writer, self._reader, self._reclaimer):
+            worker.close()
+
+    # --- memory that must be reclaimed -----------------------------------------------------------------------------
+
+    def _sink(self) -> None:
+        """Begin, or go on, with what stands above the wanted limit."""
+        held, wanted = self._limits, None if self._lifting else self._wanted
+        self._sink_to = None if held is None or wanted is None else _below(held.memory_bytes, wanted.memory_bytes)
+        failure, self._failure = self._failure, None
+        if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
+            self._sinking = asyncio.create_task(self._reclaimed())
+        if failure is not None:
+            raise failure
+
+    async def _reclaimed(self) -> None:
+        try:
+            await self._reclaimer.run("reclaim memory", self._reclaim)
+        except StuckError:
+            pass  # it takes long, which `BoxState.memory` tells
+        except CgroupError as error:
+            self._failure = error
+
+    async def _stop_sinking(self) -> None:
+        self._sink_to = None
+        if self._sinking is not None and not self._sinking.done():
+            await asyncio.wait([self._sinking], timeout=_STEP_S)
 
     # --- jobs, on the threads --------------------------------------------------------------------------------------
 
-    async def _for_request(self, what: str, job: Callable[[], None]) -> None:
+    async def _for_request(self, what: str, job: Callable[[], None], worker: Worker | None = None) -> None:
         try:
-            await self._writer.run(what, job)
+            await (worker or self._writer).run(what, job)
         except CgroupError as error:
             raise AdmissionError(str(error)) from error
 
@@ -304,9 +373,24 @@ class Box:
         self._limits = self._driver.read(path)
         return changes
 
+    def _reclaim(self) -> None:
+        """On the reclaimer's thread: to what is wanted at each step's beginning."""
+        for _ in range(files.RECLAIM_STEPS):
+            path, size = self._path, self._sink_to
+            if path is None or size is None or not self._driver.reclaim(path, size):
+                return
+
+    def _make_room(self, pod: str, size_bytes: int) -> None:
+        """On the reclaimer's thread, too: so that the pod's own limit can be set without waiting."""
+        for _ in range(files.RECLAIM_STEPS):
+            if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
+                return
+
     def _usage(self) -> Usages:
-        path = self._path
-        return Usages(self._driver.node_usage(), None if path is None else self._driver.usage(path))
+        path, wanted = self._path, self._wanted
+        node, box = self._driver.node_usage(), None if path is None else self._driver.usage(path)
+        self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted.memory_bytes)
+        return Usages(node, box)
 
     def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         if self._path is None:
@@ -333,3 +417,8 @@ class Box:
         for name in due:
             self._driver.kill_pod(box.pod(name))
         return due
+
+
+def _below(held: int | type_unlimited, wanted: int | type_unlimited) -> int | None:
+    """The wanted limit when the one that is held is above it, else None."""
+    return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else wanted

@@ -66,6 +66,9 @@ class ByShape:
     def read(self, box: str) -> Limits:
         return self._kernel.read(box)
 
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        return self._kernel.reclaim(path, size_bytes)
+
     def cpu_counter(self, path: str) -> str:
         return self._kernel.cpu_counter(path)
 

@@ -1,7 +1,8 @@
 """What the rest of criproxy asks of a cgroup hierarchy.
 
 Every operation is level-triggered and idempotent: read, compare, write, verify. Each may block in the kernel, so all
-are called from the threads of `cgroup.box`, never from the event loop.
+are called from the threads of `cgroup.box`, never from the event loop. What changes anything is called from one thread,
+but for `reclaim`.
 """
 
 from typing import Protocol
@@ -77,8 +78,16 @@ class CgroupDriver(Protocol):
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
 
-        A file that this driver wrote before and that holds something else by now has drifted. A memory limit below
-        the usage is approached as far as the kernel allows without an OOM kill; the next call goes on.
+        A file that this driver wrote before and that holds something else by now has drifted. Nothing here waits for
+        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter.
+        """
+        ...
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
+
+        For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
+        `path`: the box, or a pod in it.
         """
         ...
 

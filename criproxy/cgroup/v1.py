@@ -54,11 +54,13 @@ class V1Driver:
             stat = files.parse_flat_keyed(self._cpu(path).get_property(b"cpu.stat"))
             memory = self._memory(path)
             inactive_bytes = files.parse_flat_keyed(memory.get_property(b"memory.stat"))["total_inactive_file"]
+            memory_bytes = memory.usage_in_bytes
             return Usage(
                 cpu_usage_s=self._cpuacct(path).usage / 1e9,
-                working_set_bytes=max(0, memory.usage_in_bytes - inactive_bytes),
+                working_set_bytes=max(0, memory_bytes - inactive_bytes),
                 throttled_s=stat["throttled_time"] / 1e9,
                 throttled_periods=stat["nr_throttled"],
+                memory_bytes=memory_bytes,
             )
         except CgroupError as error:
             if error.errno in GONE:
@@ -104,6 +106,18 @@ class V1Driver:
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        memory, want = self._memory(checked_path(path)), self._whole_pages(size_bytes)
+        file = memory.file("limit_in_bytes")
+        held = memory.limit_in_bytes
+        if held is not None and held <= want:
+            return False
+        with self._ledger.sinking(file):
+            step = max(want, self._whole_pages(memory.usage_in_bytes - files.RECLAIM_STEP_BYTES))
+            reached = self._try(memory, "limit_in_bytes", step)
+            self._ledger.kept(file, _text(memory.limit_in_bytes))
+        return reached and step > want
 
     @property
     def node_cpu_counter(self) -> str | None:
@@ -220,7 +234,7 @@ class V1Driver:
             return
         setattr(controller, attribute, want)
         new = getattr(controller, attribute)
-        if new != want:
+        if new != want and not self._ledger.is_sinking(file):
             raise contested(file, _text(want), _text(new))
         yield self._ledger.changed(file, _text(old), _text(new))
 
@@ -279,17 +293,13 @@ class V1Driver:
             yield from self._settle(memory, "limit_in_bytes", want)
 
     def _bring(self, memory: Memory, limit: str, usage: str, want: int | None) -> Iterator[LimitChange]:
-        """Raise a memory limit, or lower it in steps, as far as the kernel can reclaim."""
+        """Raise a memory limit, or lower it as far as the kernel need not reclaim: see `reclaim`."""
         old: int | None = getattr(memory, limit)
         if want is None or (old is not None and want >= old):
             yield from self._settle(memory, limit, want)
             return
-        for _ in range(files.RECLAIM_STEPS):
-            reached = self._try(memory, limit, max(want, getattr(memory, usage) - files.RECLAIM_STEP_BYTES))
-            if not reached:
-                self._try(memory, limit, max(want, getattr(memory, usage) + files.SLACK_BYTES))
-            if not reached or getattr(memory, limit) == want:
-                break
+        in_use_bytes: int = getattr(memory, usage)
+        self._try(memory, limit, want if in_use_bytes <= want else in_use_bytes + files.SLACK_BYTES)
         new = getattr(memory, limit)
         if new != old:
             yield self._ledger.changed(memory.file(limit), _text(old), _text(new))

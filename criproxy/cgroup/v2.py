@@ -57,11 +57,13 @@ class V2Driver:
         try:
             cpu = self._stat(f"{directory}/cpu.stat")
             inactive_bytes = self._stat(f"{directory}/memory.stat")["inactive_file"]
+            memory_bytes = self._number(f"{directory}/memory.current")
             return Usage(
                 cpu_usage_s=cpu["usage_usec"] / 1e6,
-                working_set_bytes=max(0, self._number(f"{directory}/memory.current") - inactive_bytes),
+                working_set_bytes=max(0, memory_bytes - inactive_bytes),
                 throttled_s=cpu.get("throttled_usec", 0) / 1e6,
                 throttled_periods=cpu.get("nr_throttled", 0),
+                memory_bytes=memory_bytes,
             )
         except CgroupError as error:
             if error.errno in GONE:
@@ -109,6 +111,22 @@ class V2Driver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         file = f"{self._mount}{checked_box(box)}/cpu.max"
         return tuple(self._settle(file, f"{files.quota_us(cores)} {files.CFS_PERIOD_US}"))
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        """By memory.high: standing at a size below the usage, it slows down whoever allocates more."""
+        directory, want = self._mount + checked_path(path), self._whole_pages(size_bytes)
+        file, current = f"{directory}/memory.high", f"{directory}/memory.current"
+        held_bytes, before_bytes = _size(self._tree.read(file)), self._number(current)
+        if held_bytes == want or before_bytes <= want:
+            return False
+        step = max(want, self._whole_pages(before_bytes - files.RECLAIM_STEP_BYTES))
+        with self._ledger.sinking(file):
+            self._tree.write(file, str(step))
+            goes_on = step > want and self._number(current) <= before_bytes - files.RECLAIM_STEP_BYTES // 4
+            if step > want and not goes_on:
+                self._tree.write(file, str(want))
+            self._ledger.kept(file, self._tree.read(file))
+        return goes_on
 
     @property
     def node_cpu_counter(self) -> str | None:
@@ -178,7 +196,7 @@ class V2Driver:
             return
         self._tree.write(file, want)
         new = self._first_line(file)
-        if new != want:
+        if new != want and not self._ledger.is_sinking(file):
             raise contested(file, want, new)
         yield self._ledger.changed(file, old, new)
 
@@ -203,41 +221,25 @@ class V2Driver:
             yield from self._settle(file, "0" if limited else NO_LIMIT)
 
     def _settle_memory(self, directory: str, want: int | None) -> Iterator[LimitChange]:
-        """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage."""
-        high, limit = f"{directory}/memory.high", f"{directory}/memory.max"
+        """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage.
+
+        A memory.high below the usage is `reclaim`'s matter alone.
+        """
+        high, limit, current = (f"{directory}/memory.{name}" for name in ("high", "max", "current"))
         if want is None:
             yield from self._settle(limit, NO_LIMIT)
             yield from self._settle(high, NO_LIMIT)
             return
-        yield from self._lower_high(directory, want)
-        in_use_bytes, held_bytes = self._number(f"{directory}/memory.current"), _size(self._tree.read(limit))
+        if self._number(current) <= want:
+            yield from self._settle(high, str(want))
+        else:
+            self._ledger.kept(high, self._tree.read(high))
+        in_use_bytes, held_bytes = self._number(current), _size(self._tree.read(limit))
         if in_use_bytes > want:
             slack_bytes = self._whole_pages(in_use_bytes + files.SLACK_BYTES)
             yield from self._settle(limit, str(slack_bytes if held_bytes is None else min(held_bytes, slack_bytes)))
         else:
             yield from self._settle(limit, str(want))
-
-    def _lower_high(self, directory: str, want: int) -> Iterator[LimitChange]:
-        """Bring memory.high to `want`: in steps while that reclaims, so that no write blocks for long."""
-        file, current = f"{directory}/memory.high", f"{directory}/memory.current"
-        old = self._tree.read(file)
-        if old == str(want):
-            self._ledger.kept(file, old)
-            return
-        in_use_bytes = self._number(current)
-        for _ in range(files.RECLAIM_STEPS):
-            target = max(want, in_use_bytes - files.RECLAIM_STEP_BYTES)
-            self._tree.write(file, str(self._whole_pages(target)))
-            before_bytes, in_use_bytes = in_use_bytes, self._number(current)
-            if target == want:
-                break
-            if in_use_bytes > before_bytes - files.RECLAIM_STEP_BYTES // 4:
-                # Nothing more to reclaim. Standing at `want` from now on, it slows down whoever allocates more.
-                self._tree.write(file, str(want))
-                break
-        new = self._tree.read(file)
-        if new != old:
-            yield self._ledger.changed(file, old, new)
 
     def _stat(self, file: str) -> dict[str, int]:
         return files.parse_flat_keyed(self._tree.read(file))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from criproxy.bypass import BypassStatus
-from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 
@@ -118,8 +118,19 @@ class Metrics:
         self._predicted_bytes = _unknown(
             "criproxy_prediction_bytes", "Memory that online should not exceed; NaN: not known", registry
         )
-        self._limit_cores = _unknown("criproxy_limit_cores", "The box's CPU limit", registry)
-        self._limit_bytes = _unknown("criproxy_limit_bytes", "The box's memory limit", registry)
+        self._limit_cores = _unknown("criproxy_limit_cores", "The box's CPU limit, as decided", registry)
+        self._limit_bytes = _unknown("criproxy_limit_bytes", "The box's memory limit, as decided", registry)
+        self._held_cores = _unknown("criproxy_limit_in_force_cores", "The CPU limit that the kernel holds", registry)
+        self._held_bytes = _unknown("criproxy_limit_in_force_bytes", "The memory limit that the kernel holds", registry)
+        self._box_memory = _unknown(
+            "criproxy_box_memory_bytes", "What counts towards the box's memory limit, page cache included", registry
+        )
+        self._above = Gauge(
+            "criproxy_box_above_bound_seconds",
+            "For how long the box has been above its bound: memory in use, the CPU limit in force; 0: it is within",
+            ("resource",),
+            registry=registry,
+        )
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -246,6 +257,16 @@ class Metrics:
         self._limit_bytes.set(_number(decision.limits.memory_bytes))
         self._throttled.set(snapshot.throttled_ratio)
         self._drift.inc(by=sum(change.drift for change in changes))
+
+    def box_held(self, limits: Limits | None, memory_bytes: int | None) -> None:
+        """What the kernel holds, and the memory that it counts; None: there is no box, or nothing was read."""
+        self._held_cores.set(_number(None if limits is None else limits.cpu_cores))
+        self._held_bytes.set(_number(None if limits is None else limits.memory_bytes))
+        self._box_memory.set(_number(memory_bytes))
+
+    def above_bound(self, resource: str, seconds: float) -> None:
+        """For how long a resource of the box has been above its bound; 0: it is within."""
+        self._above.set(seconds, resource)
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""

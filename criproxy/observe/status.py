@@ -11,11 +11,14 @@ from msgspec import Struct
 from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
-from criproxy.model import UNLIMITED, Decision, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Limits, Sandbox, Snapshot
 
 
 class CpuStatus(Struct, frozen=True):
-    """CPU at the last tick. `prediction_cores`, and `hour_cores` for an hour ahead, None: not known."""
+    """CPU at the last tick. `prediction_cores`, and `hour_cores` for an hour ahead, None: not known.
+
+    `limit_cores` is what is wanted, `in_force_cores` what the kernel holds (None: there is no box).
+    """
 
     capacity_cores: float
     node_cores: float
@@ -26,10 +29,15 @@ class CpuStatus(Struct, frozen=True):
     limit_cores: float | Literal["unlimited"]
     throttled_ratio: float
     reason: str
+    in_force_cores: float | Literal["unlimited"] | None = None
 
 
 class MemoryStatus(Struct, frozen=True):
-    """Memory at the last tick. `prediction_bytes`, and `hour_bytes` for an hour ahead, None: not known."""
+    """Memory at the last tick. `prediction_bytes`, and `hour_bytes` for an hour ahead, None: not known.
+
+    `limit_bytes` is what is wanted, `in_force_bytes` what the kernel holds (None: there is no box). `box_bytes` is the
+    box's working set, `used_bytes` all that its limit bounds, page cache included (None: not known).
+    """
 
     capacity_bytes: int
     node_bytes: int
@@ -39,6 +47,8 @@ class MemoryStatus(Struct, frozen=True):
     hour_bytes: float | None
     limit_bytes: int | Literal["unlimited"]
     reason: str
+    in_force_bytes: int | Literal["unlimited"] | None = None
+    used_bytes: int | None = None
 
 
 class BoxStatus(Struct, frozen=True):
@@ -213,7 +223,8 @@ class Status(Struct, frozen=True):
     disks: tuple[DiskStatus, ...] = ()
 
 
-def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:
+def cpu_status(snapshot: Snapshot, decision: Decision, held: Limits | None = None) -> CpuStatus:
+    """`held`: what the kernel holds, None: there is no box."""
     return CpuStatus(
         capacity_cores=snapshot.capacity_cores,
         node_cores=snapshot.node_cores,
@@ -224,10 +235,14 @@ def cpu_status(snapshot: Snapshot, decision: Decision) -> CpuStatus:
         limit_cores="unlimited" if decision.limits.cpu_cores is UNLIMITED else decision.limits.cpu_cores,
         throttled_ratio=snapshot.throttled_ratio,
         reason=decision.cpu_reason,
+        in_force_cores=None if held is None else "unlimited" if held.cpu_cores is UNLIMITED else held.cpu_cores,
     )
 
 
-def memory_status(snapshot: Snapshot, decision: Decision) -> MemoryStatus:
+def memory_status(
+    snapshot: Snapshot, decision: Decision, held: Limits | None = None, used_bytes: int | None = None
+) -> MemoryStatus:
+    """`held`: what the kernel holds, None: there is no box. `used_bytes`: see `MemoryStatus`."""
     return MemoryStatus(
         capacity_bytes=snapshot.capacity_bytes,
         node_bytes=snapshot.node_bytes,
@@ -237,6 +252,8 @@ def memory_status(snapshot: Snapshot, decision: Decision) -> MemoryStatus:
         hour_bytes=decision.prediction.hour_bytes,
         limit_bytes="unlimited" if decision.limits.memory_bytes is UNLIMITED else decision.limits.memory_bytes,
         reason=decision.memory_reason,
+        in_force_bytes=None if held is None else "unlimited" if held.memory_bytes is UNLIMITED else held.memory_bytes,
+        used_bytes=used_bytes,
     )
 
 

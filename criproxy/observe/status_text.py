@@ -169,9 +169,10 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
         yield "  no sample yet"
         return
     cpu, memory = box.cpu, box.memory
-    yield f"  {'':8}{'capacity':>12}{'node':>12}{'online':>12}{'predicted':>12}{'box':>12}{'limit':>12}"
+    yield f"  {'':8}{'capacity':>12}{'node':>12}{'online':>12}{'predicted':>12}{'box':>12}{'limit':>12}{'in force':>12}"
     cores = (cpu.capacity_cores, cpu.node_cores, cpu.online_cores, cpu.prediction_cores, cpu.box_cores, cpu.limit_cores)
-    yield f"  {'cores':8}" + "".join(f"{_cores(value):>12}" for value in cores)
+    in_force = "no box" if cpu.in_force_cores is None else _cores(cpu.in_force_cores)
+    yield f"  {'cores':8}" + "".join(f"{value:>12}" for value in [*map(_cores, cores), in_force])
     sizes = (
         memory.capacity_bytes,
         memory.node_bytes,
@@ -180,8 +181,11 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
         memory.box_bytes,
         memory.limit_bytes,
     )
-    yield f"  {'memory':8}" + "".join(f"{_size(value):>12}" for value in sizes)
+    in_force = "no box" if memory.in_force_bytes is None else _size(memory.in_force_bytes)
+    yield f"  {'memory':8}" + "".join(f"{value:>12}" for value in [*map(_size, sizes), in_force])
     yield f"  in the next hour, online should stay below {_cores(cpu.hour_cores)} cores and {_size(memory.hour_bytes)}"
+    if memory.used_bytes is not None:
+        yield f"  the memory limit bounds {_size(memory.used_bytes)} of the box, page cache included"
     yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
     yield f"  CPU: {cpu.reason}"
     yield f"  memory: {memory.reason}"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from criproxy.control.history import History, Past, Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Bounds, GuardCeiling, type_unlimited
+from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, type_unlimited
 from criproxy.observe.status_text import printable
 
 Limit = float | Literal["unlimited"]
@@ -21,7 +21,8 @@ _WIDTH: Final = 11
 class ResourceWhy(Struct, frozen=True):
     """One resource, in its unit (cores or bytes). `before` is what the decision before gave, None: there was none.
 
-    `since_s` and `since_reason`: when the limit came to hold, and why; None: before the record begins.
+    `since_s` and `since_reason`: when the limit came to hold, and why; None: before the record begins. `in_force` is
+    what the kernel holds, `used` what that bounds; None: not known, as for a moment in the past.
     """
 
     limit: Limit
@@ -34,6 +35,8 @@ class ResourceWhy(Struct, frozen=True):
     predicted: float | None
     note: str
     bounds: Bounds
+    in_force: Limit | None = None
+    used: float | None = None
 
 
 class DecisionWhy(Struct, frozen=True):
@@ -55,14 +58,19 @@ class Why(Struct, frozen=True):
     decision: DecisionWhy | None
 
 
-def answer(history: History, asked_s: float | None) -> Why:
-    """Why the limits are what they are, or were at a moment (UTC)."""
+def answer(history: History, asked_s: float | None, held: Limits | None = None, used_bytes: int | None = None) -> Why:
+    """Why the limits are what they are, or were at a moment (UTC).
+
+    `held`: what the kernel holds at that moment, `used_bytes` the memory that it bounds; None: not known.
+    """
     records = history.records()
     past = history.at(records[-1].wall_s if asked_s is None else asked_s) if records else None
-    return Why(asked_s, records[0].wall_s if records else None, None if past is None else _decision(past))
+    return Why(
+        asked_s, records[0].wall_s if records else None, None if past is None else _decision(past, held, used_bytes)
+    )
 
 
-def _decision(past: Past) -> DecisionWhy:
+def _decision(past: Past, held: Limits | None, used_bytes: int | None) -> DecisionWhy:
     record = past.record
     snapshot, decision = record.snapshot, record.decision
     before = decision.before
@@ -83,6 +91,7 @@ def _decision(past: Past) -> DecisionWhy:
             predicted=decision.prediction.cpu_cores,
             note=decision.prediction.cpu_note,
             bounds=decision.cpu_bounds,
+            in_force=None if held is None else _limit(held.cpu_cores),
         ),
         memory=ResourceWhy(
             limit=_limit(decision.limits.memory_bytes),
@@ -95,6 +104,8 @@ def _decision(past: Past) -> DecisionWhy:
             predicted=decision.prediction.memory_bytes,
             note=decision.prediction.memory_note,
             bounds=decision.memory_bounds,
+            in_force=None if held is None else _limit(held.memory_bytes),
+            used=used_bytes,
         ),
     )
 
@@ -166,6 +177,9 @@ def _resource(name: str, why: ResourceWhy, amount: Callable[[float], str]) -> It
 
     since = "since before the record begins" if why.since_s is None else f"since {_clock(why.since_s)}"
     yield f"{name} limit {words(why.limit, '')}, {since}"
+    if why.in_force is not None:
+        used = "" if why.used is None else f", of which {amount(why.used)} are in use"
+        yield _row("in force", f"{words(why.in_force, '')}{used}")
     if why.since_reason not in (None, why.reason):
         yield _row("then", str(why.since_reason))
     yield _row("why", why.reason)

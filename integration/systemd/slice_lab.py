@@ -10,7 +10,7 @@ from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
-from criproxy.model import Limits
+from criproxy.model import UNLIMITED, Limits
 from integration.lab.cgroups import version
 from integration.lab.process import wait_until
 
@@ -68,6 +68,8 @@ class Box:
         """How many files had drifted."""
         self.driver.ensure(BOX)
         drift = sum(change.drift for change in self.driver.write(BOX, self.limits))
+        if self.limits.memory_bytes is not UNLIMITED:
+            self.driver.reclaim(BOX, self.limits.memory_bytes)
         self.drift += drift
         return drift
 

@@ -8,7 +8,10 @@ from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 
 class FakeDriver:
-    """`fail_on` names methods that raise; while `gate` is clear, `write` blocks as in the kernel."""
+    """`fail_on` names methods that raise; while `gate` is clear, `write` blocks as in the kernel.
+
+    While `reclaim_gate` is clear, so does `reclaim`. What `in_use` says can't be brought below by `write`.
+    """
 
     capabilities = Capabilities(version=2, cpu_idle=True, child_quota=True)
 
@@ -21,14 +24,18 @@ class FakeDriver:
         self.gate = threading.Event()
         self.gate.set()
         self.writing = threading.Event()
-        self.threads: set[str] = set()
+        self.reclaim_gate = threading.Event()
+        self.reclaim_gate.set()
+        self.reclaiming = threading.Event()
+        self.in_use = 0
+        self.threads: dict[str, set[str]] = {}
         self.drifted = False
         self.anchors: tuple[str, ...] = ()
         self.counters = "/nowhere"
         self.node_cpu_counter: str | None = None
 
     def _call(self, name: str, *arguments: str) -> None:
-        self.threads.add(threading.current_thread().name)
+        self.threads.setdefault(name, set()).add(threading.current_thread().name)
         if name in self.fail_on:
             raise CgroupError(f"cannot {name}: EIO")
         self.log.append((name, *arguments))
@@ -39,7 +46,7 @@ class FakeDriver:
 
     def usage(self, path: str) -> Usage | None:
         self._call("usage", path)
-        return Usage(1.0, 100) if path in self.boxes else None
+        return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
 
     def exists(self, path: str) -> bool:
         return path in self.boxes
@@ -56,7 +63,10 @@ class FakeDriver:
         self._call("write", box)
         self.writing.set()
         self.gate.wait()
-        old, self.boxes[box] = self.boxes[box], limits
+        old, size = self.boxes[box], limits.memory_bytes
+        if size is not UNLIMITED and size < self.in_use:
+            limits = Limits(limits.cpu_cores, self.in_use)
+        self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
@@ -64,6 +74,13 @@ class FakeDriver:
         old = self.boxes[box]
         self.boxes[box] = Limits(cores, old.memory_bytes)
         return (LimitChange("cpu.max", str(old.cpu_cores), str(cores), self.drifted),)
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        self._call("reclaim", path, str(size_bytes))
+        self.reclaiming.set()
+        self.reclaim_gate.wait()
+        self.in_use = min(self.in_use, size_bytes)
+        return False
 
     def cpu_counter(self, path: str) -> str:
         return f"{self.counters}{path}/cpu.stat"

@@ -1,14 +1,16 @@
 """The box: bounded before a pod enters, one order of events, never a wait for ever."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from fake_driver import FakeDriver
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box
+from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box, BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
@@ -19,6 +21,7 @@ LIFTED = Limits(UNLIMITED, UNLIMITED)
 A, B = parse_kubelet_parent("/kubepods/poda"), parse_kubelet_parent("/kubepods/besteffort/podb")
 ELSEWHERE = parse_kubelet_parent("/kubelet/kubepods/podc")
 SLICE = parse_kubelet_parent("kubepods-besteffort-poda.slice")
+T = TypeVar("T")
 
 
 class Clock:
@@ -491,4 +494,136 @@ def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
 
     asyncio.run(scenario())
 
-    assert driver.threads == {"cgroup-writer"}
+    assert set().union(*driver.threads.values()) == {"cgroup-writer"}
+
+
+# --- memory that must be reclaimed -------------------------------------------------------------------------------
+
+LOW = Limits(0.5, 128 << 20)
+
+
+def sinking(box: Box, driver: FakeDriver, steps: Callable[[], Awaitable[T]]) -> T:
+    """What `steps` give while the kernel is busy reclaiming 500 MiB down to `LOW`."""
+    driver.in_use = 500 << 20
+
+    async def scenario() -> T:
+        await box.admit(A, 0)
+        await box.apply(DECIDED)
+        driver.reclaim_gate.clear()
+        await box.apply(LOW)
+        await until(driver.reclaiming.is_set)
+        result = await steps()
+        assert not driver.reclaim_gate.is_set()
+        driver.reclaim_gate.set()
+        await box.settle()
+        return result
+
+    return asyncio.run(scenario())
+
+
+def test_cpu_limits_and_pods_never_wait_for_memory_that_is_reclaimed(box: Box, driver: FakeDriver) -> None:
+    async def steps() -> list[Limits]:
+        await box.squeeze(0.3)
+        squeezed = driver.boxes["/offline"]
+        await box.apply(replace(LOW, cpu_cores=1.0))
+        applied = driver.boxes["/offline"]
+        await box.admit(B, 4096)
+        await box.sweep(set())
+        await box.usage()
+        return [squeezed, applied]
+
+    assert sinking(box, driver, steps) == [Limits(0.3, 500 << 20), Limits(1.0, 500 << 20)]
+    assert driver.pods_in["/offline"] == {"poda": 0, "podb": 4096}
+    assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
+
+
+def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver) -> None:
+    async def steps() -> BoxState:
+        await box.usage()
+        return box.state()
+
+    state = sinking(box, driver, steps)
+
+    assert (state.wanted, state.limits) == (LOW, Limits(0.5, 500 << 20))
+    assert state.memory == Held(used_bytes=500 << 20, wanted_bytes=128 << 20)
+    assert state.welcome, "the bound in force is above the wanted one, but it is one"
+
+
+def test_next_limit_follows_what_was_reclaimed(box: Box, driver: FakeDriver) -> None:
+    async def nothing() -> None: ...
+
+    sinking(box, driver, nothing)
+
+    run(lambda: box.apply(LOW))
+
+    assert box.state().limits == LOW
+
+
+def test_one_reclaim_runs_at_a_time_and_to_what_is_wanted_by_then(box: Box, driver: FakeDriver) -> None:
+    async def steps() -> None:
+        for size in (100 << 20, 80 << 20):
+            await box.apply(Limits(0.5, size))
+
+    sinking(box, driver, steps)
+
+    assert [size for name, *_, size in driver.log if name == "reclaim"] == [str(128 << 20)]
+
+
+def test_release_lifts_the_limits_only_after_the_step_that_is_under_way(box: Box, driver: FakeDriver) -> None:
+    async def steps() -> None:
+        lifting = asyncio.create_task(box.release())
+        await asyncio.sleep(0.01)
+        assert driver.boxes["/offline"] == Limits(0.5, 500 << 20)
+        driver.reclaim_gate.set()
+        await lifting
+        driver.reclaim_gate.clear()
+
+    sinking(box, driver, steps)
+
+    assert driver.boxes["/offline"] == LIFTED
+
+
+def test_reclaim_that_fails_is_told_by_the_next_apply_and_tried_again(box: Box, driver: FakeDriver) -> None:
+    driver.in_use, driver.fail_on = 500 << 20, {"reclaim"}
+
+    async def scenario() -> None:
+        await box.admit(A, 0)
+        with pytest.raises(CgroupError, match="cannot reclaim: EIO"):
+            await applied_often()
+        driver.fail_on = set()
+        with contextlib.suppress(CgroupError):  # of one that was under way
+            await applied_often()
+        await applied_often()
+
+    async def applied_often() -> None:
+        for _ in range(20):
+            await box.apply(LOW)
+            await asyncio.sleep(0.002)
+
+    asyncio.run(scenario())
+    assert box.state().limits == LOW
+
+
+def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, timeout_s=0.05)
+
+    async def steps() -> BoxState:
+        await until(lambda: box.state().timeouts > 0)
+        await box.apply(LOW)
+        await box.admit(B, 0)
+        return box.state()
+
+    state = sinking(box, driver, steps)
+    box.close()
+
+    assert (state.welcome, state.timeouts) == (True, 1)
+
+
+def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 8192))
+    driver.boxes["/offline/poda"] = FLOOR
+
+    run(lambda: box.update_pod(A, 4096))
+
+    assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda", "4096")]
+    assert driver.threads["reclaim"] == {"cgroup-reclaimer"}

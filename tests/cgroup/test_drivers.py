@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from fake_kernel import FakeKernel
+from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.model import UNLIMITED, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 BOX = "/kubelet/offline"
 POD = f"{BOX}/poda"
@@ -161,18 +162,62 @@ def test_box_that_was_made_anew_starts_without_drift(box: Node) -> None:
 def test_memory_limit_below_page_cache_reclaims_it(box: Node) -> None:
     box.use(BOX, anon=10 * MIB, cache=400 * MIB)
 
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
 
     assert box.driver.read(BOX).memory_bytes == 64 * MIB
+
+
+def test_write_waits_for_no_reclaim_and_leaves_a_bound_above_the_usage(box: Node) -> None:
+    box.driver.write(BOX, LIFTED)
+    box.use(BOX, anon=100 * MIB, cache=900 * MIB)
+
+    changes = box.driver.write(BOX, Limits(0.5, 64 * MIB))
+
+    assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 900 * MIB}
+    assert box.driver.read(BOX) == Limits(0.5, 1008 * MIB)
+    assert not any(change.drift for change in changes)
+
+
+def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(box: Node) -> None:
+    """The step that is under way ends right after the new limit was written."""
+    box.use(BOX, cache=500 * MIB)
+    write, file = box.kernel.write, box.names("memory.limit_in_bytes", "memory.high")
+
+    def amid(path: str, value: str) -> None:
+        box.kernel.write = write  # type: ignore[method-assign]
+        changes.extend(box.driver.write(BOX, Limits(1.0, 600 * MIB)))
+        write(path, value)
+
+    changes: list[LimitChange] = []
+    box.kernel.write = amid  # type: ignore[method-assign]
+    box.driver.reclaim(BOX, 400 * MIB)
+    left = box.limit(BOX) if file == "memory.limit_in_bytes" else box.kernel.file(f"{box.memory}{BOX}/{file}")
+    changes += box.driver.write(BOX, Limits(1.0, 600 * MIB))
+
+    assert left == str(400 * MIB)
+    assert box.driver.read(BOX) == Limits(1.0, 600 * MIB)
+    assert not any(change.drift for change in changes)
+
+
+def test_reclaim_takes_one_step_at_a_time_and_never_raises(box: Node) -> None:
+    box.driver.write(BOX, Limits(1.0, 20_000 * MIB))
+    box.use(BOX, cache=1000 * MIB)
+
+    goes_on = [box.driver.reclaim(BOX, 300 * MIB) for _ in range(4)]
+
+    assert goes_on == [True, True, False, False]
+    assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 300 * MIB}
+    assert not box.driver.reclaim(BOX, 900 * MIB)
+    assert box.kernel.file(f"{box.memory}{BOX}/{box.names('memory.limit_in_bytes', 'memory.high')}") == str(300 * MIB)
 
 
 def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: Node) -> None:
     box.use(BOX, anon=200 * MIB, cache=100 * MIB)
     box.kernel.writes.clear()
 
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
 
-    assert len(box.kernel.writes) <= 3, "it goes on trying what the kernel has refused"
+    assert len(box.kernel.writes) <= 5, "it goes on trying what the kernel has refused"
     held = box.driver.read(BOX).memory_bytes
     assert isinstance(held, int)
     assert 200 * MIB < held <= 210 * MIB
@@ -180,11 +225,11 @@ def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: N
 
 def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: Node) -> None:
     box.use(BOX, anon=200 * MIB)
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
-    again = box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    again = bring(box.driver, BOX, Limits(1.0, 64 * MIB))
     box.use(BOX, anon=20 * MIB)
 
-    changes = box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    changes = bring(box.driver, BOX, Limits(1.0, 64 * MIB))
 
     assert again == ()
     assert box.driver.read(BOX).memory_bytes == 64 * MIB
@@ -193,11 +238,11 @@ def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: 
 
 def test_memory_limit_being_approached_is_never_raised(box: Node) -> None:
     box.use(BOX, anon=200 * MIB)
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
     before = box.driver.read(BOX).memory_bytes
     box.use(BOX, anon=205 * MIB)
 
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
 
     assert box.driver.read(BOX).memory_bytes == before
 
@@ -206,10 +251,10 @@ def test_memory_limit_far_below_the_usage_sinks_in_steps(box: Node) -> None:
     box.driver.write(BOX, Limits(1.0, 20_000 * MIB))
     box.use(BOX, cache=10_000 * MIB)
 
-    box.driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
     first = box.driver.usage(BOX)
     for _ in range(6):
-        box.driver.write(BOX, Limits(1.0, 64 * MIB))
+        bring(box.driver, BOX, Limits(1.0, 64 * MIB))
 
     assert first is not None
     assert 7_000 * MIB < first.working_set_bytes < 9_000 * MIB
@@ -231,7 +276,7 @@ def test_usage_counts_working_set_and_throttling(box: Node) -> None:
 
     usage = box.driver.usage(BOX)
 
-    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, throttled_periods=3)
+    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, throttled_periods=3, memory_bytes=10 * MIB)
 
 
 def test_node_usage_is_the_root_cgroups_cpu_and_the_nodes_memory(node: Node) -> None:

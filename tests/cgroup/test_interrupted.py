@@ -102,6 +102,8 @@ def write_watched(node: Node, limits: Limits) -> bool:
     node.watch = check
     try:
         node.driver.write(BOX, limits)
+        if limits.memory_bytes is not UNLIMITED:
+            node.driver.reclaim(BOX, limits.memory_bytes)
     except CgroupError as error:
         assert error.errno == errno.EIO
         return False

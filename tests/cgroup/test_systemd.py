@@ -27,8 +27,12 @@ class Node:
     driver: CgroupDriver
 
     def tick(self, limits: Limits = LIMITS) -> tuple[LimitChange, ...]:
+        """As the box does each second."""
         self.driver.ensure(BOX)
-        return self.driver.write(BOX, limits)
+        changes = self.driver.write(BOX, limits)
+        if limits.memory_bytes is not UNLIMITED:
+            self.driver.reclaim(BOX, limits.memory_bytes)
+        return changes
 
     @property
     def is_v2(self) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from fake_kernel import FakeKernel
+from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver
@@ -80,10 +81,10 @@ def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driv
 def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     kernel.anon[f"{kernel.root}/cg{BOX}"] = 2000 * MIB
-    driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(driver, BOX, Limits(1.0, 64 * MIB))
     kernel.writes.clear()
 
-    driver.write(BOX, Limits(1.0, 64 * MIB))
+    bring(driver, BOX, Limits(1.0, 64 * MIB))
 
     assert kernel.writes == []
     assert kernel.file(f"cg{BOX}/memory.high") == str(64 * MIB)

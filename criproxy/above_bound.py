@@ -1,0 +1,97 @@
+"""Whether the box is above its bounds, and for how long: memory that can't be taken back, a quota not written."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+import structlog
+from msgspec import Struct
+
+from criproxy.cgroup.box import BoxState
+from criproxy.control.policy import bytes_in_words, cores_in_words
+from criproxy.model import UNLIMITED
+
+Resource = Literal["cpu", "memory"]
+
+TOLD_AFTER_S: Final = 5.0
+"""A limit that sinks is above its bound for a moment: that is no news."""
+
+_SLACK_CORES: Final = 0.011
+"""A quota is in whole microseconds, and the kernel takes none below 0.01 cores."""
+
+
+class Excess(Struct, frozen=True):
+    """What is above its bound since `since_s`: memory in use in bytes, or the CPU limit in force in cores."""
+
+    since_s: float
+    amount: float
+    bound: float
+
+
+def follow(before: Excess | None, t_s: float, seen: tuple[float, float] | None) -> Excess | None:
+    """The excess at `t_s`, from an amount and its bound (None: not known); None: it is within."""
+    if seen is None or seen[0] <= seen[1]:
+        return None
+    return Excess(t_s if before is None else before.since_s, *seen)
+
+
+def memory_seen(state: BoxState) -> tuple[float, float] | None:
+    """Memory in use and what was wanted when it was read; None: there is no bound, or nothing was read."""
+    held = state.memory
+    return None if held is None or held.wanted_bytes is UNLIMITED else (held.used_bytes, held.wanted_bytes)
+
+
+def cpu_seen(state: BoxState) -> tuple[float, float] | None:
+    """The CPU limit in force and the wanted one; None: there is none, or nothing was written."""
+    wanted, held = state.wanted, state.limits
+    if wanted is None or held is None or wanted.cpu_cores is UNLIMITED:
+        return None
+    in_force = math.inf if held.cpu_cores is UNLIMITED else held.cpu_cores
+    return in_force, max(wanted.cpu_cores, in_force if in_force - wanted.cpu_cores <= _SLACK_CORES else 0.0)
+
+
+class AboveBound:
+    """Follows both resources from tick to tick, and logs when an excess lasts and when it has ended."""
+
+    def __init__(self) -> None:
+        self._excesses: dict[Resource, Excess] = {}
+        self._told: set[Resource] = set()
+        self._log = structlog.get_logger()
+
+    def look(self, state: BoxState, now_s: float) -> None:
+        seen: Mapping[Resource, tuple[float, float] | None] = {"cpu": cpu_seen(state), "memory": memory_seen(state)}
+        for resource, amounts in seen.items():
+            excess = follow(self._excesses.pop(resource, None), now_s, amounts)
+            if excess is not None:
+                self._excesses[resource] = excess
+            self._tell(resource, excess, now_s)
+
+    def seconds(self, now_s: float) -> dict[Resource, float]:
+        """For how long each resource has been above its bound; 0: it is within."""
+        excesses = self._excesses.copy()  # asked from other threads
+        return {name: now_s - excesses[name].since_s if name in excesses else 0.0 for name in ("cpu", "memory")}
+
+    def problems(self, now_s: float) -> Iterator[str]:
+        """What has lasted, in words."""
+        for resource, excess in self._excesses.copy().items():
+            if now_s - excess.since_s >= TOLD_AFTER_S:
+                yield f"{_words(resource, excess)}, for {now_s - excess.since_s:.0f} s"
+
+    def _tell(self, resource: Resource, excess: Excess | None, now_s: float) -> None:
+        if excess is None and resource in self._told:
+            self._told.remove(resource)
+            self._log.info("box_within_bound", resource=resource)
+        elif excess is not None and resource not in self._told and now_s - excess.since_s >= TOLD_AFTER_S:
+            self._told.add(resource)
+            fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
+            self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
+
+
+def _words(resource: Resource, excess: Excess) -> str:
+    if resource == "memory":
+        above = bytes_in_words(excess.amount - excess.bound)
+        return (
+            f"the box uses {bytes_in_words(excess.amount)}, {above} above its bound of {bytes_in_words(excess.bound)}"
+        )
+    held = "unlimited" if excess.amount == math.inf else cores_in_words(excess.amount)
+    return f"the box's CPU limit in force is {held}, above the wanted {cores_in_words(excess.bound)}"

@@ -1,0 +1,15 @@
+"""Brings limits in force as the box does: written, and what takes reclaim sunk beside that."""
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import CgroupDriver
+from criproxy.model import UNLIMITED, LimitChange, Limits
+
+
+def bring(driver: CgroupDriver, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+    """One tick's doings, and the next one's write."""
+    changes = driver.write(box, limits)
+    if limits.memory_bytes is not UNLIMITED:
+        for _ in range(files.RECLAIM_STEPS):
+            if not driver.reclaim(box, limits.memory_bytes):
+                break
+    return (*changes, *driver.write(box, limits))
