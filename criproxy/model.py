@@ -89,6 +89,7 @@ class Call(Struct, frozen=True):
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
+    `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
     """
 
     operation: Operation
@@ -98,6 +99,7 @@ class Call(Struct, frozen=True):
     resources: Resources
     child_quota: bool
     container: str = ""
+    cpus: frozenset[int] | type_unlimited = UNLIMITED
 
 
 class Change(Struct, frozen=True):

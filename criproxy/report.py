@@ -102,6 +102,8 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.cpus_problem: Callable[[], str] = lambda: ""
+        """Tells why the box may not be kept to the CPUs that kubelet leaves; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -194,6 +196,8 @@ class Reporter:
             yield f"no offline pod is let in: {state.reason}"
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        if cpus_problem := self.cpus_problem():
+            yield cpus_problem
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -263,6 +267,7 @@ class Reporter:
             tick_failures=self._tick_failures,
             cpu=cpu_status(*last) if last else None,
             memory=memory_status(*last) if last else None,
+            cpus=box.cpus,
         )
 
 

@@ -138,7 +138,7 @@ def test_box_follows_the_cpus_of_its_parent(ground: Ground) -> None:
     child = ground.start(pod)
     cpus[0].write_text(everything)
 
-    ground.driver.ensure(ground.box)
+    ground.driver.confine(ground.box, UNLIMITED)
 
     assert [file.read_text() for file in cpus] == [everything] * 3
     assert os.sched_getaffinity(child.pid) == os.sched_getaffinity(0)

@@ -60,9 +60,11 @@ class Box:
     path: str | None = "/offline"
     version: int = 1
     fault: str = ""
+    cpus: str = ""
 
     def state(self) -> BoxState:
-        return BoxState(self.path, self.version, self.limits, not self.fault, self.fault, drift=3, timeouts=0, pods=())
+        welcome, drift, timeouts = not self.fault, 3, 0
+        return BoxState(self.path, self.version, self.limits, welcome, self.fault, drift, timeouts, (), self.cpus)
 
 
 @dataclass
@@ -173,6 +175,14 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
 
 
 # --- status --------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
+    bench = Bench()
+    bench.box.cpus = "0,2-3"
+    bench.reporter.cpus_problem = lambda: "kubelet's file is not to be read"
+    assert bench.status().box.cpus == "0,2-3"
+    assert "kubelet's file is not to be read" in bench.status().problems
 
 
 def test_status_before_the_first_tick_has_no_sample() -> None:

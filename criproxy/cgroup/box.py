@@ -11,12 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage, type_unlimited
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class BoxState(Struct, frozen=True):
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
+    `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
     """
 
     path: str | None
@@ -44,6 +46,7 @@ class BoxState(Struct, frozen=True):
     drift: int
     timeouts: int
     pods: tuple[str, ...]
+    cpus: str = ""
 
 
 class Usages(Struct, frozen=True):
@@ -80,6 +83,9 @@ class Box:
         self._counted = ""
         """The box's path that the counters are of."""
         self._counters = CpuTimes("")
+        self.cpus: Callable[[], Cpus | type_unlimited] = lambda: UNLIMITED
+        """Tells, on the writer's thread, the CPUs that the box may run on; to be set."""
+        self._confined = ""
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -129,6 +135,10 @@ class Box:
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         """Put limits in force; without a box they are kept for its first pod. Raises CgroupError."""
         return await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        """Let the box run on `cpus` alone, whether or not its limits are ours to set. Raises CgroupError."""
+        return await self._writer.run("confine the box", self._confine)
 
     async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
@@ -218,6 +228,7 @@ class Box:
             drift=self._drift,
             timeouts=self._writer.timeouts + self._reader.timeouts,
             pods=self._pods,
+            cpus=self._confined,
         )
 
     def close(self) -> None:
@@ -298,10 +309,27 @@ class Box:
         self._path = path
 
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
+        """The limits hold also when the CPUs can't be had."""
         self._driver.ensure(path)
-        changes = self._driver.write(path, limits)
+        try:
+            confined = self._keep_to_cpus(path)
+        finally:
+            changes = self._driver.write(path, limits)
+            self._drift += sum(change.drift for change in changes)
+            self._limits = self._driver.read(path)
+        return (*confined, *changes)
+
+    def _confine(self) -> tuple[LimitChange, ...]:
+        if self._path is None or not self._driver.exists(self._path):
+            return ()
+        self._driver.ensure(self._path)
+        return self._keep_to_cpus(self._path)
+
+    def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
+        cpus = self.cpus()
+        changes = self._driver.confine(path, cpus)
         self._drift += sum(change.drift for change in changes)
-        self._limits = self._driver.read(path)
+        self._confined = "" if cpus is UNLIMITED else format_cpus(cpus)
         return changes
 
     def _usage(self) -> Usages:
