@@ -227,6 +227,7 @@ class Daemon:
             socket=self._socket,
             admissions=self._admissions,
             box=self._box,
+            cpu_manager=self._cpu_manager,
             upkeep=self._upkeep,
             save_checkpoint=self._checkpointer.save,
             work=self._work,
