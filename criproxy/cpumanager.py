@@ -52,11 +52,14 @@ NOBODY_BOUND: Final = State(None)
 
 
 class _Checkpoint(Struct, rename="camel"):
-    """The file. Entries are by pod uid and container since Kubernetes 1.18, by container id alone before."""
+    """The file. Entries are by pod uid and container since Kubernetes 1.18, by container id alone before.
+
+    Of those that have another shape, no pod's CPUs are known: they are all taken for online pods'.
+    """
 
     policy_name: str
     default_cpu_set: str = ""
-    entries: dict[str, dict[str, str] | str] = {}
+    entries: dict[str, object] = {}
 
 
 def parse_state(content: bytes) -> State:
@@ -65,9 +68,9 @@ def parse_state(content: bytes) -> State:
     if checkpoint.policy_name != _STATIC:
         return NOBODY_BOUND
     exclusive = {
-        uid: frozenset().union(*(parse_cpus(cpus) for cpus in containers.values()))
+        uid: frozenset().union(*(parse_cpus(cpus) for cpus in containers.values() if isinstance(cpus, str)))
         for uid, containers in checkpoint.entries.items()
-        if not isinstance(containers, str)
+        if isinstance(containers, dict)
     }
     return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
 

@@ -44,6 +44,11 @@ NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
             State(frozenset({0})),
             id="before-1.18",
         ),
+        pytest.param(
+            b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
+            State(frozenset({0}), {"u1": frozenset()}),
+            id="of-a-kubelet-to-come",
+        ),
         pytest.param(NONE, NOBODY_BOUND, id="none"),
         pytest.param(b'{"policyName":"none","defaultCpuSet":"0-1","entries":{}}', NOBODY_BOUND, id="none-again"),
     ],

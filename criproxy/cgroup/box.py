@@ -259,6 +259,7 @@ class Box:
         self._settle_at(place.box.path)
         self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
         self._driver.ensure_pod(place.in_box, memory_bytes)
+        self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
         self._admitted[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))

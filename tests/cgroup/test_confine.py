@@ -398,6 +398,18 @@ def test_systemd_v2_box_without_a_cpu_keeps_what_it_has(tmp_path: Path) -> None:
     assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x01"
 
 
+def test_systemd_v1_box_that_lost_its_cpuset_has_its_cpus_once_it_is_kept_to_them(tmp_path: Path) -> None:
+    node = made(tmp_path, 1)
+    node.tick("0")
+    node.kernel.rmdir(f"{node.kernel.root}/cpuset{SLICE_DIRECTORY}")
+    node.driver.ensure_pod("offline-poda.slice", 0)
+
+    node.driver.confine(SLICE, cpus("0"))
+
+    assert node.held == "0"
+    assert node.kernel.file(f"cpuset{SLICE_DIRECTORY}/offline-poda.slice/cpuset.cpus") == "0"
+
+
 def test_systemd_v1_has_no_say_in_cpusets(tmp_path: Path) -> None:
     node = made(tmp_path, 1)
     node.tick("0")
