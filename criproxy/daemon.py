@@ -30,6 +30,7 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.policy import safe_limits
+from criproxy.cpumanager import CpuManager
 from criproxy.disk_watch import DiskWatch
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions
@@ -145,12 +146,15 @@ class Daemon:
         self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
         self._reporter.realtime = lambda: self._realtime.found
         self._reporter.disks = lambda: self._disk_watch.disks
+        self._reporter.cpus_problem = lambda: self._cpu_manager.problem
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
     def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:
         """What looks after the pods that run."""
         self._inventory = Inventory(self._query, lambda placement: _exists(driver, placement))
+        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
+        self._box.cpus = self._cpu_manager.cpus
         self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._stop_sandbox)
         self._upkeep = Upkeep(
             standing.upkeep(),
@@ -230,6 +234,7 @@ class Daemon:
             on_started=self._pod_started,
             on_removed=self._pod_removed,
             held=lambda pod: self._verifier.held(pod) or self._overhead.held(pod),
+            cpu_manager=self._cpu_manager,
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
@@ -252,6 +257,7 @@ class Daemon:
             socket=self._socket,
             admissions=self._admissions,
             box=self._box,
+            cpu_manager=self._cpu_manager,
             upkeep=self._upkeep,
             save_checkpoint=self._checkpointer.save,
             work=self._work,
@@ -270,6 +276,7 @@ class Daemon:
             self._guard.run(),
             self._upkeep.run(),
             self._upkeep.tend(),
+            self._cpu_manager.run(),
             self._verifier.run(),
             self._overhead.run(),
             self._disk_watch.run(),
@@ -297,6 +304,7 @@ class Daemon:
     async def serve(self) -> None:
         """Run until a signal ends it. Raises SocketError when the socket can't be had, and what a part failed of."""
         self._handle_signals()
+        await self._cpu_manager.look()  # before a first box is made
         await self._engine.start()
         self._socket.follow(self._link.path)
         self._tasks.keep(self._link.run())
@@ -328,6 +336,7 @@ class Daemon:
             await self._checkpointer.save()
         await self._link.close()
         self._box.close()
+        self._cpu_manager.close()
         self._whereabouts.close()
         self._looks.close()
         await self._work.close_port()

@@ -90,6 +90,7 @@ class Call(Struct, frozen=True):
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
     `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
+    `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
     """
 
     operation: Operation
@@ -100,6 +101,7 @@ class Call(Struct, frozen=True):
     child_quota: bool
     container: str = ""
     added_capabilities: tuple[str, ...] = ()
+    cpus: frozenset[int] | type_unlimited = UNLIMITED
 
 
 class Change(Struct, frozen=True):

@@ -116,6 +116,8 @@ class Reporter:
         """Tells which disks keep to the box's weight; to be set."""
         self.realtime: Callable[[], Mapping[PodRef, str]] = dict
         """Tells which offline pods run in real time, and what of them; to be set."""
+        self.cpus_problem: Callable[[], str] = lambda: ""
+        """Tells why the box may not be kept to the CPUs that kubelet leaves; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -219,6 +221,8 @@ class Reporter:
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from self._above.problems(self._clock())
+        if cpus_problem := self.cpus_problem():
+            yield cpus_problem
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -304,6 +308,7 @@ class Reporter:
             tick_failures=self._tick_failures,
             cpu=cpu_status(*last, box.limits) if last else None,
             memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
+            cpus=box.cpus,
         )
 
 

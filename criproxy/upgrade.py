@@ -15,6 +15,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.config import ConfigError
+from criproxy.cpumanager import CpuManager
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions, Remote
 from criproxy.handover.channel import Main, Ready, Take
@@ -48,6 +49,7 @@ class Parts(Struct, frozen=True):
     socket: ListenSocket
     admissions: Admissions
     box: Box
+    cpu_manager: CpuManager
     upkeep: Upkeep
     save_checkpoint: Callable[[], Awaitable[None]]
     work: Work
@@ -103,6 +105,7 @@ class Upgrades:
         self.waiting = False
         self._parts.box.expect(take.admitted)
         if take.box is not None:
+            await self._parts.cpu_manager.look()
             await self._parts.upkeep.take_over(parse_box(take.box))
         return True
 

@@ -17,11 +17,12 @@ import pytest
 
 from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
-from criproxy.model import UNLIMITED, LimitChange, Limits
+from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -147,10 +148,28 @@ def test_box_follows_the_cpus_of_its_parent(ground: Ground) -> None:
     child = ground.start(pod)
     cpus[0].write_text(everything)
 
-    ground.driver.ensure(ground.box)
+    ground.driver.confine(ground.box, UNLIMITED)
 
     assert [file.read_text() for file in cpus] == [everything] * 3
     assert os.sched_getaffinity(child.pid) == os.sched_getaffinity(0)
+
+
+def test_box_and_what_runs_in_it_keep_to_its_cpus(ground: Ground) -> None:
+    there = frozenset(os.sched_getaffinity(0))
+    if len(there) < 2:
+        pytest.skip("this machine has one CPU")
+    child = ground.start(ground.pod("poda"))
+    last = frozenset({max(there)})
+    rest = there - last
+    steps: list[Cpus | type_unlimited] = [rest, last, there, rest, UNLIMITED]
+    held: list[list[Cpus]] = []
+    for cpus in steps:
+        ground.driver.ensure(ground.box)
+        ground.driver.confine(ground.box, cpus)
+        later = ground.start(ground.pod(f"podb{len(held)}"))
+        held.append([frozenset(os.sched_getaffinity(one.pid)) for one in (child, later)])
+
+    assert held == [[cpus, cpus] for cpus in (rest, last, there, rest, there)]
 
 
 def test_box_is_at_the_lowest_priority(ground: Ground) -> None:

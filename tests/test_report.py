@@ -64,6 +64,7 @@ class Box:
     fault: str = ""
     wanted: Limits | None = None
     memory: Held | None = None
+    cpus: str = ""
 
     def state(self) -> BoxState:
         return BoxState(
@@ -77,6 +78,7 @@ class Box:
             pods=(),
             wanted=self.wanted,
             memory=self.memory,
+            cpus=self.cpus,
         )
 
 
@@ -188,6 +190,14 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
 
 
 # --- status --------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
+    bench = Bench()
+    bench.box.cpus = "0,2-3"
+    bench.reporter.cpus_problem = lambda: "kubelet's file is not to be read"
+    assert bench.status().box.cpus == "0,2-3"
+    assert "kubelet's file is not to be read" in bench.status().problems
 
 
 def test_status_before_the_first_tick_has_no_sample() -> None:

@@ -2,8 +2,9 @@
 
 from typing import NoReturn
 
+from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError
-from criproxy.model import LimitChange, Limits, Usage
+from criproxy.model import LimitChange, Limits, Usage, type_unlimited
 
 
 class AbsentDriver:
@@ -34,6 +35,9 @@ class AbsentDriver:
         self._fail()
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
+        self._fail()
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
         self._fail()
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
@@ -51,6 +52,7 @@ class BoxState(Struct, frozen=True):
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
+    `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
     """
 
     path: str | None
@@ -63,6 +65,7 @@ class BoxState(Struct, frozen=True):
     pods: tuple[str, ...]
     wanted: Limits | None = None
     memory: Held | None = None
+    cpus: str = ""
 
 
 class Usages(Struct, frozen=True):
@@ -107,6 +110,9 @@ class Box:
         self._counted = ""
         """The box's path that the counters are of."""
         self._counters = CpuTimes("")
+        self.cpus: Callable[[], Cpus | type_unlimited] = lambda: UNLIMITED
+        """Tells, on the writer's thread, the CPUs that the box may run on; to be set."""
+        self._confined = ""
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -165,6 +171,10 @@ class Box:
         changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
         self._sink()
         return changes
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        """Let the box run on `cpus` alone, whether or not its limits are ours to set. Raises CgroupError."""
+        return await self._writer.run("confine the box", self._confine)
 
     async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
@@ -261,6 +271,7 @@ class Box:
             pods=self._pods,
             wanted=self._wanted,
             memory=self._memory,
+            cpus=self._confined,
         )
 
     def close(self) -> None:
@@ -317,6 +328,7 @@ class Box:
         self._settle_at(place.box.path)
         self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
         self._driver.ensure_pod(place.in_box, memory_bytes)
+        self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
         self._admitted[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))
@@ -367,10 +379,27 @@ class Box:
         self._path = path
 
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
+        """The limits hold also when the CPUs can't be had."""
         self._driver.ensure(path)
-        changes = self._driver.write(path, limits)
+        try:
+            confined = self._keep_to_cpus(path)
+        finally:
+            changes = self._driver.write(path, limits)
+            self._drift += sum(change.drift for change in changes)
+            self._limits = self._driver.read(path)
+        return (*confined, *changes)
+
+    def _confine(self) -> tuple[LimitChange, ...]:
+        if self._path is None or not self._driver.exists(self._path):
+            return ()
+        self._driver.ensure(self._path)
+        return self._keep_to_cpus(self._path)
+
+    def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
+        cpus = self.cpus()
+        changes = self._driver.confine(path, cpus)
         self._drift += sum(change.drift for change in changes)
-        self._limits = self._driver.read(path)
+        self._confined = "" if cpus is UNLIMITED else format_cpus(cpus)
         return changes
 
     def _reclaim(self) -> None:

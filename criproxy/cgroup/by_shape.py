@@ -4,10 +4,11 @@ The shape is kubelet's, so that the choice is no option of ours; the kernel's ve
 """
 
 from criproxy.cgroup.anchor import Anchors
+from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.driver import Capabilities
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.systemd import Files, SystemdDriver
-from criproxy.model import LimitChange, Limits, Usage
+from criproxy.model import LimitChange, Limits, Usage, type_unlimited
 
 
 class ByShape:
@@ -25,6 +26,9 @@ class ByShape:
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         return (self._systemd if is_slice(box) else self._kernel).write(box, limits)
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        return (self._systemd if is_slice(box) else self._kernel).confine(box, cpus)
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return (self._systemd if is_slice(box) else self._kernel).squeeze(box, cores)

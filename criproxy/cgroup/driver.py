@@ -9,7 +9,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from criproxy.model import LimitChange, Limits, Usage
+from criproxy.cgroup.cpulist import Cpus
+from criproxy.model import LimitChange, Limits, Usage, type_unlimited
 
 
 class Capabilities(Struct, frozen=True):
@@ -40,6 +41,14 @@ def contested(file: str, wrote: str, held: str) -> CgroupError:
 def too_full(file: str, held: str, want_bytes: int, usage_bytes: int) -> CgroupError:
     """The error when a pod's own memory limit is below what can be reclaimed."""
     return CgroupError(f"{file} is {held}, not {want_bytes}: {usage_bytes} bytes are in use; ask again when it is less")
+
+
+def no_cpus(box: str) -> CgroupError:
+    """The error when a box is to run on no CPU at all."""
+    return CgroupError(
+        f"{box} keeps the CPUs that it has: kubelet's CPU manager has left none that is there to offline pods; leave "
+        "some with --reserved-cpus, or run fewer pods with CPUs of their own"
+    )
 
 
 class CgroupDriver(Protocol):
@@ -88,6 +97,14 @@ class CgroupDriver(Protocol):
 
         For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
         `path`: the box, or a pod in it.
+        """
+        ...
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has.
+
+        What in the box was given CPUs of its own keeps them, as far as they are among these. Raises CgroupError also
+        when none of them is there: then the box keeps what it has.
         """
         ...
 

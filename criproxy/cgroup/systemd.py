@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.cpulist import Cpus, mask_of
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, no_cpus
 from criproxy.cgroup.places import checked_box, checked_pod
 from criproxy.cgroup.slices import (
     Properties,
@@ -33,11 +34,15 @@ class Files(CgroupDriver, Protocol):
 
 
 class _Slice(Struct):
-    """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write."""
+    """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write.
+
+    `cpus`: the CPUs that systemd was told.
+    """
 
     cgroup: int | None
     told: dict[str, Value]
     left: Limits | None = None
+    cpus: Cpus | type_unlimited = UNLIMITED
 
 
 class SystemdDriver:
@@ -83,6 +88,34 @@ class SystemdDriver:
             changes = (*changes, *(replace(change, drift=False) for change in again))
         record.left = replace(self._kernel.read(box), cpu_cores=want.cpu_cores)
         return changes
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets.
+
+        What it has reset beside is put back at once, as far as it was ours.
+        """
+        if self._version == 1:
+            return self._kernel.confine(box, cpus)
+        if cpus is not UNLIMITED and not cpus:
+            raise no_cpus(box)
+        record = self._slices[box]
+        if record.cpus != cpus:
+            self._tell_cpus(box, record, cpus)
+        try:
+            changes = self._kernel.confine(box, cpus)
+        except CgroupError:
+            record.cpus = UNLIMITED  # whatever systemd made of it: it is told again
+            raise
+        if any(change.drift for change in changes):
+            self._tell_cpus(box, record, cpus)
+            changes = (*changes, *self._kernel.confine(box, cpus))
+        return changes
+
+    def _tell_cpus(self, box: str, record: _Slice, cpus: Cpus | type_unlimited) -> None:
+        self._units.set(box, {"AllowedCPUs": b"" if cpus is UNLIMITED else mask_of(cpus)})
+        record.cpus = cpus
+        if record.left is not None:
+            self._kernel.write(box, record.left)
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         """At once, in the file; the next `write` makes it last."""

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
+from criproxy.cgroup.cpulist import Cpus, format_cpus
+from criproxy.cgroup.driver import Capabilities, CgroupError, contested, no_cpus, too_full
 from criproxy.cgroup.ledger import Ledger
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 
 LOWEST_SHARES: Final = 2
 LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}
+
+_TRIES: Final = 3
+"""So often the box's cpuset is narrowed while containers come."""
 
 # The kernel's and cgroupspy's values: None is "no limit" (-1 in the file).
 _Value = int | bool | None
@@ -78,8 +82,6 @@ class V1Driver:
         box = checked_box(box)
         for hierarchy in self._hierarchies:
             self._make(hierarchy, box)
-        if cpusets := self._mounts.get("cpuset"):
-            self._follow_cpuset(cpusets + box.rpartition("/")[0], cpusets + box)
         memory = self._memory(box)
         # Before Linux 5.11 a limit counts the children only with this, and EBUSY tells that there are some already.
         if memory.has("use_hierarchy") and not memory.use_hierarchy:
@@ -103,6 +105,26 @@ class V1Driver:
             *self._settle_cpu(box, quota_us),
             *self._settle_memory(self._memory(box), size_bytes),
         )
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        """The box has its parent's memory nodes, and of its CPUs those that it may have, also when some come or go.
+
+        A hot-unplugged CPU is taken out of every cgroup by the kernel, and one that is plugged in again comes back at
+        the root only. Source: kernel/cgroup/cpuset.c, hotplug_update_tasks_legacy.
+        """
+        path = checked_box(box)
+        mount = self._mounts.get("cpuset")
+        if mount is None:
+            if cpus is UNLIMITED:
+                return ()
+            raise CgroupError(
+                "there is no cpuset hierarchy, so offline pods can't be kept to the CPUs that kubelet leaves"
+            )
+        parent = CpuSet(self._tree, mount + path.rpartition("/")[0])
+        want = parent.cpus if cpus is UNLIMITED else parent.cpus & cpus
+        if not want and cpus is not UNLIMITED:
+            raise no_cpus(box)
+        return (*self._follow(mount + path, "cpus", want), *self._follow(mount + path, "mems", parent.mems))
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
@@ -203,27 +225,41 @@ class V1Driver:
         if not child.mems:
             child.mems = parent.mems
 
-    def _follow_cpuset(self, parent: str, box: str) -> None:
-        """The box has its parent's CPUs and memory nodes, also when some come or go, and so has all that had its own.
+    def _follow(self, box: str, attribute: str, want: set[int]) -> Iterator[LimitChange]:
+        """Bring the box, and all in it that has the same, to these CPUs or memory nodes.
 
-        A hot-unplugged CPU is taken out of every cgroup by the kernel, and one that is plugged in again comes back at
-        the root only. Source: kernel/cgroup/cpuset.c, hotplug_update_tasks_legacy. Another value in the box (a
-        container's own cpuset) stays. The kernel wants each child within its parent at any moment: so first all are
-        widened, from the top down, then narrowed, from the bottom up.
+        Another value in the box (a container's own) stays, as far as it lies within. The kernel wants each child
+        within its parent at any moment: so first all are widened, from the top down, then narrowed, from the bottom
+        up. A container that comes amid this has what was; then it is done again.
         """
-        for attribute in ("cpus", "mems"):
-            want = getattr(CpuSet(self._tree, parent), attribute)
-            held = getattr(CpuSet(self._tree, box), attribute)
-            if held == want or not want:
-                continue
-            followers = [CpuSet(self._tree, directory) for directory in self._tree.below(box)]
-            followers = [cpuset for cpuset in followers if getattr(cpuset, attribute) == held]
-            if not want <= held:
-                for cpuset in followers:
-                    setattr(cpuset, attribute, want | held)
-            if not held <= want:
-                for cpuset in reversed(followers):
-                    setattr(cpuset, attribute, want)
+        top = CpuSet(self._tree, box)
+        held: set[int] = getattr(top, attribute)
+        if held == want or not want:
+            self._ledger.kept(top.file(attribute), format_cpus(held))
+            return
+        if not want <= held:
+            for cpuset in self._cpusets(box):
+                if _held(cpuset, attribute) == held:
+                    _change(cpuset, attribute, want | held)
+        for tries_left in reversed(range(_TRIES)):
+            for cpuset in reversed(self._cpusets(box)[1:]):
+                own = _held(cpuset, attribute)
+                if own is not None and not own <= want:
+                    _change(cpuset, attribute, own & want or want)
+            try:
+                setattr(top, attribute, want)
+                break
+            except CgroupError as error:
+                if error.errno != errno.EBUSY or not tries_left:
+                    raise
+        new = getattr(top, attribute)
+        if new != want:
+            raise contested(top.file(attribute), format_cpus(want), format_cpus(new))
+        yield self._ledger.changed(top.file(attribute), format_cpus(held), format_cpus(want))
+
+    def _cpusets(self, box: str) -> list[CpuSet]:
+        """The box's and all below it, parents first."""
+        return [CpuSet(self._tree, directory) for directory in self._tree.below(box)]
 
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 
@@ -328,6 +364,25 @@ class V1Driver:
 
     def _memory(self, path: str) -> Memory:
         return Memory(self._tree, self._mounts["memory"] + path)
+
+
+def _held(cpuset: CpuSet, attribute: str) -> set[int] | None:
+    """None when the cgroup has gone."""
+    try:
+        held: set[int] = getattr(cpuset, attribute)
+        return held
+    except CgroupError as error:
+        if error.errno in GONE:
+            return None
+        raise
+
+
+def _change(cpuset: CpuSet, attribute: str, value: set[int]) -> None:
+    try:
+        setattr(cpuset, attribute, value)
+    except CgroupError as error:
+        if error.errno not in GONE:
+            raise
 
 
 def _text(value: _Value) -> str:

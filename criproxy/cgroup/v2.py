@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
+from criproxy.cgroup.cpulist import Cpus, format_cpus
+from criproxy.cgroup.driver import Capabilities, CgroupError, contested, no_cpus, too_full
 from criproxy.cgroup.ledger import Ledger
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 
 NO_LIMIT: Final = "max"
 LOWEST_WEIGHT: Final = "1"
@@ -35,6 +36,8 @@ class V2Driver:
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._ledger = Ledger()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._confined: set[str] = set()
+        """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,6 +110,22 @@ class V2Driver:
                 directory, None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
             ),
         )
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        """What is below follows by itself: it runs on what its own cpuset and the box's have in common."""
+        file = f"{self._mount}{checked_box(box)}/cpuset.cpus"
+        if cpus is UNLIMITED:
+            if box not in self._confined:
+                return ()
+            changes = tuple(self._settle(file, "", write="\n"))  # a write of nothing does not reach the kernel
+            self._confined.discard(box)
+            return changes
+        if not cpus:
+            raise no_cpus(box)
+        if not self._tree.exists(file):
+            raise CgroupError(f"{file} does not exist, so offline pods can't be kept to the CPUs that kubelet leaves")
+        self._confined.add(box)
+        return tuple(self._settle(file, format_cpus(cpus)))
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         file = f"{self._mount}{checked_box(box)}/cpu.max"
@@ -189,12 +208,13 @@ class V2Driver:
 
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 
-    def _settle(self, file: str, want: str) -> Iterator[LimitChange]:
+    def _settle(self, file: str, want: str, *, write: str = "") -> Iterator[LimitChange]:
+        """`write`: what makes the file hold `want`, where that is something else."""
         old = self._first_line(file)
         if old == want:
             self._ledger.kept(file, old)
             return
-        self._tree.write(file, want)
+        self._tree.write(file, write or want)
         new = self._first_line(file)
         if new != want and not self._ledger.is_sinking(file):
             raise contested(file, want, new)

@@ -80,6 +80,19 @@ class Proxy(Struct, frozen=True, kw_only=True):
         return _socket_path(self.runtime)
 
 
+class Kubelet(Struct, frozen=True, kw_only=True):
+    """What is read of kubelet's own state: the CPUs that its static CPU manager leaves to offline pods."""
+
+    root_dir: Annotated[
+        str,
+        Meta(
+            pattern=_PATH,
+            description="Kubelet's --root-dir, which holds its cpu_manager_state.",
+            extra={"expects": "an absolute path of a directory", "restart": True},
+        ),
+    ] = "/var/lib/kubelet"
+
+
 class RuleTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule as it is written: exactly one subject (label, annotation, namespace) and one test."""
 
@@ -302,6 +315,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """All settings of a node. `Config()` is what an empty file means."""
 
     proxy: Proxy = Proxy()
+    kubelet: Kubelet = Kubelet()
     colocation: Colocation = Colocation()
     cpu: Cpu = Cpu()
     memory: Memory = Memory()

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from criproxy.model import Call, Change
+from criproxy.cgroup.cpulist import format_cpus, parse_cpus
+from criproxy.model import UNLIMITED, Call, Change, type_unlimited
 
 LOWEST_CPU_SHARES: Final = 2
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
@@ -11,15 +12,16 @@ HIGHEST_OOM_SCORE_ADJ: Final = 1000
 _UNIFIED_DROPPED: Final = {
     "cpu.weight": "offline work has the lowest weight",
     "cpu.weight.nice": "offline work has the lowest weight",
-    "cpuset.cpus": "a cpuset would pin offline work to CPUs that online pods need",
-    "cpuset.cpus.partition": "a cpuset would pin offline work to CPUs that online pods need",
-    "cpuset.mems": "a cpuset would pin offline work to memory nodes that online pods need",
+    "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
 }
-"""Entries of `unified` (cgroup v2 files) that say the same as a field below. Source: kernel, cgroup-v2.rst."""
+"""Entries of `unified` (cgroup v2 files) that offline work may not have. Source: kernel, cgroup-v2.rst."""
 
 
 class ResourcesHook:
-    """Lowest CPU shares, no cpuset, highest oom_score_adj, no CPU quota of its own on cgroup v1; memory limits stay.
+    """Lowest CPU shares, highest oom_score_adj, no CPU quota of its own on cgroup v1; memory limits stay.
+
+    CPUs and memory nodes are kubelet's to give (static CPU and memory manager): its shared pool, or a container's own.
+    They stay, but for CPUs that have become an online pod's alone since: for these, kubelet sends an update later.
 
     A quota on cgroup v1: a child's ratio above its parent's is EINVAL, when the child is made and when the box
     shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays.
@@ -33,10 +35,8 @@ class ResourcesHook:
             yield Change("cpu_shares", LOWEST_CPU_SHARES, "offline work has the lowest weight")
         if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
             yield Change("oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "offline work is the first to go when memory ends")
-        if now.cpuset_cpus:
-            yield Change("cpuset_cpus", None, "a cpuset would pin offline work to CPUs that online pods need")
-        if now.cpuset_mems:
-            yield Change("cpuset_mems", None, "a cpuset would pin offline work to memory nodes that online pods need")
+        if (cpus := _left_of(now.cpuset_cpus, call.cpus)) != now.cpuset_cpus:
+            yield Change("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
         if not call.child_quota:
             reason = "cgroup v1 refuses a quota above the box's, also when the box shrinks later"
             if now.cpu_quota_us:
@@ -46,3 +46,12 @@ class ResourcesHook:
         for key in now.unified:
             if key in _UNIFIED_DROPPED:
                 yield Change("unified", None, _UNIFIED_DROPPED[key], key)
+
+
+def _left_of(asked: str, cpus: frozenset[int] | type_unlimited) -> str:
+    """Of the CPUs that are asked for, those that the box may run on. What is no list is the runtime's to refuse."""
+    try:
+        wanted = parse_cpus(asked)
+    except ValueError:
+        return asked
+    return asked if cpus is UNLIMITED or wanted <= cpus else format_cpus(wanted & cpus)

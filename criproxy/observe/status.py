@@ -54,7 +54,8 @@ class MemoryStatus(Struct, frozen=True):
 class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod.
 
-    `drift` counts files that somebody else had changed.
+    `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
+    offline pods ("0-3,8"), "": it bounds nobody.
     """
 
     path: str | None
@@ -63,6 +64,7 @@ class BoxStatus(Struct, frozen=True):
     tick_failures: int
     cpu: CpuStatus | None
     memory: MemoryStatus | None
+    cpus: str = ""
 
 
 class RuntimeStatus(Struct, frozen=True):

@@ -165,6 +165,8 @@ def _config_lines(config: ConfigStatus) -> Iterator[str]:
 def _box_lines(box: BoxStatus) -> Iterator[str]:
     path = "none yet" if box.path is None else box.path
     yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
+    if box.cpus:
+        yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
     if box.cpu is None or box.memory is None:
         yield "  no sample yet"
         return

@@ -14,10 +14,11 @@ from typing import Final, Protocol
 import structlog
 from msgspec import Struct
 
+from criproxy.cgroup.cpulist import Cpus, parse_cpus
 from criproxy.cgroup.naming import Driver, PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import AdmissionError, Call, Operation, Pod, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AdmissionError, Call, Operation, Pod, PodRef, Sandbox, type_unlimited
 from criproxy.proxy import codec
 from criproxy.proxy.engine import Forward, Refuse, Verdict
 from criproxy.proxy.inventory import Inventory, Running
@@ -52,6 +53,18 @@ class Admission(Protocol):
 
     def forget(self, name: str) -> None:
         """The pod's start is over: the inventory knows its sandbox."""
+        ...
+
+
+class CpuManager(Protocol):
+    """Kubelet's CPU manager, as far as requests need it."""
+
+    def pod_starts(self) -> None:
+        """A pod, online or not, is about to start: it may have been given CPUs just now."""
+        ...
+
+    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+        """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
         ...
 
 
@@ -101,6 +114,7 @@ class HookInterceptor:
         on_started: Callable[[Running], None],
         on_removed: Callable[[Sandbox], None],
         held: Callable[[PodRef], str],
+        cpu_manager: CpuManager,
     ) -> None:
         self.settings = settings
         self.kubelets_driver: Driver | None = None
@@ -110,6 +124,7 @@ class HookInterceptor:
         self._chain = chain
         self._inventory = inventory
         self._admission = admission
+        self._cpu_manager = cpu_manager
         self._counters = counters
         self._child_quota = child_quota
         self._on_started = on_started
@@ -165,6 +180,7 @@ class HookInterceptor:
         assert asked is not None
         pod = asked.ref
         self._learn_driver(asked)
+        self._cpu_manager.pod_starts()
         why = self._why_offline(asked)
         if why is None:
             return Forward(message, self._learn_sandbox(request, pod, None))
@@ -208,7 +224,7 @@ class HookInterceptor:
             return self._refuse(request, pod, FAILED_PRECONDITION, "not_admitted", str(error))
         except Exception as error:
             return self._failed(request, pod, error)
-        return self._rewrite(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
+        return await self._rewrite_within(request, pod, place.in_box, why, self._learn_sandbox(request, pod, place))
 
     async def _create(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer: a container follows its sandbox."""
@@ -228,7 +244,8 @@ class HookInterceptor:
 
         if sandbox is None or sandbox.placement is None:
             return Forward(message, _Learn(learn))
-        return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", _Learn(learn))
+        why = "its sandbox is in the box"
+        return await self._rewrite_within(request, sandbox.pod, sandbox.placement, why, _Learn(learn))
 
     async def _update(self, request: codec.Request, message: bytes) -> Verdict:
         """UpdateContainerResources, UpdatePodSandboxResources: in the box, the same rules hold as at the start."""
@@ -244,16 +261,28 @@ class HookInterceptor:
         if sandbox is None or sandbox.placement is None:
             return Forward(message)
         if request.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES and not self.settings.dry_run:
-            await self._update_pod(sandbox.pod, sandbox.placement, request.pod_memory_bytes)
-        return self._rewrite(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", None)
+            # Kubelet resizes the pod's cgroup in its own tree; the one in the box is ours to resize.
+            try:
+                await self._admission.update_pod(parse_placement(sandbox.placement), request.pod_memory_bytes)
+            except AdmissionError as error:
+                return self._refuse(request, sandbox.pod, FAILED_PRECONDITION, "not_resized", str(error))
+            except Exception as error:
+                return self._failed(request, sandbox.pod, error)
+        return await self._rewrite_within(request, sandbox.pod, sandbox.placement, "its sandbox is in the box", None)
 
-    async def _update_pod(self, pod: PodRef, placement: str, memory_bytes: int) -> None:
-        """Kubelet resizes the pod's cgroup in its own tree; the one in the box is ours to resize."""
-        try:
-            await self._admission.update_pod(parse_placement(placement), memory_bytes)
-        except Exception as error:
-            self._complain(error)
-            self._log.warning("pod_not_resized", pod=str(pod), pod_uid=pod.uid, error=str(error))
+    async def _rewrite_within(
+        self, request: codec.Request, pod: PodRef, placement: str, why: str, ticket: _Learn | None
+    ) -> Verdict:
+        """Rewrite, once the box has the CPUs that are asked for, as far as they are offline pods' to have."""
+        cpus: Cpus | type_unlimited = UNLIMITED
+        if asked := _cpus_asked(request):
+            try:
+                cpus = await self._cpu_manager.within(asked)
+            except AdmissionError as error:
+                return self._refuse(request, pod, FAILED_PRECONDITION, "no_cpus", str(error))
+            except Exception as error:
+                return self._failed(request, pod, error)
+        return self._rewrite(request, pod, placement, why, ticket, cpus=cpus)
 
     def _rewrite(
         self,
@@ -264,11 +293,12 @@ class HookInterceptor:
         ticket: _Learn | None,
         *,
         event: str = "rewrite",
+        cpus: Cpus | type_unlimited = UNLIMITED,
     ) -> Verdict:
         try:
             entries: list[dict[str, object]] = []
             for part in request.parts:
-                changes = self._chain.adjust(self._call(request, part, pod, placement))
+                changes = self._chain.adjust(self._call(request, part, pod, placement, cpus))
                 entries += [_audit_fields(part, entry) for entry in request.apply(part, changes)]
             message = request.encode()
         except Exception as error:
@@ -280,7 +310,9 @@ class HookInterceptor:
         )
         return Forward(message, ticket)
 
-    def _call(self, request: codec.Request, part: codec.Part, pod: PodRef, placement: str) -> Call:
+    def _call(
+        self, request: codec.Request, part: codec.Part, pod: PodRef, placement: str, cpus: Cpus | type_unlimited
+    ) -> Call:
         return Call(
             operation=request.operation,
             target=part.target,
@@ -290,6 +322,7 @@ class HookInterceptor:
             child_quota=self._child_quota,
             container=part.container,
             added_capabilities=part.added_capabilities,
+            cpus=cpus,
         )
 
     def _failed(self, request: codec.Request, pod: PodRef, error: Exception) -> Refuse:
@@ -342,6 +375,15 @@ def _place(pod: Pod) -> PodParent:
     if not place.is_of(pod.ref.uid):  # such a placement would not be believed after a restart
         raise ValueError(f"cgroup_parent {pod.cgroup_parent!r} is not the cgroup of a pod with uid {pod.ref.uid!r}")
     return place
+
+
+def _cpus_asked(request: codec.Request) -> Cpus:
+    """All CPUs that a request asks for; what is no list of CPUs is the runtime's to refuse."""
+    asked: Cpus = frozenset()
+    for part in request.parts:
+        with contextlib.suppress(ValueError):
+            asked |= parse_cpus(part.resources.cpuset_cpus)
+    return asked
 
 
 def _shown(text: str, characters: int) -> str:

@@ -2,9 +2,10 @@
 
 import threading
 
+from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError
 from criproxy.cgroup.naming import parse_placement
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 
 
 class FakeDriver:
@@ -19,6 +20,7 @@ class FakeDriver:
         self.log: list[tuple[str, ...]] = []
         self.boxes: dict[str, Limits] = {}
         self.pods_in: dict[str, dict[str, int]] = {}
+        self.cpus: dict[str, Cpus | type_unlimited] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
         self.gate = threading.Event()
@@ -68,6 +70,14 @@ class FakeDriver:
             limits = Limits(limits.cpu_cores, self.in_use)
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        """What is asked for is kept in `cpus`."""
+        if cpus is UNLIMITED and box not in self.cpus:
+            return ()
+        self._call("confine", box, str(cpus) if cpus is UNLIMITED else format_cpus(cpus))
+        self.cpus[box] = cpus
+        return ()
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._call("squeeze", box, str(cores))

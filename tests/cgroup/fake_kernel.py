@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from criproxy.cgroup.cpulist import format_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
 
@@ -40,6 +41,7 @@ _V2_FILES = {
         "cpu.max": "max 100000",
         "cpu.stat": "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 2500000",
     },
+    "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "io": {"io.weight": "default 100"},
     "memory": {
         "memory.high": "max",
@@ -57,9 +59,12 @@ class OomKill(BaseException):
 
 
 class FakeKernel(Tree):
-    """`version` 1 or 2; `lacks` names files that this kernel does not have. `cpuset_v2_mode`: the mount option."""
+    """`version` 1 or 2; `lacks` names files that this kernel does not have. `cpuset_v2_mode`: the mount option.
 
-    def __init__(self, root: Path, version: int, lacks: tuple[str, ...] = ()) -> None:
+    `cpusets`: v2 has the controller, too.
+    """
+
+    def __init__(self, root: Path, version: int, lacks: tuple[str, ...] = (), *, cpusets: bool = False) -> None:
         self.root, self.version, self.lacks = str(root), version, lacks
         self.anon: dict[str, int] = {}
         self.cache: dict[str, int] = {}
@@ -75,7 +80,7 @@ class FakeKernel(Tree):
             Path(root, "cpuset/cpuset.cpus").write_text("0-3")
             Path(root, "cpuset/cpuset.mems").write_text("0")
         else:
-            self._populate(f"{root}/cg", None, controllers="cpu io memory misc")
+            self._populate(f"{root}/cg", None, controllers=f"cpu {'cpuset ' if cpusets else ''}io memory misc")
             ticks = 31 * os.sysconf("SC_CLK_TCK") // 2
             (root / "stat").write_text(f"cpu 1 2 3 {ticks} {ticks} 0 0 0 0 0\ncpu0 0\ncpu1 0\ncpu2 0\ncpu3 0\nintr 7\n")
             (root / "uptime").write_text("10.00 29.00\n")
@@ -171,8 +176,12 @@ class FakeKernel(Tree):
         return value
 
     def _cpuset(self, directory: str, name: str, value: str) -> str:
+        if self.version == 2:
+            return format_cpus(_numbers(value))
         if self.cpuset_v2_mode:
             return value
+        if Path(directory, "cgroup.procs").read_text() and not _numbers(value):
+            raise _error(errno.ENOSPC, f"{directory}/{name}")
         parent = _numbers((Path(directory).parent / name).read_text())
         if not parent or not _numbers(value) <= parent:
             raise _error(errno.EACCES, f"{directory}/{name}")

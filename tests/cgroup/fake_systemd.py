@@ -86,6 +86,11 @@ class FakeSystemd:
         if told.get("CPUWeight"):
             self._write(directory, "cpu.weight", str(told["CPUWeight"]))
         self._write(directory, "io.weight", f"default {int(told.get('IOWeight', 100))}")
+        if isinstance(mask := told.get("AllowedCPUs"), bytes):  # so the controller is on
+            bits = int.from_bytes(mask, "little")
+            cpus = ",".join(str(cpu) for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+            Path(directory, "cpuset.cpus").touch()
+            self._write(directory, "cpuset.cpus", cpus or "\n")
         quota = told.get("CPUQuotaPerSecUSec", INFINITY)
         assert isinstance(quota, int)
         self._write(directory, "cpu.max", f"{'max' if quota == INFINITY else quota // 10} 100000")

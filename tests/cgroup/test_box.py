@@ -62,6 +62,68 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+# --- CPUs --------------------------------------------------------------------------------------------------------
+
+
+def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver) -> None:
+    box.cpus = lambda: frozenset({0, 2})
+
+    run(lambda: box.admit(A, 0))
+
+    in_order = [name for name, *_ in driver.log]
+    pod = in_order.index("ensure_pod")
+    assert "confine" in in_order[:pod]
+    assert in_order[pod + 1] == "confine", "on v1, systemd may have taken the box's cpuset away meanwhile"
+    assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
+
+
+def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    free = dict(driver.cpus), box.state().cpus
+    held = []
+    for cpus, step in (({0}, box.confine), ({0, 1}, lambda: box.apply(DECIDED))):
+        box.cpus = lambda cpus=cpus: frozenset(cpus)
+        run(step)
+        held.append(driver.cpus["/offline"])
+    box.cpus = lambda: UNLIMITED
+    run(box.confine)
+
+    assert free == ({}, "")
+    assert held == [{0}, {0, 1}]
+    assert (driver.cpus["/offline"], box.state().cpus) == (UNLIMITED, "")
+
+
+def test_confine_without_a_box_makes_none(box: Box, driver: FakeDriver) -> None:
+    box.cpus = lambda: frozenset({0})
+
+    assert run(box.confine) == [()]
+    assert driver.log == []
+
+
+def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_all_the_same(
+    box: Box, driver: FakeDriver
+) -> None:
+    box.cpus = lambda: frozenset({0})
+    driver.fail_on = {"confine"}
+
+    with pytest.raises(AdmissionError, match="cannot confine: EIO"):
+        run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0))
+
+    assert (driver.boxes["/offline"], box.state().limits) == (DECIDED, DECIDED)
+    assert "poda" not in driver.pods("/offline")
+    assert not box.state().welcome
+
+
+def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeDriver) -> None:
+    box.cpus = lambda: frozenset({1})
+    driver.ensure("/offline")
+    driver.log.clear()
+
+    run(lambda: box.adopt(parse_box("/offline")))
+
+    assert driver.cpus["/offline"] == {1}
+
+
 # --- admission ---------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from fake_kernel import NO_LIMIT_V1, V1, FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver
-from criproxy.model import Limits
+from criproxy.model import UNLIMITED, Limits
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 MIB = 1 << 20
@@ -152,7 +152,7 @@ def test_cpus_that_come_are_the_boxs_too(kernel: FakeKernel, driver: CgroupDrive
     kernel.plug("0-5")
     kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-5")
 
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
 
     assert cpus(kernel, BOX, POD, container) == ["0-5"] * 3
 
@@ -161,12 +161,12 @@ def test_cpus_that_went_and_come_back_are_the_boxs_again(
     kernel: FakeKernel, driver: CgroupDriver, container: str
 ) -> None:
     kernel.plug("0-1")
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
     without = cpus(kernel, BOX, POD, container)
     kernel.plug("0-3")
     kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-3")
 
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
 
     assert without == ["0,1"] * 3
     assert cpus(kernel, BOX, POD, container) == ["0-3"] * 3
@@ -179,7 +179,7 @@ def test_cpus_that_are_others_now_are_reached_over_the_union(
     kernel.by_hand("cpuset/kubelet/cpuset.cpus", "2-5")
     kernel.writes.clear()
 
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
 
     paths = [BOX, POD, container]
     up, down = [(path, "0-5") for path in paths], [(path, "2-5") for path in reversed(paths)]
@@ -192,7 +192,7 @@ def test_cpus_that_a_container_was_given_stay(kernel: FakeKernel, driver: Cgroup
     kernel.plug("0-5")
     kernel.by_hand("cpuset/kubelet/cpuset.cpus", "0-5")
 
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
 
     assert cpus(kernel, BOX, POD, container) == ["0-5", "0-5", "2"]
 
@@ -200,7 +200,7 @@ def test_cpus_that_a_container_was_given_stay(kernel: FakeKernel, driver: Cgroup
 def test_cpus_that_stay_are_not_written_again(kernel: FakeKernel, driver: CgroupDriver, container: str) -> None:
     kernel.writes.clear()
 
-    driver.ensure(BOX)
+    driver.confine(BOX, UNLIMITED)
 
     assert kernel.writes == []
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.hooks import Chain, HookConflictError, offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef, Resources, Target
+from criproxy.model import PLACEMENT_ANNOTATION, UNLIMITED, Call, Change, Operation, PodRef, Resources, Target
 
 PLACE = "/offline/pod1"
 CALL = Call(
@@ -72,24 +72,37 @@ def test_slice_is_named_with_its_path_and_recorded_by_its_name() -> None:
             id="quota-v1",
         ),
         pytest.param(Resources(cpu_quota_us=50000, cpu_period_us=100000), True, LOWEST, id="quota-v2-kept"),
-        pytest.param(
-            Resources(cpuset_cpus="0-3", cpuset_mems="0"),
-            True,
-            LOWEST | {("cpuset_cpus", "", None), ("cpuset_mems", "", None)},
-            id="cpuset",
-        ),
+        pytest.param(Resources(cpuset_cpus="0-3", cpuset_mems="0"), True, LOWEST, id="cpuset-kept"),
         pytest.param(Resources(memory_limit_bytes=1 << 30), False, LOWEST, id="memory-kept"),
         pytest.param(
-            Resources(unified={"cpu.weight": "100", "memory.oom.group": "1", "cpuset.cpus": "0"}),
+            Resources(unified={"cpu.weight": "100", "memory.oom.group": "1", "cpuset.cpus.partition": "root"}),
             True,
-            LOWEST | {("unified", "cpu.weight", None), ("unified", "cpuset.cpus", None)},
+            LOWEST | {("unified", "cpu.weight", None), ("unified", "cpuset.cpus.partition", None)},
             id="unified",
+        ),
+        pytest.param(
+            Resources(unified={"cpuset.cpus": "0", "cpuset.mems": "1"}), True, LOWEST, id="unified-cpuset-kept"
         ),
     ],
 )
 def test_resources_by_field_lose_what_lifts_them(resources: Resources, child_quota: bool, expected: set) -> None:
     call = replace(CALL, operation=Operation.UPDATE_CONTAINER_RESOURCES, resources=resources, child_quota=child_quota)
     assert changes(call) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "passed"),
+    [
+        pytest.param("0-3", UNLIMITED, "0-3", id="no-cpu-manager"),
+        pytest.param("2,0-1", frozenset(range(4)), "2,0-1", id="within"),
+        pytest.param("0-3", frozenset({0, 2, 3}), "0,2-3", id="one-is-online's-by-now"),
+        pytest.param("all of them", frozenset({0}), "all of them", id="no-list"),
+    ],
+)
+def test_cpus_that_online_pods_have_alone_are_left_out(asked: str, cpus: frozenset[int], passed: str) -> None:
+    call = replace(CALL, resources=Resources(cpuset_cpus=asked), cpus=cpus)
+    given = {c.field: c.value for c in offline_chain().adjust(call)}
+    assert given.get("cpuset_cpus", asked) == passed
 
 
 @dataclass

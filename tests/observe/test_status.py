@@ -71,6 +71,11 @@ def test_text_shows(shown: str) -> None:
     [
         pytest.param({"box": replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
         pytest.param(
+            {"box": replace(STATUS.box, cpus="0,2-3")},
+            "  runs on the CPUs 0,2-3, which kubelet's static CPU manager leaves to it\n",
+            id="confined",
+        ),
+        pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
             "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",
             id="schedule",

@@ -7,10 +7,21 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 
+from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain, offline_chain
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
-from criproxy.model import PLACEMENT_ANNOTATION, AdmissionError, Call, Change, Pod, PodRef, Sandbox
+from criproxy.model import (
+    PLACEMENT_ANNOTATION,
+    UNLIMITED,
+    AdmissionError,
+    Call,
+    Change,
+    Pod,
+    PodRef,
+    Sandbox,
+    type_unlimited,
+)
 from criproxy.proxy import cri_pb2 as cri
 from criproxy.proxy.engine import Forward, Refuse
 from criproxy.proxy.intercept import HookInterceptor, Settings
@@ -68,10 +79,30 @@ class Box:
         self.admitted.append((place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        if self.full:
+            raise AdmissionError(self.full)
         self.resized.append((place.in_box, memory_bytes))
 
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
+
+
+@dataclass
+class CpuManager:
+    """`leaves`: the CPUs of the box; `looks`: what it was asked for, "" for a pod that starts."""
+
+    leaves: Cpus | type_unlimited = UNLIMITED
+    error: str = ""
+    looks: list[str] = field(default_factory=list)
+
+    def pod_starts(self) -> None:
+        self.looks.append("")
+
+    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+        self.looks.append(format_cpus(asked))
+        if self.error:
+            raise AdmissionError(self.error)
+        return self.leaves
 
 
 @dataclass
@@ -95,6 +126,7 @@ class Bench:
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     counters: Counters = field(default_factory=Counters)
+    cpu_manager: CpuManager = field(default_factory=CpuManager)
     started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
     held: dict[str, str] = field(default_factory=dict)
@@ -111,6 +143,7 @@ class Bench:
             on_started=self.started.append,
             on_removed=self.removed.append,
             held=lambda pod: self.held.get(pod.uid, ""),
+            cpu_manager=self.cpu_manager,
         )
 
     def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
@@ -323,11 +356,12 @@ def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_t
     assert forwarded(bench.send(V1 + "UpdateContainerResources", update)) == update
 
 
-def test_fault_of_the_box_leaves_the_update_of_a_placed_sandbox_rewritten() -> None:
+def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=BrokenBox())
-    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"cpuset_cpus": b"0-1"})
-    message = forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
-    assert cri.UpdatePodSandboxResourcesRequest.FromString(message).resources.cpuset_cpus == b""
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
 
 
 def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
@@ -372,12 +406,62 @@ def test_create_container_of_an_unknown_sandbox_while_the_runtime_is_silent(offl
         assert forwarded(verdict) == create_request("s1", False)
 
 
-def test_update_of_a_placed_container_loses_its_cpuset() -> None:
-    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
-    request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux={"cpuset_cpus": b"0-1"})
-    message = forwarded(bench.send(V1 + "UpdateContainerResources", request.SerializeToString()))
+def update(bench: Bench, **linux: bytes) -> Forward | Refuse:
+    request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux=linux)
+    return bench.send(V1 + "UpdateContainerResources", request.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("leaves", "passed"),
+    [
+        pytest.param(UNLIMITED, b"0-1", id="no-cpu-manager"),
+        pytest.param(frozenset({0, 1}), b"0-1", id="within"),
+        pytest.param(frozenset({0}), b"0", id="one-is-online's-by-now"),
+    ],
+)
+def test_update_of_a_placed_container_keeps_the_cpus_and_memory_nodes_that_kubelet_gives_it(
+    leaves: Cpus | type_unlimited, passed: bytes
+) -> None:
+    runtime, cpu_manager = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}), CpuManager(leaves)
+    bench = Bench(runtime=runtime, cpu_manager=cpu_manager)
+    message = forwarded(update(bench, cpuset_cpus=b"0-1", cpuset_mems=b"0"))
     linux = cri.UpdateContainerResourcesRequest.FromString(message).linux
-    assert (linux.cpuset_cpus, linux.cpu_shares) == (b"", 2)
+    assert (linux.cpuset_cpus, linux.cpuset_mems) == (passed, b"0")
+    assert cpu_manager.looks == ["0-1"]
+
+
+def test_created_container_keeps_the_cpus_that_kubelet_gives_it() -> None:
+    bench = Bench(cpu_manager=CpuManager(frozenset({0})))
+    bench.run_pod(run_request(True))
+    request = cri.CreateContainerRequest.FromString(create_request("s1", True))
+    request.config.linux.resources.cpuset_cpus = b"0-1"
+    message = forwarded(bench.send(V1 + "CreateContainer", request.SerializeToString()))
+    assert cri.CreateContainerRequest.FromString(message).config.linux.resources.cpuset_cpus == b"0"
+    assert bench.cpu_manager.looks == ["", "0-1"]
+
+
+def test_update_to_cpus_that_can_not_be_had_is_refused() -> None:
+    runtime = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"})
+    bench = Bench(runtime=runtime, cpu_manager=CpuManager(error="set kubelet.root_dir"))
+    verdict = update(bench, cpuset_cpus=b"1")
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (9, ["no_cpus"])
+    assert "set kubelet.root_dir" in verdict.message
+
+
+@pytest.mark.parametrize("cpus", [b"", b"all of them"])
+def test_update_without_a_list_of_cpus_asks_for_none(cpus: bytes) -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
+    message = forwarded(update(bench, cpuset_cpus=cpus))
+    assert cri.UpdateContainerResourcesRequest.FromString(message).linux.cpuset_cpus == cpus
+    assert bench.cpu_manager.looks == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_each_start_of_a_pod_is_told_to_the_cpu_manager(offline: bool) -> None:
+    bench = Bench()
+    bench.run_pod(run_request(offline))
+    assert bench.cpu_manager.looks == [""]
 
 
 @pytest.mark.parametrize("container", ["online", "nobody"])
@@ -395,6 +479,14 @@ def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
     )
     forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
     assert bench.box.resized == [(BOXED, 105)]
+
+
+def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=Box(full="700 bytes are in use"))
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (9, ["not_resized"])
 
 
 def test_restore_places_sandbox_and_containers() -> None:

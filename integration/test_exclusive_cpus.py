@@ -1,0 +1,234 @@
+"""CPUs that kubelet's static CPU manager gives to an online pod alone: no offline pod runs on them, at any time.
+
+A real kubelet with its static policy. CPU 0 is reserved for the system, so the last CPU is the first to be given away.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.lab.cgroups import Tree, hierarchies
+from integration.lab.clean import clean, leftovers
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.directory import claimed
+from integration.lab.kubelet import Kubelet, PodStatus, static_pod
+from integration.lab.process import wait_until
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a CPU to give away and one to keep are needed"),
+]
+
+SAMPLES = 300
+SAMPLE_S = 0.01
+COMINGS = 3
+SOON_S = 300.0
+"""For what kubelet does at its next look, each 10 s; long, for a busy machine."""
+
+OFFLINE = {"colocation.criproxy.io/class": "offline"}
+BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
+ONE_CPU = {name: {"cpu": "1", "memory": "64Mi"} for name in ("requests", "limits")}
+STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
+
+
+class Node:
+    """Kubelet, criproxy and containerd."""
+
+    def __init__(self, lab: Path) -> None:
+        self.containerd = Containerd(lab)
+        root_dir = Kubelet(lab, self.containerd.socket).root_dir
+        config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": {"root_dir": str(root_dir)}}
+        self.criproxy = Criproxy(lab, self.containerd.socket, config)
+        self.kubelet = Kubelet(lab, self.criproxy.socket, settings=STATIC)
+        self.box = Tree(f"{self.kubelet.cgroup_root}/offline")
+
+    def start(self) -> None:
+        self.containerd.start()
+        self.criproxy.start()
+        self.kubelet.start()
+
+    def run(self, name: str, *, exclusive: bool = False, offline: bool = True) -> PodStatus:
+        labels, resources = OFFLINE if offline else {}, ONE_CPU if exclusive else {}
+        command = ("sleep", "2147483647") if exclusive else BUSY
+        self.kubelet.add_pod(static_pod(name, command, labels=labels, resources=resources))
+        return self.kubelet.wait_running(name)
+
+    def remove(self, pod: PodStatus) -> None:
+        self.kubelet.remove_pod(pod.name)
+        self.kubelet.wait_gone(pod)
+
+    def of_pod(self, pod: PodStatus) -> set[int]:
+        """The processes of an offline pod, its sandbox's too."""
+        return Tree(f"{self.box.path}/pod{pod.uid}").pids()
+
+    def allowed(self) -> dict[int, set[int]]:
+        """The CPUs that each process of the box may run on."""
+        return {pid: cpus for pid in self.box.pids() if (cpus := cpus_of(pid))}
+
+    def box_seconds_on(self, cpu: int) -> float:
+        """CPU time of the box on one CPU; always 0 on cgroup v2, which does not tell.
+
+        Source: Documentation/admin-guide/cgroup-v1/cpuacct.rst.
+        """
+        files = [
+            h.directory(self.box.path) / "cpuacct.usage_percpu" for h in hierarchies() if "cpuacct" in h.controllers
+        ]
+        return sum(int(file.read_text().split()[cpu]) for file in files) / 1e9
+
+
+def cpus_of(pid: int) -> set[int]:
+    """The CPUs that a process may run on; none when it has gone."""
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:
+        return set()
+
+
+def samples_on(node: Node, cpu: int) -> int:
+    """How often, of `SAMPLES` looks, a running process of the box was on this CPU."""
+    found = 0
+    for _ in range(SAMPLES):
+        time.sleep(SAMPLE_S)
+        found += cpu in running_on(node)
+    return found
+
+
+def running_on(node: Node) -> set[int]:
+    """The CPUs that the box's running processes are on. Source: proc(5), /proc/PID/stat, (3) and (39)."""
+    found = set()
+    for pid in node.box.pids():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] == "R":
+            found.add(int(fields[36]))
+    return found
+
+
+def exclusive_cpu(node: Node, pod: PodStatus) -> int:
+    """The CPU that the container of an online pod has for itself, once it has."""
+    cgroups = Tree(f"{node.kubelet.cgroup_root}/kubepods/pod{pod.uid}")
+
+    def given() -> int | None:
+        kept = [cpus_of(pid) for pid in cgroups.pids()]
+        alone = {cpu for cpus in kept if len(cpus) == 1 for cpu in cpus}
+        return alone.pop() if alone else None
+
+    cpu = wait_until(given, SOON_S, "the online pod's exclusive CPU", node.kubelet.log)
+    assert cpu is not None
+    return cpu
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with claimed() as lab:
+        try:
+            node = Node(lab)
+            node.start()
+            yield node
+        finally:
+            clean(lab)
+    assert leftovers(lab) == []
+
+
+@pytest.fixture(scope="module")
+def busy(node: Node) -> PodStatus:
+    """An offline pod that takes all CPU that it can get."""
+    return node.run("busy")
+
+
+@pytest.fixture
+def online(node: Node, busy: PodStatus) -> Iterator[PodStatus]:
+    """An online pod with a CPU of its own."""
+    pod = node.run("online", exclusive=True, offline=False)
+    yield pod
+    node.remove(pod)
+
+
+def test_offline_pod_leaves_the_cpu_that_an_online_pod_is_given(
+    node: Node, online: PodStatus, say: Callable[[str], object]
+) -> None:
+    cpu = exclusive_cpu(node, online)
+
+    began_s, seen = node.box_seconds_on(cpu), samples_on(node, cpu)
+
+    say(f"offline was on the exclusive CPU {cpu} in {seen} of {SAMPLES} samples")
+    assert (seen, node.box_seconds_on(cpu)) == (0, began_s)
+    assert not [pid for pid, cpus in node.allowed().items() if cpu in cpus]
+    assert node.criproxy.status()["box"]["cpus"] == "0"
+
+
+def test_cpu_is_left_before_the_online_pod_starts_on_it(
+    node: Node, busy: PodStatus, say: Callable[[str], object]
+) -> None:
+    """Each time one comes, from the moment that its container is there, which does not run yet."""
+    kubepods = Tree(f"{node.kubelet.cgroup_root}/kubepods")
+
+    def given() -> set[int]:
+        return {cpu for cpus in map(cpus_of, kubepods.pids()) if len(cpus) == 1 for cpu in cpus}
+
+    for number in range(COMINGS):
+        manifest = static_pod(f"comes-{number}", ("sleep", "2147483647"), resources=ONE_CPU)
+        assert not given()
+        node.kubelet.add_pod(manifest)
+        cpus = wait_until(given, SOON_S, "an exclusive CPU", node.kubelet.log, SAMPLE_S)
+        assert cpus is not None
+        (cpu,) = cpus
+        began_s, may_run = node.box_seconds_on(cpu), node.allowed().values()
+        pod = node.kubelet.wait_running(f"comes-{number}")
+
+        assert not [cpus for cpus in may_run if cpu in cpus]
+        assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
+        node.remove(pod)
+        wait_until(lambda: any(len(cpus) > 1 for cpus in node.allowed().values()), SOON_S, "the CPU to be shared again")
+    say(f"in {COMINGS} starts, the box had left the CPU before the container was there")
+
+
+def test_offline_pod_that_starts_beside_an_exclusive_cpu_never_runs_on_it(node: Node, online: PodStatus) -> None:
+    cpu = exclusive_cpu(node, online)
+    wait_until(lambda: not any(cpu in cpus for cpus in node.allowed().values()), SOON_S, "the box to leave the CPU")
+    began_s = node.box_seconds_on(cpu)
+
+    pod = node.run("later")
+
+    assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
+    assert all(cpus_of(pid) == {0} for pid in node.of_pod(pod))
+    node.remove(pod)
+
+
+def test_offline_pods_have_the_cpu_again_when_the_online_pod_has_gone(node: Node, busy: PodStatus) -> None:
+    gone = node.run("online-once", exclusive=True, offline=False)
+    cpu = exclusive_cpu(node, gone)
+    node.remove(gone)
+
+    wait_until(lambda: all(cpu in cpus for cpus in node.allowed().values()), SOON_S, "the CPU to be the box's again")
+    assert samples_on(node, cpu) > 0
+    assert node.criproxy.status()["box"]["cpus"] == "0-1"
+
+
+@pytest.mark.parametrize("part", ["criproxy", "kubelet"])
+def test_exclusive_cpu_stays_so_through_a_restart(node: Node, online: PodStatus, part: str) -> None:
+    cpu = exclusive_cpu(node, online)
+    wait_until(lambda: not any(cpu in cpus for cpus in node.allowed().values()), SOON_S, "the box to leave the CPU")
+    began_s = node.box_seconds_on(cpu)
+
+    (node.criproxy if part == "criproxy" else node.kubelet).restart()
+
+    assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
+
+
+def test_offline_pod_with_a_cpu_of_its_own_has_that_one(node: Node, busy: PodStatus) -> None:
+    """Kubelet takes it out of everybody's shared pool, so nobody else could use it."""
+    pod = node.run("offline-guaranteed", exclusive=True)
+    cpu = len(os.sched_getaffinity(0)) - 1
+
+    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.of_pod(pod)], SOON_S, "its own CPU", node.kubelet.log)
+
+    assert not re.search(r"(?m)^E.*(cpuset|reconcileState.*failed)", node.kubelet.log.read_text())
+    node.remove(pod)

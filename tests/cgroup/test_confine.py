@@ -1,0 +1,418 @@
+"""The box is kept to CPUs: files of both versions, and systemd's properties."""
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_kernel import FakeKernel
+from fake_systemd import FakeSystemd, names
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from criproxy.cgroup.cpulist import format_cpus, parse_cpus
+from criproxy.cgroup.detect import detect, detect_any
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.model import UNLIMITED, Limits
+
+BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
+CONTAINER = f"{POD}/container"
+SLICE, SLICE_DIRECTORY = "offline.slice", "/offline.slice"
+LIMITS = Limits(0.5, 512 << 20)
+
+
+def cpus(text: str) -> frozenset[int]:
+    return parse_cpus(text)
+
+
+# --- cgroup v1 ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class V1:
+    kernel: FakeKernel
+    driver: CgroupDriver
+
+    def make_container(self, cpus: str, path: str = CONTAINER) -> None:
+        """As runc: what its parent has, then what it was told."""
+        self.kernel.mkdir(f"{self.kernel.root}/cpuset{path}")
+        self.kernel.by_hand(f"cpuset{path}/cpuset.cpus", cpus)
+        self.kernel.by_hand(f"cpuset{path}/cpuset.mems", "0")
+        self.kernel.by_hand(f"cpuset{path}/cgroup.procs", "7")
+
+    def held(self, *paths: str) -> list[str]:
+        return [format_cpus(parse_cpus(self.kernel.file(f"cpuset{path}/cpuset.cpus"))) for path in paths]
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> V1:
+    kernel = FakeKernel(tmp_path, 1)
+    node = V1(kernel, detect(kernel, kernel.root))
+    node.driver.ensure(BOX)
+    node.driver.ensure_pod(POD, 0)
+    return node
+
+
+def test_v1_box_and_all_in_it_are_narrowed_from_the_bottom_up(v1: V1) -> None:
+    v1.make_container("0-3")
+
+    changes = v1.driver.confine(BOX, cpus("0-1"))
+
+    assert v1.held(BOX, POD, CONTAINER) == ["0-1"] * 3
+    assert [(change.old, change.new, change.drift) for change in changes] == [("0-3", "0-1", False)]
+    assert v1.driver.confine(BOX, cpus("0-1")) == ()
+
+
+def test_v1_box_and_all_in_it_are_widened_again(v1: V1) -> None:
+    v1.make_container("0-3")
+    v1.driver.confine(BOX, cpus("0"))
+
+    v1.driver.confine(BOX, cpus("0-2"))
+
+    assert v1.held(BOX, POD, CONTAINER) == ["0-2"] * 3
+
+
+def test_v1_box_that_moves_to_other_cpus_goes_over_the_union(v1: V1) -> None:
+    v1.make_container("0-3")
+    v1.driver.confine(BOX, cpus("0"))
+
+    v1.driver.confine(BOX, cpus("3"))
+
+    assert v1.held(BOX, POD, CONTAINER) == ["3"] * 3
+
+
+def test_v1_container_with_cpus_of_its_own_keeps_those_that_are_the_boxs(v1: V1) -> None:
+    v1.make_container("2-3")
+    v1.driver.confine(BOX, cpus("0-2"))
+    narrowed = v1.held(BOX, POD, CONTAINER)
+
+    v1.driver.confine(BOX, cpus("0-3"))
+
+    assert narrowed == ["0-2", "0-2", "2"]
+    assert v1.held(BOX, POD, CONTAINER) == ["0-3", "0-3", "2"]
+
+
+def test_v1_container_none_of_whose_cpus_is_left_has_the_boxs(v1: V1) -> None:
+    v1.make_container("3")
+
+    v1.driver.confine(BOX, cpus("0-1"))
+
+    assert v1.held(CONTAINER) == ["0-1"]
+
+
+def test_v1_new_pod_starts_within_the_boxs_cpus(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("0"))
+
+    v1.driver.ensure_pod("/kubelet/offline/podb", 0)
+
+    assert v1.held("/kubelet/offline/podb") == ["0"]
+
+
+def test_v1_ensure_leaves_the_boxs_cpus_alone(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("0"))
+    v1.kernel.writes.clear()
+
+    v1.driver.ensure(BOX)
+
+    assert v1.kernel.writes == []
+
+
+def test_v1_box_has_its_parents_cpus_when_nothing_bounds_it(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("0"))
+
+    v1.driver.confine(BOX, UNLIMITED)
+
+    assert v1.held(BOX, POD) == ["0-3"] * 2
+
+
+def test_v1_cpus_that_the_parent_lacks_are_left_out(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("2-9"))
+
+    assert v1.held(BOX) == ["2-3"]
+
+
+@pytest.mark.parametrize("leaves", ["", "8-9"])
+def test_v1_box_without_a_cpu_keeps_what_it_has(v1: V1, leaves: str) -> None:
+    v1.driver.confine(BOX, cpus("0-1"))
+
+    with pytest.raises(CgroupError, match="keeps the CPUs that it has"):
+        v1.driver.confine(BOX, cpus(leaves))
+
+    assert v1.held(BOX) == ["0-1"]
+
+
+def test_v1_container_that_comes_amid_a_change_is_narrowed_too(v1: V1, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, came = v1.kernel.write, []
+
+    def write_beside_runc(file: str, value: str) -> None:
+        if file.endswith(f"{BOX}/cpuset.cpus") and not came:
+            came.append(file)
+            v1.make_container("0-3")
+            v1.kernel.by_hand(f"cpuset{POD}/cpuset.cpus", "0-3")
+        write(file, value)
+
+    monkeypatch.setattr(v1.kernel, "write", write_beside_runc)
+
+    v1.driver.confine(BOX, cpus("0"))
+
+    assert v1.held(BOX, POD, CONTAINER) == ["0"] * 3
+
+
+def test_v1_container_that_goes_amid_a_change_is_no_error(v1: V1, monkeypatch: pytest.MonkeyPatch) -> None:
+    v1.make_container("0-3")
+    read = v1.kernel.read
+
+    def read_what_has_gone(file: str) -> str:
+        if CONTAINER in file:
+            raise CgroupError("gone", errno.ENODEV)
+        return read(file)
+
+    v1.kernel.by_hand(f"cpuset{CONTAINER}/cpuset.cpus", "0")
+    monkeypatch.setattr(v1.kernel, "read", read_what_has_gone)
+
+    v1.driver.confine(BOX, cpus("0-1"))
+
+    assert v1.held(BOX, POD) == ["0-1"] * 2
+
+
+def test_v1_memory_nodes_are_the_parents_and_a_containers_own_stay(v1: V1) -> None:
+    v1.kernel.by_hand("cpuset/cpuset.mems", "0-1")
+    v1.kernel.by_hand("cpuset/kubelet/cpuset.mems", "0-1")
+    v1.driver.confine(BOX, cpus("0"))
+    v1.make_container("0")
+    v1.kernel.by_hand(f"cpuset{CONTAINER}/cpuset.mems", "1")  # of the static memory manager
+
+    v1.driver.confine(BOX, cpus("0"))
+
+    mems = [v1.kernel.file(f"cpuset{path}/cpuset.mems") for path in (BOX, POD, CONTAINER)]
+    assert [parse_cpus(text) for text in mems] == [{0, 1}, {0, 1}, {1}]
+
+
+def test_v1_somebody_elses_cpus_are_put_back_and_counted(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("0"))
+    v1.kernel.by_hand(f"cpuset{BOX}/cpuset.cpus", "0-3")
+
+    changes = v1.driver.confine(BOX, cpus("0"))
+
+    assert [(change.old, change.new, change.drift) for change in changes] == [("0-3", "0", True)]
+
+
+@settings(max_examples=30)
+@given(steps=st.lists(st.frozensets(st.integers(0, 3), min_size=1), max_size=6), own=st.frozensets(st.integers(0, 3)))
+def test_v1_any_order_of_changes_keeps_all_within(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[frozenset[int]], own: frozenset[int]
+) -> None:
+    """The fake kernel refuses each write that leaves a child outside its parent."""
+    kernel = FakeKernel(tmp_path_factory.mktemp("node"), 1)
+    node = V1(kernel, detect(kernel, kernel.root))
+    node.driver.ensure(BOX)
+    node.driver.ensure_pod(POD, 0)
+    node.make_container(format_cpus(own or {0, 1, 2, 3}))
+
+    for step in steps:
+        node.driver.confine(BOX, step)
+        box, pod, container = map(parse_cpus, node.held(BOX, POD, CONTAINER))
+        assert box == pod == step
+        assert container <= step
+        assert container
+
+
+# --- cgroup v2 ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class V2:
+    kernel: FakeKernel
+    driver: CgroupDriver
+
+    @property
+    def held(self) -> str:
+        return self.kernel.file(f"cg{BOX}/cpuset.cpus")
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> V2:
+    kernel = FakeKernel(tmp_path, 2, cpusets=True)
+    node = V2(kernel, detect(kernel, kernel.root))
+    node.driver.ensure(BOX)
+    return node
+
+
+def test_v2_box_has_the_cpus_and_none_of_its_own_when_nothing_bounds_it(v2: V2) -> None:
+    held = []
+    for text in ("0-1,3", "2", "0-3"):
+        v2.driver.confine(BOX, cpus(text))
+        held.append(v2.held)
+    again = v2.driver.confine(BOX, cpus("0-3"))
+    v2.driver.confine(BOX, UNLIMITED)
+
+    assert held == ["0-1,3", "2", "0-3"]
+    assert again == ()
+    assert v2.held == ""
+
+
+def test_v2_cpus_that_an_administrator_gave_the_box_stay_while_kubelet_bounds_nobody(v2: V2) -> None:
+    v2.kernel.by_hand(f"cg{BOX}/cpuset.cpus", "2-3")
+    v2.kernel.writes.clear()
+
+    assert v2.driver.confine(BOX, UNLIMITED) == ()
+    assert (v2.held, v2.kernel.writes) == ("2-3", [])
+
+
+def test_v2_no_cpu_at_all_would_mean_all_of_them(v2: V2) -> None:
+    v2.driver.confine(BOX, cpus("0"))
+
+    with pytest.raises(CgroupError, match="keeps the CPUs that it has"):
+        v2.driver.confine(BOX, cpus(""))
+
+    assert v2.held == "0"
+
+
+def test_v2_kernel_without_cpusets_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    kernel = FakeKernel(tmp_path / "without", 2)
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    with pytest.raises(CgroupError, match=r"cpuset\.cpus does not exist"):
+        driver.confine(BOX, cpus("0"))
+
+
+def test_v2_empty_cpuset_is_written_as_an_empty_line(v2: V2) -> None:
+    """The kernel sees no write of 0 bytes."""
+    v2.driver.confine(BOX, cpus("0"))
+    v2.driver.confine(BOX, UNLIMITED)
+
+    assert [value for file, value in v2.kernel.writes if file.endswith("cpuset.cpus")] == ["0", "\n"]
+
+
+# --- systemd -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Systemd:
+    kernel: FakeKernel
+    systemd: FakeSystemd
+    driver: CgroupDriver
+
+    def tick(self, leaves: str) -> None:
+        self.driver.ensure(SLICE)
+        self.driver.confine(SLICE, cpus(leaves))
+        self.driver.write(SLICE, LIMITS)
+
+    @property
+    def held(self) -> str:
+        return self.kernel.file(f"{'cg' if self.kernel.version == 2 else 'cpuset'}{SLICE_DIRECTORY}/cpuset.cpus")
+
+
+def made(root: Path, version: int) -> Systemd:
+    kernel = FakeKernel(root, version)
+    systemd = FakeSystemd(kernel)
+    return Systemd(kernel, systemd, detect_any(kernel, systemd, kernel.root))
+
+
+def test_systemd_v2_is_told_and_keeps_the_cpus_through_a_reset(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0,2-3")
+    node.systemd.calls.clear()
+    node.systemd.reset(SLICE)
+    node.tick("0,2-3")
+
+    assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x0d"
+    assert parse_cpus(node.held) == {0, 2, 3}
+    assert node.systemd.calls == [], "what it knows it is not told again"
+
+
+def test_systemd_v2_changes_cpus_in_one_call_and_the_limits_stay_in_force(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    node.driver.squeeze(SLICE, 0.25)
+    node.systemd.calls.clear()
+
+    node.driver.confine(SLICE, cpus("0"))
+
+    assert names(node.systemd.calls) == ["set"]
+    assert node.held == "0"
+    assert node.driver.read(SLICE).cpu_cores == 0.25, "systemd has put an older one back"
+
+
+def test_systemd_v2_is_told_that_nothing_bounds_the_box_any_more(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0")
+
+    node.driver.confine(SLICE, UNLIMITED)
+
+    assert node.systemd.units[SLICE]["AllowedCPUs"] == b""
+    assert node.held == ""
+
+
+def test_systemd_v2_is_not_asked_when_nothing_bounds_the_box(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.driver.ensure(SLICE)
+    node.systemd.calls.clear()
+
+    assert node.driver.confine(SLICE, UNLIMITED) == ()
+    assert node.systemd.calls == []
+
+
+def test_systemd_v2_somebody_elses_cpus_are_put_back_in_systemd_too(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0")
+    node.systemd.by_hand(SLICE, AllowedCPUs=b"\x0f")
+
+    node.tick("0")
+    node.systemd.reset(SLICE)
+
+    assert node.held == "0"
+
+
+def test_systemd_v2_slice_that_was_made_anew_has_its_cpus(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0")
+    node.systemd.stop(SLICE)
+
+    node.tick("0")
+
+    assert node.held == "0"
+
+
+def test_systemd_v2_that_did_not_make_the_file_is_told_again(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0")
+    Path(node.kernel.root, f"cg{SLICE_DIRECTORY}/cpuset.cpus").unlink()
+    with pytest.raises(CgroupError, match="does not exist"):
+        node.tick("0")
+
+    node.tick("0")
+
+    assert node.held == "0"
+
+
+def test_systemd_v2_box_without_a_cpu_keeps_what_it_has(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0")
+
+    with pytest.raises(CgroupError, match="keeps the CPUs that it has"):
+        node.driver.confine(SLICE, cpus(""))
+
+    assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x01"
+
+
+def test_systemd_v1_box_that_lost_its_cpuset_has_its_cpus_once_it_is_kept_to_them(tmp_path: Path) -> None:
+    node = made(tmp_path, 1)
+    node.tick("0")
+    node.kernel.rmdir(f"{node.kernel.root}/cpuset{SLICE_DIRECTORY}")
+    node.driver.ensure_pod("offline-poda.slice", 0)
+
+    node.driver.confine(SLICE, cpus("0"))
+
+    assert node.held == "0"
+    assert node.kernel.file(f"cpuset{SLICE_DIRECTORY}/offline-poda.slice/cpuset.cpus") == "0"
+
+
+def test_systemd_v1_has_no_say_in_cpusets(tmp_path: Path) -> None:
+    node = made(tmp_path, 1)
+    node.tick("0")
+
+    assert node.held == "0"
+    assert "AllowedCPUs" not in node.systemd.units[SLICE]
