@@ -304,8 +304,9 @@ def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Node) -
     assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
     assert node.is_in_box(node.run("offline"))
 
-    node.switch("[colocation\n")
-    assert len(node.proxy.status()["config"]["errors"]) == 1
+    for wrong in ("[colocation\n", f"{'.'.join(['a'] * 500)} = 1\n"):
+        node.switch(wrong)
+        assert len(node.proxy.status()["config"]["errors"]) == 1
     node.switch(config({**STATIC, "cpu": {"static_cores": 0.25}}))
     node.box.wait_limits(25_000, MEMORY_BYTES)
     assert node.proxy.status()["config"]["errors"] == []
@@ -347,10 +348,15 @@ def syntax_error(text: str) -> str:
     return f'{head}[colocation]\non_disable = "evict"\n{{oops\n{colocation}'
 
 
+def nested_too_deep(text: str) -> str:
+    head, colocation = text.partition("[colocation]")[::2]
+    return f"{head}[colocation]\n{'.'.join(['a'] * 500)} = 1\n{colocation}"
+
+
 @pytest.mark.parametrize(
     ("spoil", "count"),
-    [(several_errors, 2), (salvaged_switch, 1), (syntax_error, 1)],
-    ids=["values", "salvaged-switch", "syntax"],
+    [(several_errors, 2), (salvaged_switch, 1), (syntax_error, 1), (nested_too_deep, 1)],
+    ids=["values", "salvaged-switch", "syntax", "nested-too-deep"],
 )
 def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends(
     node: Node, spoil: Any, count: int
