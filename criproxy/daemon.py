@@ -35,6 +35,7 @@ from criproxy.hooks import offline_chain
 from criproxy.model import Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
+from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.status import AttachStatus
@@ -71,6 +72,7 @@ _GRACE_S: Final = 5.0
 
 def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
+    log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
     loaded = load(config_file)
     logs.configure(loaded.config.observe.log_level)
@@ -82,15 +84,17 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(watch, loaded, driver, dry_run=dry_run))
+        asyncio.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
 
 
-async def _serve(watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
-    await Daemon(watch, loaded, driver, dry_run=dry_run).serve()
+async def _serve(
+    watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
+) -> None:
+    await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
 
 
 class Daemon:
@@ -100,12 +104,14 @@ class Daemon:
     follow their sandboxes into the box.
     """
 
-    def __init__(self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+    def __init__(
+        self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
+    ) -> None:
         self._loaded = loaded
         self._log = structlog.get_logger()
         self._tasks = Tasks(self._log)
         self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
-        self._metrics = Metrics(__version__)
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._clock = SystemClock()
         timetable = Timetable(loaded.config)
         stage = timetable.stage(self._clock.wall_s())
@@ -134,6 +140,7 @@ class Daemon:
         self._make_upgrades(predecessor)
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
+        self._reporter.log_lines_missing = lambda: log_writer.missing
         self._reporter.attachment = self._attachment
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)

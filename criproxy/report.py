@@ -102,6 +102,8 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.log_lines_missing: Callable[[], int] = lambda: 0
+        """Tells how many lines of the log were dropped of late; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -202,6 +204,8 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        if missing := self.log_lines_missing():
+            yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -555,6 +556,59 @@ def test_watchdog_is_not_fed_while_the_process_does_not_run(node: Node, manager:
 
 
 # --- drift and leftovers ---------------------------------------------------------------------------------------------
+
+
+STDERR_TO = """
+import os, socket, sys
+log = socket.socket(socket.AF_UNIX)
+log.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+log.connect(sys.argv[1])
+os.dup2(log.fileno(), 2)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""Runs Python with a stream socket for stderr, as systemd does."""
+
+
+def test_log_reader_that_hangs_stops_no_call_and_hears_once_what_it_missed(lab: Path, node: Node) -> None:
+    def count(metric: str) -> float:
+        return float(
+            next(line.split()[1] for line in proxy.http("/metrics")[1].splitlines() if line.startswith(metric))
+        )
+
+    proxy, listener = node.proxy, socket.socket(socket.AF_UNIX)
+    listener.bind(str(lab / "log.sock"))
+    listener.listen()
+    proxy.configure({"cpu": {f"a_key_that_criproxy_does_not_have_{'x' * 400}_{n}": "v" * 60 for n in range(20)}})
+    arguments: list[str | Path] = ["-m", "criproxy", "run", "--config", proxy.config_file]
+    command: list[str | Path] = [sys.executable, "-c", STDERR_TO, lab / "log.sock", *arguments]
+    process = Process("criproxy", command, lab / "out.log", {"PYTHONPATH": python_path()})
+    reader, _ = listener.accept()
+    try:
+        process.wait_until(proxy.is_ready, WAIT_S, "readiness")
+        failed = "criproxy_config_reload_failures_total"
+        while not count("criproxy_log_lines_dropped_total"):
+            before = count(failed)
+            process.signal(signal.SIGHUP)
+            process.wait_until(lambda before=before: count(failed) > before, WAIT_S, "the reload")  # type: ignore[misc]
+            assert node.client.is_ready()
+        dropped = count("criproxy_log_lines_dropped_total")
+        assert [problem for problem in proxy.status()["problems"] if "lines of the log were dropped" in problem]
+
+        text = b""
+        while b"log_lines_dropped" not in text:
+            text += reader.recv(65536)
+        told = [json.loads(line) for line in text.splitlines() if b"log_lines_dropped" in line]
+        assert [line["lines"] for line in told] == [dropped]
+        wait_until(lambda: not [p for p in proxy.status()["problems"] if "dropped" in p], WAIT_S, "the log to be well")
+
+        for _ in range(20):  # more than the socket holds
+            process.signal(signal.SIGHUP)
+            assert node.client.is_ready()
+    finally:
+        process.stop()
+        reader.close()
+        listener.close()
+    assert process.exit_status == 0, "the end was to wait for nobody who reads the log"
 
 
 def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_once(node: Node) -> None:
