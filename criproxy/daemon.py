@@ -66,6 +66,9 @@ _LARGE_BYTES: Final = 1024 * 1024
 _READ_S: Final = 2.0
 """Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
+_LOAD_S: Final = 1.0
+"""For so long kubelet's calls wait for a disk with the checkpoint on it."""
+
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
 
@@ -191,8 +194,8 @@ class Daemon:
             log=self._log,
             guard=self._guard.ceiling,
         )
-        self._checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(self._checkpoint, self._clock, self._loop.checkpoint, self._log)
+        checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
+        self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
 
     def _make_proxy(self, standing: Standing, driver: CgroupDriver, *, succeeds: bool) -> None:
         """What carries kubelet's calls."""
@@ -230,7 +233,7 @@ class Daemon:
             admissions=self._admissions,
             box=self._box,
             upkeep=self._upkeep,
-            save_checkpoint=self._checkpointer.save,
+            learned=self._loop.checkpoint,
             work=self._work,
             duty=Duty(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
             notifier=self._notifier,
@@ -283,12 +286,20 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
-        self._loop.restore(*self._checkpoint.load())
+        await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
         self._tasks.keep(late.load_soon())
         await self._tasks.race(handed_over)
+
+    async def _restore(self) -> None:
+        """Have the predictors know what was known before; when the disk is slow, they get it while all goes on."""
+        if self._upgrades.learned:
+            self._loop.restore(self._upgrades.learned, 0.0)
+            return
+        loading = self._tasks.keep(self._checkpointer.load(self._loop.restore))
+        await asyncio.wait((loading,), timeout=_LOAD_S)
 
     async def _end(self) -> None:
         await self._upgrades.end()
@@ -297,7 +308,7 @@ class Daemon:
         await self._tasks.cancel()
         await self._work.cease()
         if worked:
-            await self._checkpointer.save()
+            await self._checkpointer.save_last()
         await self._link.close()
         self._box.close()
         self._whereabouts.close()
