@@ -103,7 +103,7 @@ async def _serve(
 class Daemon:
     """All parts of a running criproxy. `loaded` was read from the file of `watch`.
 
-    With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is touched, but containers still
+    With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is raised, but containers still
     follow their sandboxes into the box.
     """
 
@@ -121,6 +121,7 @@ class Daemon:
         standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
         self._box = Box(driver, safe_limits(derive.policy(loaded.config)), time.monotonic)
+        self._box.only_lower = standing.pass_through
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
         self._make_pods(standing, driver)
         self._bypass = bypass.of_service(os.environ)
@@ -260,6 +261,7 @@ class Daemon:
     def _apply(self, standing: Standing) -> None:
         """Set the parts to how things stand."""
         self._box.floor = safe_limits(derive.policy(standing.config))
+        self._box.only_lower = standing.pass_through
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
         self._guard.replace_settings(standing.guard())

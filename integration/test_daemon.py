@@ -377,7 +377,10 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count)
     assert node.loads()[-1]["event"] == "config_refused"
     node.wait_ticks(2)
-    assert node.box.limits() == (30_000, MEMORY_BYTES), "a pass-through was to touch no limit"
+    quota_us, memory_bytes = node.box.limits()
+    assert quota_us is not None, "a pass-through was to lift no limit"
+    assert memory_bytes is not None
+    assert (quota_us <= 30_000, memory_bytes <= MEMORY_BYTES) == (True, True), "a pass-through was to raise no limit"
     assert all(is_running(node.client.pid(what)) for what in (offline, main))
     assert node.is_in_box(node.add(offline, "late")), "a container was to follow its sandbox"
     ordinary = node.run("offline")
@@ -389,6 +392,25 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     assert node.proxy.status()["colocation"] == "on"
     assert node.is_in_box(node.run("offline"))
     assert not node.is_in_box(node.add(ordinary))
+
+
+def test_large_limits_of_the_last_process_are_lowered_though_the_config_is_bad(node: Node) -> None:
+    """Those of a night, say, that the day would find in force."""
+    cores, memory_bytes = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    large = {**STATIC, "cpu": {"static_cores": cores}, "memory": {"static_bytes": memory_bytes}}
+    node.start(config(large))
+    node.run("offline")
+    wait_until(lambda: node.box.limits()[0] == cores * 100_000, WAIT_S, "the large limits", node.proxy.log)
+    node.proxy.stop()
+    node.proxy.configure(node.proxy.config_file.read_text() + "[oops\n")
+    node.start()
+    assert node.proxy.status()["colocation"] == "pass-through"
+
+    def lowered() -> bool:
+        quota_us, size = node.box.limits()
+        return quota_us is not None and size is not None and quota_us < cores * 100_000 and size < memory_bytes
+
+    wait_until(lowered, WAIT_S, "limits of what online leaves", node.proxy.log)
 
 
 def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets(
