@@ -16,6 +16,7 @@ from criproxy.config import Loaded, load
 from criproxy.daemon import Daemon
 from criproxy.model import Usage
 from criproxy.observe import log
+from criproxy.observe.log_writer import LogWriter
 from criproxy.watch import FileWatch
 from integration.lab.criproxy import CHECKOUT, START_S, Criproxy
 from integration.lab.process import Process
@@ -62,15 +63,16 @@ class ScopedCriproxy(Criproxy):
 
 def main() -> None:
     node, _, file, *no_idle = sys.argv[1:]
+    log_writer = log.take_stderr()
     watch = FileWatch(Path(file))
     loaded = load(watch.file)
     log.configure(loaded.config.observe.log_level)
     driver: Any = ScopedDriver(detect(WithoutIdle() if no_idle else Tree()), node)
-    asyncio.run(_serve(watch, loaded, driver))
+    asyncio.run(_serve(watch, loaded, driver, log_writer))
 
 
-async def _serve(watch: FileWatch, loaded: Loaded, driver: Any) -> None:
-    await Daemon(watch, loaded, driver, dry_run=False).serve()
+async def _serve(watch: FileWatch, loaded: Loaded, driver: Any, log_writer: LogWriter) -> None:
+    await Daemon(watch, loaded, driver, log_writer, dry_run=False).serve()
 
 
 if __name__ == "__main__":

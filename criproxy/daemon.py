@@ -40,6 +40,7 @@ from criproxy.hooks import offline_chain
 from criproxy.model import Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
+from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.status import AttachStatus
@@ -73,12 +74,16 @@ _LARGE_BYTES: Final = 1024 * 1024
 _READ_S: Final = 2.0
 """Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
+_LOAD_S: Final = 1.0
+"""For so long kubelet's calls wait for a disk with the checkpoint on it."""
+
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
 
 
 def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
+    log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
     loaded = load(config_file)
     logs.configure(loaded.config.observe.log_level)
@@ -90,36 +95,41 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(watch, loaded, driver, dry_run=dry_run))
+        asyncio.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
 
 
-async def _serve(watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
-    await Daemon(watch, loaded, driver, dry_run=dry_run).serve()
+async def _serve(
+    watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
+) -> None:
+    await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
 
 
 class Daemon:
     """All parts of a running criproxy. `loaded` was read from the file of `watch`.
 
-    With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is touched, but containers still
+    With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is raised, but containers still
     follow their sandboxes into the box.
     """
 
-    def __init__(self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, *, dry_run: bool) -> None:
+    def __init__(
+        self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
+    ) -> None:
         self._loaded = loaded
         self._log = structlog.get_logger()
         self._tasks = Tasks(self._log)
         self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
-        self._metrics = Metrics(__version__)
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._clock = SystemClock()
         timetable = Timetable(loaded.config)
         stage = timetable.stage(self._clock.wall_s())
         standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
         self._box = Box(driver, safe_limits(derive.policy(loaded.config)), time.monotonic)
+        self._box.only_lower = standing.pass_through
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
         self._make_pods(standing, driver)
         self._bypass = bypass.of_service(os.environ)
@@ -142,6 +152,7 @@ class Daemon:
         self._make_upgrades(predecessor)
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
+        self._reporter.log_lines_missing = lambda: log_writer.missing
         self._reporter.attachment = self._attachment
         self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
         self._reporter.realtime = lambda: self._realtime.found
@@ -218,8 +229,8 @@ class Daemon:
             log=self._log,
             guard=self._guard.ceiling,
         )
-        self._checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(self._checkpoint, self._clock, self._loop.checkpoint, self._log)
+        checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
+        self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
 
     def _make_proxy(self, standing: Standing, driver: CgroupDriver, *, succeeds: bool) -> None:
         """What carries kubelet's calls."""
@@ -259,7 +270,7 @@ class Daemon:
             box=self._box,
             cpu_manager=self._cpu_manager,
             upkeep=self._upkeep,
-            save_checkpoint=self._checkpointer.save,
+            learned=self._loop.checkpoint,
             work=self._work,
             duty=Duty(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
             notifier=self._notifier,
@@ -290,6 +301,7 @@ class Daemon:
     def _apply(self, standing: Standing) -> None:
         """Set the parts to how things stand."""
         self._box.floor = safe_limits(derive.policy(standing.config))
+        self._box.only_lower = standing.pass_through
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
         self._guard.replace_settings(standing.guard())
@@ -319,12 +331,20 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
-        self._loop.restore(*self._checkpoint.load())
+        await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
         self._tasks.keep(late.load_soon())
         await self._tasks.race(handed_over)
+
+    async def _restore(self) -> None:
+        """Have the predictors know what was known before; when the disk is slow, they get it while all goes on."""
+        if self._upgrades.learned:
+            self._loop.restore(self._upgrades.learned, 0.0)
+            return
+        loading = self._tasks.keep(self._checkpointer.load(self._loop.restore))
+        await asyncio.wait((loading,), timeout=_LOAD_S)
 
     async def _end(self) -> None:
         await self._upgrades.end()
@@ -333,7 +353,7 @@ class Daemon:
         await self._tasks.cancel()
         await self._work.cease()
         if worked:
-            await self._checkpointer.save()
+            await self._checkpointer.save_last()
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()

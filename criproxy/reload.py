@@ -1,6 +1,7 @@
 """Takes up a changed config and the schedule's next stage, and tells of them: to the parts, the status, the bypass."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from criproxy.apart import run_apart
 from criproxy.bypass import Bypass, BypassError
 from criproxy.config import Config, Loaded, load, restart_keys
 from criproxy.control.clock import Clock
@@ -22,6 +24,8 @@ from criproxy.timetable import Timetable
 from criproxy.watch import FileWatch
 
 _CONFIG_POLL_S: Final = 0.5
+_AGAIN_S: Final = 5.0
+"""When the machine has no more threads."""
 
 _SCHEDULE_EVERY_S: Final = 1.0
 """The schedule is asked again and again, not once at its next change: the wall clock may jump."""
@@ -65,15 +69,29 @@ class Reload:
 
     def begin(self, loaded: Loaded) -> None:
         """Tell of the config and the stage at the start, which the parts were made for."""
+        self._write_bypass()
         self._tell_config(loaded)
         self._tell_stage()
 
     async def reload_when_asked(self) -> None:
+        """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
         while True:
             await self.asked.wait()
             self.asked.clear()
             self._watch.read()
-            self._take_up(load(self._watch.file))
+            try:
+                loaded = await run_apart("config", lambda: load(self._watch.file))
+            except RuntimeError as error:
+                self._log.warning("config_not_read", error=str(error), consequence="tried again")
+                self.asked.set()
+                await self._clock.sleep(_AGAIN_S)
+                continue
+            except BaseException:  # a hand-over begins, and may fail: then this begins anew
+                self.asked.set()
+                raise
+            self._take_up(loaded)
+            with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
+                await run_apart("bypass", self._write_bypass)
 
     async def watch_config(self) -> None:
         """Reload when the file has changed. The first look is as long after that of a task before as all others."""
@@ -82,7 +100,7 @@ class Reload:
 
     def _follow_file(self) -> float:
         if self._watch.changed():
-            self._take_up(load(self._watch.file))
+            self.asked.set()
         return _CONFIG_POLL_S
 
     async def follow_schedule(self) -> None:
@@ -150,11 +168,13 @@ class Reload:
             self._log.info("bypass_left", socket=str(socket.path))
 
     def _tell_bypass(self) -> None:
-        """Sockets that wait for a restart are not in force yet."""
         after_s = self._standing.config.proxy.bypass
         bypass, listen = self._told.bypass, self._told.socket.path
+        self._told.reporter.bypass = lambda: bypass.status(listen, after_s)
+
+    def _write_bypass(self) -> None:
+        """Sockets that wait for a restart are not in force yet. Blocks on the disk."""
         try:
-            bypass.tell(listen, self._told.runtime, after_s)
+            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._standing.config.proxy.bypass)
         except BypassError as error:
             self._log.warning("bypass_not_told", error=str(error))
-        self._told.reporter.bypass = lambda: bypass.status(listen, after_s)

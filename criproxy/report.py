@@ -118,6 +118,8 @@ class Reporter:
         """Tells which offline pods run in real time, and what of them; to be set."""
         self.cpus_problem: Callable[[], str] = lambda: ""
         """Tells why the box may not be kept to the CPUs that kubelet leaves; to be set."""
+        self.log_lines_missing: Callable[[], int] = lambda: 0
+        """Tells how many lines of the log were dropped of late; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -221,8 +223,6 @@ class Reporter:
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from self._above.problems(self._clock())
-        if cpus_problem := self.cpus_problem():
-            yield cpus_problem
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -232,6 +232,8 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        if missing := self.log_lines_missing():
+            yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
 
@@ -239,8 +241,9 @@ class Reporter:
         """What offline pods cost where no limit of the box holds."""
         for pod, words in self.realtime().items():
             yield f"{words} in offline pod {pod}, and no limit of the box holds it"
-        if too_much := self.overhead()[1]:
-            yield too_much
+        for problem in (self.cpus_problem(), self.overhead()[1]):
+            if problem:
+                yield problem
 
     def _status(self, guard: GuardStatus, history: History) -> Status:
         info, attached = self._link.info, self.attachment()

@@ -1,5 +1,7 @@
 """What each part of the daemon is told, from the config, the schedule's stage and how the daemon was started. Pure."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from criproxy import derive
@@ -13,9 +15,15 @@ from criproxy.unbounded import Settings as UnboundedSettings
 from criproxy.upkeep import Settings as UpkeepSettings
 from criproxy.verify import Settings as VerifySettings
 
+_UNKNOWN: Final = "the config has errors: never more than the box had at the start"
+
 
 class Standing(Struct, frozen=True):
-    """How things stand. `pass_through`: the config at the start was bad. With it or a dry run, nothing is touched."""
+    """How things stand. `pass_through`: the config at the start was bad.
+
+    Then limits that the last process has left in the kernel are only lowered, as the dynamic policy at its defaults
+    says: they may be those of a night. A dry run touches nothing.
+    """
 
     config: Config
     stage: Stage
@@ -28,7 +36,7 @@ class Standing(Struct, frozen=True):
 
     @property
     def writes(self) -> bool:
-        """Whether the box's limits are ours to set."""
+        """Whether the box's limits are ours to set, up and down."""
         return self.enabled and not self.dry_run
 
     def intercept(self) -> InterceptSettings:
@@ -36,8 +44,11 @@ class Standing(Struct, frozen=True):
         return InterceptSettings(self.enabled, rules, self.dry_run, self.stage.closed)
 
     def loop(self) -> LoopSettings:
-        interval_s = self.config.control.interval_s
-        return LoopSettings(self.stage.policy, derive.predictor(self.config), interval_s, dry_run=not self.writes)
+        interval_s, predictor = self.config.control.interval_s, derive.predictor(self.config)
+        if self.pass_through:
+            policy = derive.window_policy(Config(), None, "dynamic", _UNKNOWN)
+            return LoopSettings(policy, predictor, interval_s, dry_run=self.dry_run)
+        return LoopSettings(self.stage.policy, predictor, interval_s, dry_run=not self.writes)
 
     def guard(self) -> GuardSettings:
         law = derive.guard(self.config) if self.writes else None
@@ -58,7 +69,7 @@ class Standing(Struct, frozen=True):
         return OverheadSettings(colocation.runtime_max_cores, evict)
 
     def upkeep(self) -> UpkeepSettings:
-        adopt = not self.pass_through and not self.dry_run
+        adopt = not self.dry_run
         if self.writes and self.stage.drain:
             return UpkeepSettings("evict", adopt, "the schedule is off")
         leave_alone = self.enabled or self.pass_through or self.dry_run

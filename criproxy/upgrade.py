@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -15,10 +15,11 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.config import ConfigError
+from criproxy.control.series import PredictorState
 from criproxy.cpumanager import CpuManager
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions, Remote
-from criproxy.handover.channel import Main, Ready, Take
+from criproxy.handover.channel import Learned, Main, Ready, Take
 from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import Successor, UpgradeError, hand_over
 from criproxy.observe.metrics import Metrics
@@ -51,7 +52,7 @@ class Parts(Struct, frozen=True):
     box: Box
     cpu_manager: CpuManager
     upkeep: Upkeep
-    save_checkpoint: Callable[[], Awaitable[None]]
+    learned: Callable[[], Mapping[str, PredictorState]]
     work: Work
     duty: Duty
     notifier: Notifier
@@ -84,6 +85,8 @@ class Upgrades:
         self._remote: Remote | None = None
         self.waiting = predecessor is not None
         """Whether the predecessor still does the work."""
+        self.learned: Mapping[str, PredictorState] = {}
+        """What the predecessor has learned; after `take_over`."""
         self.listed = asyncio.Event()
         """To be set once the runtime's pods are known."""
 
@@ -103,6 +106,7 @@ class Upgrades:
             self._log.warning("upgrade_given_up", reason=who)
             return False
         self.waiting = False
+        self.learned = self._predecessor.learned
         self._parts.box.expect(take.admitted)
         if take.box is not None:
             await self._parts.cpu_manager.look()
@@ -167,8 +171,8 @@ class Upgrades:
         if self._remote is not None:
             self._remote.changed()
 
-    async def rest(self) -> Take:
-        """Stop what writes, for another process to begin."""
+    async def rest(self) -> Sequence[Learned | Take]:
+        """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         parts = self._parts
         await parts.work.close_port()
         await parts.work.cease()
@@ -177,8 +181,8 @@ class Upgrades:
             await parts.box.settle()
         except CgroupError as error:
             raise UpgradeError(f"{error}: try again") from error
-        await parts.save_checkpoint()
-        return Take(parts.box.path, parts.box.admitted)
+        learned = (Learned(resource, state) for resource, state in parts.learned().items())
+        return *learned, Take(parts.box.path, parts.box.admitted)
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""

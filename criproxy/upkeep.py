@@ -67,7 +67,7 @@ class Settings(Struct, frozen=True):
 
     when_off: Literal["release", "evict"] | None
     adopt: bool
-    """Whether the box of running pods is taken over, with its limits. Not so while the config is not known."""
+    """Whether the box of running pods is taken over, with its limits. Not so in a dry run."""
     why: str = "colocation was switched off"
 
 

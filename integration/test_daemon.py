@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -304,8 +305,9 @@ def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Node) -
     assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
     assert node.is_in_box(node.run("offline"))
 
-    node.switch("[colocation\n")
-    assert len(node.proxy.status()["config"]["errors"]) == 1
+    for wrong in ("[colocation\n", f"{'.'.join(['a'] * 500)} = 1\n"):
+        node.switch(wrong)
+        assert len(node.proxy.status()["config"]["errors"]) == 1
     node.switch(config({**STATIC, "cpu": {"static_cores": 0.25}}))
     node.box.wait_limits(25_000, MEMORY_BYTES)
     assert node.proxy.status()["config"]["errors"] == []
@@ -347,10 +349,15 @@ def syntax_error(text: str) -> str:
     return f'{head}[colocation]\non_disable = "evict"\n{{oops\n{colocation}'
 
 
+def nested_too_deep(text: str) -> str:
+    head, colocation = text.partition("[colocation]")[::2]
+    return f"{head}[colocation]\n{'.'.join(['a'] * 500)} = 1\n{colocation}"
+
+
 @pytest.mark.parametrize(
     ("spoil", "count"),
-    [(several_errors, 2), (salvaged_switch, 1), (syntax_error, 1)],
-    ids=["values", "salvaged-switch", "syntax"],
+    [(several_errors, 2), (salvaged_switch, 1), (syntax_error, 1), (nested_too_deep, 1)],
+    ids=["values", "salvaged-switch", "syntax", "nested-too-deep"],
 )
 def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends(
     node: Node, spoil: Any, count: int
@@ -370,7 +377,10 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count)
     assert node.loads()[-1]["event"] == "config_refused"
     node.wait_ticks(2)
-    assert node.box.limits() == (30_000, MEMORY_BYTES), "a pass-through was to touch no limit"
+    quota_us, memory_bytes = node.box.limits()
+    assert quota_us is not None, "a pass-through was to lift no limit"
+    assert memory_bytes is not None
+    assert (quota_us <= 30_000, memory_bytes <= MEMORY_BYTES) == (True, True), "a pass-through was to raise no limit"
     assert all(is_running(node.client.pid(what)) for what in (offline, main))
     assert node.is_in_box(node.add(offline, "late")), "a container was to follow its sandbox"
     ordinary = node.run("offline")
@@ -382,6 +392,25 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     assert node.proxy.status()["colocation"] == "on"
     assert node.is_in_box(node.run("offline"))
     assert not node.is_in_box(node.add(ordinary))
+
+
+def test_large_limits_of_the_last_process_are_lowered_though_the_config_is_bad(node: Node) -> None:
+    """Those of a night, say, that the day would find in force."""
+    cores, memory_bytes = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    large = {**STATIC, "cpu": {"static_cores": cores}, "memory": {"static_bytes": memory_bytes}}
+    node.start(config(large))
+    node.run("offline")
+    wait_until(lambda: node.box.limits()[0] == cores * 100_000, WAIT_S, "the large limits", node.proxy.log)
+    node.proxy.stop()
+    node.proxy.configure(node.proxy.config_file.read_text() + "[oops\n")
+    node.start()
+    assert node.proxy.status()["colocation"] == "pass-through"
+
+    def lowered() -> bool:
+        quota_us, size = node.box.limits()
+        return quota_us is not None and size is not None and quota_us < cores * 100_000 and size < memory_bytes
+
+    wait_until(lowered, WAIT_S, "limits of what online leaves", node.proxy.log)
 
 
 def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets(
@@ -549,6 +578,59 @@ def test_watchdog_is_not_fed_while_the_process_does_not_run(node: Node, manager:
 
 
 # --- drift and leftovers ---------------------------------------------------------------------------------------------
+
+
+STDERR_TO = """
+import os, socket, sys
+log = socket.socket(socket.AF_UNIX)
+log.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+log.connect(sys.argv[1])
+os.dup2(log.fileno(), 2)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""Runs Python with a stream socket for stderr, as systemd does."""
+
+
+def test_log_reader_that_hangs_stops_no_call_and_hears_once_what_it_missed(lab: Path, node: Node) -> None:
+    def count(metric: str) -> float:
+        return float(
+            next(line.split()[1] for line in proxy.http("/metrics")[1].splitlines() if line.startswith(metric))
+        )
+
+    proxy, listener = node.proxy, socket.socket(socket.AF_UNIX)
+    listener.bind(str(lab / "log.sock"))
+    listener.listen()
+    proxy.configure({"cpu": {f"a_key_that_criproxy_does_not_have_{'x' * 400}_{n}": "v" * 60 for n in range(20)}})
+    arguments: list[str | Path] = ["-m", "criproxy", "run", "--config", proxy.config_file]
+    command: list[str | Path] = [sys.executable, "-c", STDERR_TO, lab / "log.sock", *arguments]
+    process = Process("criproxy", command, lab / "out.log", {"PYTHONPATH": python_path()})
+    reader, _ = listener.accept()
+    try:
+        process.wait_until(proxy.is_ready, WAIT_S, "readiness")
+        failed = "criproxy_config_reload_failures_total"
+        while not count("criproxy_log_lines_dropped_total"):
+            before = count(failed)
+            process.signal(signal.SIGHUP)
+            process.wait_until(lambda before=before: count(failed) > before, WAIT_S, "the reload")  # type: ignore[misc]
+            assert node.client.is_ready()
+        dropped = count("criproxy_log_lines_dropped_total")
+        assert [problem for problem in proxy.status()["problems"] if "lines of the log were dropped" in problem]
+
+        text = b""
+        while b"log_lines_dropped" not in text:
+            text += reader.recv(65536)
+        told = [json.loads(line) for line in text.splitlines() if b"log_lines_dropped" in line]
+        assert [line["lines"] for line in told] == [dropped]
+        wait_until(lambda: not [p for p in proxy.status()["problems"] if "dropped" in p], WAIT_S, "the log to be well")
+
+        for _ in range(20):  # more than the socket holds
+            process.signal(signal.SIGHUP)
+            assert node.client.is_ready()
+    finally:
+        process.stop()
+        reader.close()
+        listener.close()
+    assert process.exit_status == 0, "the end was to wait for nobody who reads the log"
 
 
 def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_once(node: Node) -> None:

@@ -4,6 +4,7 @@ UPGRADES and RESTARTS say how many: `UPGRADES=100 ./test integration integration
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ from integration.lab.cgroups import Tree, hierarchies, of_process
 from integration.lab.churn import Churn, RecordingClient, Spec
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy, python_path
 from integration.lab.cut import strange
 from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import Kubelet, static_pod
@@ -511,6 +512,41 @@ def test_service_manager_hears_of_the_new_process_from_the_old_one_and_is_fed_by
 
 
 # --- the box --------------------------------------------------------------------------------------------------------
+
+
+SLOW_DISK = """
+import os, time
+def fsync(descriptor, _fsync=os.fsync):
+    time.sleep(90)
+    _fsync(descriptor)
+os.fsync = fsync
+"""
+"""For Python's sitecustomize. Longer than an upgrade and an end are waited for."""
+
+
+def test_disk_that_hangs_in_fsync_delays_no_hand_over_and_no_end_and_costs_no_memory(node: Node, lab: Path) -> None:
+    def ticks() -> float:
+        lines = proxy.http("/metrics")[1].splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("criproxy_tick_duration_seconds_count")))
+
+    proxy = node.proxy
+    (lab / "slow").mkdir()
+    (lab / "slow" / "sitecustomize.py").write_text(SLOW_DISK)
+    proxy.start(env={"PYTHONPATH": f"{lab / 'slow'}:{python_path()}"})
+    with CriClient(proxy.socket) as client:
+        node.run(client, "offline")
+    wait_until(lambda: ticks() >= 50, WAIT_S, "something to remember", proxy.log)
+    before = ticks()
+    took_s = upgrade(proxy)
+    assert took_s < 60, "the new process was to wait for no disk"
+    with CriClient(proxy.socket) as client:
+        assert node.is_in_box(node.run(client, "offline"))
+    wait_until(proxy.is_ready, WAIT_S, "readiness", proxy.log)
+    own = ticks()
+    stop_all(proxy, 60)
+    saved = json.loads((lab / "criproxy.checkpoint").read_text())
+    assert saved["predictors"]["cpu"]["samples"] >= before + own - 5, "the first tick of each has no sample"
+    assert complaints(proxy) == []
 
 
 def test_limits_are_in_force_at_every_moment_and_one_process_writes_them(node: Node) -> None:

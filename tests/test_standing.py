@@ -1,9 +1,11 @@
 """What the parts are told, by config and by how the daemon was started."""
 
 import pytest
+from msgspec.structs import replace
 
+from criproxy import derive
 from criproxy.config import Config
-from criproxy.config.settings import Colocation
+from criproxy.config.settings import Colocation, Control, Cpu, Memory
 from criproxy.standing import Standing
 from criproxy.timetable import Timetable
 
@@ -27,3 +29,16 @@ def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is
     given: Standing, evicts: bool
 ) -> None:
     assert given.verify().evict == evicts
+
+
+def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
+    """The salvaged config may say static, with limits meant for a night."""
+    config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
+    bad = Standing(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
+    policy = derive.policy(Config())
+    assert (bad.loop().policy.cpu, bad.loop().policy.memory) == (policy.cpu, policy.memory)
+    assert (bad.loop().dry_run, bad.upkeep().adopt, bad.upkeep().when_off) == (False, True, None)
+    assert not bad.writes
+    assert bad.guard().law is None
+    dry = replace(bad, dry_run=True)
+    assert (dry.loop().dry_run, dry.upkeep().adopt) == (True, False)

@@ -87,6 +87,9 @@ class Box:
         self._driver = driver
         self._version = driver.capabilities.version
         self.floor = floor
+        self.only_lower = False
+        """While the config is not known: a box that is taken over never gets more than the kernel gave it then."""
+        self._most: Limits | None = None
         self._clock = clock
         self._writer = Worker("cgroup-writer", timeout_s)
         # Readings have a thread of their own: a blocked write must not blind the loop.
@@ -335,11 +338,18 @@ class Box:
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._settle_at(path)
-        if lifted:
+        if self.only_lower:
+            self._limits = self._held_at_first(path)
+        elif lifted:
             self._release()
         else:
             self._take_over(path)
         self._pods = self._driver.pods(path)
+
+    def _held_at_first(self, path: str) -> Limits:
+        if self._most is None:
+            self._most = self._driver.read(path) if self._driver.exists(path) else _LIFTED
+        return self._most
 
     def _take_over(self, path: str) -> None:
         if self._wanted is None and self._driver.exists(path):
@@ -351,6 +361,10 @@ class Box:
         self._bound(path, self._wanted or self.floor)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
+        if self.only_lower and self._path is not None:
+            if (most := self._held_at_first(self._path)) == _LIFTED:
+                return ()
+            limits = _at_most(limits, most)
         self._wanted = limits
         return () if self._path is None else self._bound(self._path, limits)
 
@@ -451,3 +465,13 @@ class Box:
 def _below(held: int | type_unlimited, wanted: int | type_unlimited) -> int | None:
     """The wanted limit when the one that is held is above it, else None."""
     return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else wanted
+
+
+def _at_most(limits: Limits, most: Limits) -> Limits:
+    """The lower of each; what `most` does not bound stays so, as it was lifted on purpose."""
+    cores, size = limits.cpu_cores, limits.memory_bytes
+    most_cores, most_bytes = most.cpu_cores, most.memory_bytes
+    return Limits(
+        cpu_cores=most_cores if most_cores is UNLIMITED or cores is UNLIMITED else min(cores, most_cores),
+        memory_bytes=most_bytes if most_bytes is UNLIMITED or size is UNLIMITED else min(size, most_bytes),
+    )

@@ -2,8 +2,11 @@
 
 import os
 import re
+import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +14,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from criproxy.config.bounds import MAX_BYTES, MAX_DEPTH, MAX_DROPINS, MAX_ERRORS, MAX_FILE_BYTES, too_deep
 from criproxy.config.schema import Setting, conflicts, settings, value_of
 from criproxy.config.settings import Config
 from criproxy.config.text import SHOWN, bare, toml
 
-MAX_FILE_BYTES: Final = 1 << 20
 _MAX_CUTS: Final = 20
 _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]]+[^={]*=|#|$)")
@@ -48,15 +51,16 @@ class Loaded(Struct, frozen=True):
 def files_of(path: Path) -> tuple[Path, ...]:
     """The files of the config at `path`, later ones override: itself, then the drop-ins by name.
 
-    The drop-ins are `*.toml` in the directory beside it, `config.d` for `config.toml`; hidden files are none. Raises
-    OSError when there is such a directory, and it can't be listed.
+    The drop-ins are `*.toml` in the directory beside it, `config.d` for `config.toml`; hidden files are none. Of too
+    many, `MAX_DROPINS` + 1 are told. Raises OSError when there is such a directory, and it can't be listed.
     """
     directory = _dropins(path)
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
         names = []
-    return path, *(directory / name for name in names if name.endswith(".toml") and not name.startswith("."))
+    found = (directory / name for name in names if name.endswith(".toml") and not name.startswith("."))
+    return path, *islice(found, MAX_DROPINS + 1)
 
 
 def _dropins(path: Path) -> Path:
@@ -64,31 +68,54 @@ def _dropins(path: Path) -> Path:
 
 
 def load(path: Path) -> Loaded:
-    """Read the config at `path`. Never raises for what is in its files, or for their absence: see `Loaded`."""
-    sources, errors = [], []
+    """Read the config at `path`. Never raises for what is in its files, or for their absence: see `Loaded`.
+
+    Blocks on the disk, and takes up to a second for the longest config: not for the event loop.
+    """
+    sources: list[tuple[str, bytes]] = []
+    errors: list[ConfigError] = []
     try:
         files = files_of(path)
     except OSError as error:
         files = (path,)
         reason = error.strerror or str(error)
         errors.append(ConfigError(str(_dropins(path)), "", "", reason, "make it a directory of config files"))
-    for file in files:
+    if len(files) > MAX_DROPINS + 1:
+        remedy = "join them, or move those that are not criproxy's elsewhere"
+        errors.append(ConfigError(str(_dropins(path)), "", "", f"has more than {MAX_DROPINS} drop-ins", remedy))
+    room_bytes = MAX_BYTES
+    for file in files[: MAX_DROPINS + 1]:
         data = _read(file)
         if isinstance(data, ConfigError):
             errors.append(data)
+        elif len(data) <= MAX_FILE_BYTES and len(data) > room_bytes:
+            problem = f"with the files before it, the config has more than {MAX_BYTES} bytes"
+            errors.append(ConfigError(str(file), "", "", problem, "shorten it"))
         else:
             sources.append((str(file), data))
+            room_bytes -= min(len(data), room_bytes)
     loaded = _combine(sources, str(path))
-    return Loaded(loaded.config, (*errors, *loaded.errors))
+    return Loaded(loaded.config, _few((*errors, *loaded.errors), str(path)))
 
 
 def parse(data: bytes, file: str) -> Loaded:
     """Like `load`, for the bytes of one config file; `file` is its name in errors."""
-    return _combine([(file, data)], file)
+    loaded = _combine([(file, data)], file)
+    return Loaded(loaded.config, _few(loaded.errors, file))
+
+
+def _few(errors: Sequence[ConfigError], main: str) -> tuple[ConfigError, ...]:
+    """The first `MAX_ERRORS`, and how many there are besides."""
+    if len(errors) <= MAX_ERRORS:
+        return tuple(errors)
+    more = ConfigError(main, "", "", f"{len(errors) - MAX_ERRORS} more errors are not shown", "correct these first")
+    return (*errors[:MAX_ERRORS], more)
 
 
 def _read(file: Path) -> bytes | ConfigError:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a FIFO would wait for its writer, a device may do anything
+            return ConfigError(str(file), "", "", "is no regular file", "make it one, or remove it")
         with file.open("rb") as opened:
             return opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -107,13 +134,14 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:
     for file, data in sources:
         document, syntax_error = _salvage(data)
         found = [syntax_error] if syntax_error else []
-        errors += [replace(error, file=file) for error in found + _unknown_keys(document)]
+        found += _described(_unknown_keys(document))
+        errors += [replace(error, file=file) for error in found]
         for section, table in document.items():
             if isinstance(table, dict):
                 tables.setdefault(section, {}).update(table)
                 origins.update((f"{section}.{name}", file) for name in table)
     config, value_errors = _convert(tables)
-    errors += [replace(error, file=origins[error.key.partition("[")[0]]) for error in value_errors]
+    errors += [replace(error, file=origins.get(error.key.partition("[")[0], main)) for error in value_errors]
     config, conflict_errors = _resolve(config, origins, main)
     return Loaded(config, (*errors, *conflict_errors))
 
@@ -130,13 +158,18 @@ def _salvage(data: bytes) -> tuple[Mapping[str, Any], ConfigError | None]:
     if len(data) > MAX_FILE_BYTES:
         return {}, _error("", None, f"has more than {MAX_FILE_BYTES} bytes", "this is no config file of criproxy's")
     try:
-        return tomllib.loads(data.decode()), None
+        text = data.decode()
+        if line := too_deep(text):
+            failure = f"nests more than {MAX_DEPTH} deep (at line {line})"
+            lines = text.split("\n")[: line - 1]
+        else:
+            return tomllib.loads(text), None
     except UnicodeDecodeError as error:
         text = data[: error.start].decode()
         failure = f"is not UTF-8 (at line {_failed_line('', text)})"
         lines = text.split("\n")[:-1]
     except (ValueError, RecursionError) as error:
-        text, failure = data.decode(), _first_line(str(error))
+        failure = _first_line(str(error))
         lines = text.split("\n")[: _failed_line(failure, text) - 1]
     problem = _error("", None, failure, "correct it; until then only the lines before it count")
     return _longest_sound(lines), problem
@@ -165,23 +198,30 @@ def _failed_line(message: str, text: str) -> int:
 # --- tables to settings ----------------------------------------------------------------------------------------------
 
 
-def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
+_UNTOLD: Final = ConfigError("", "", "", "", "")
+"""One more error, only to be counted."""
+
+
+def _described(errors: Iterable[Callable[[], ConfigError]]) -> list[ConfigError]:
+    """All errors, the first of which in words: these take time."""
+    return [error() if index < MAX_ERRORS else _UNTOLD for index, error in enumerate(errors)]
+
+
+def _unknown_keys(document: Mapping[str, Any]) -> Iterator[Callable[[], ConfigError]]:
     known: dict[str, list[str]] = {}
     for setting in settings():
         known.setdefault(setting.section, []).append(setting.name)
-    errors = []
     for section, table in document.items():
         if section not in known:
-            errors.append(_unknown(section, section, table, [*known, *_everywhere(known, section)]))
+            names = [*known, *_everywhere(known, section)]
+            yield partial(_unknown, section, section, table, names)
         elif not isinstance(table, dict):
-            errors.append(_error(section, table, "is a section, not a key", f"write [{section}] and its keys below it"))
+            remedy = f"write [{section}] and its keys below it"
+            yield partial(_error, section, table, "is a section, not a key", remedy)
         else:
-            errors += [
-                _unknown(f"{section}.{name}", name, value, known[section])
-                for name, value in table.items()
-                if name not in known[section]
-            ]
-    return errors
+            for name, value in table.items():
+                if name not in known[section]:
+                    yield partial(_unknown, f"{section}.{name}", name, value, known[section])
 
 
 def _everywhere(known: Mapping[str, list[str]], name: str) -> list[str]:
@@ -222,13 +262,14 @@ def _convert_bad(setting: Setting, given: object, error: Exception) -> tuple[Any
     """The default, or of a list its good items, with what is wrong."""
     if setting.item_type is None or not isinstance(given, list):
         return setting.default, [_expected(setting, setting.key, given)]
-    good, errors = [], []
+    good: list[Any] = []
+    errors: list[ConfigError] = []
     for index, item in enumerate(given):
         key = f"{setting.key}[{index}]"
         try:
             good.append(msgspec.convert(item, setting.item_type))
         except (msgspec.ValidationError, RecursionError) as item_error:
-            errors += _item_errors(setting, key, item, item_error)
+            errors += _item_errors(setting, key, item, item_error) if len(errors) < MAX_ERRORS else [_UNTOLD]
     return tuple(good), errors
 
 
@@ -236,7 +277,8 @@ def _item_errors(setting: Setting, key: str, item: object, error: Exception) -> 
     if not setting.item_example or not isinstance(item, dict):
         return [_expected(setting, key, item)]
     known = setting.item_type.__struct_fields__
-    if unknown := [_unknown(f"{key}.{name}", name, item[name], known) for name in item if name not in known]:
+    strange = [name for name in item if name not in known]
+    if unknown := _described(partial(_unknown, f"{key}.{name}", name, item[name], known) for name in strange):
         return unknown
     problem = _first_line(str(error)).replace(" - at `$.", " at `").replace("`", "")
     return [_error(key, item, problem, f"write, for example, {setting.item_example}")]

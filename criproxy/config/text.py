@@ -1,6 +1,7 @@
 """How a value looks in a config file: for the example, and, cut to a short line, for errors."""
 
 import datetime
+import itertools
 import json
 import reprlib
 from typing import Final
@@ -11,13 +12,16 @@ SHOWN: Final = 60
 """Characters of a string or number, and a few items of a list or table, that are shown."""
 
 _ITEMS: Final = 3
+_DEPTH: Final = 3
+_DECIMAL_BITS: Final = 1024
+"""A larger number is shown in hexadecimal: Python refuses decimals of more than 4300 digits."""
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
 _SHORT.maxlevel = 2
 
 
-def toml(value: object) -> str:
-    """`value` as it would stand in a file, on one short line of ASCII; "" for None."""
+def toml(value: object, depth: int = _DEPTH) -> str:
+    """`value` as it would stand in a file, on one short line of ASCII; "" for None. `depth`: tables and lists shown."""
     match value:
         case None:
             text = ""
@@ -25,17 +29,22 @@ def toml(value: object) -> str:
             text = str(value).lower()
         case str():
             text = json.dumps(value if len(value) <= SHOWN else value[:SHOWN] + "...")
+        case list() | tuple() | dict() if value and not depth:
+            text = "{ ... }" if isinstance(value, dict) else "[...]"
         case list() | tuple():
-            text = "[" + ", ".join(_cut([toml(item) for item in value[: _ITEMS + 1]])) + "]"
+            text = "[" + ", ".join(_cut([toml(item, depth - 1) for item in value[: _ITEMS + 1]])) + "]"
         case msgspec.Struct():
-            text = toml({name: given for name in value.__struct_fields__ if (given := getattr(value, name))})
+            text = toml({name: given for name in value.__struct_fields__ if (given := getattr(value, name))}, depth)
         case dict():
-            pairs = [f"{bare(str(name))} = {toml(item)}" for name, item in list(value.items())[: _ITEMS + 1]]
+            items = itertools.islice(value.items(), _ITEMS + 1)
+            pairs = [f"{bare(str(name))} = {toml(item, depth - 1)}" for name, item in items]
             text = "{ " + ", ".join(_cut(pairs)) + " }"
         case datetime.date() | datetime.time():
             text = value.isoformat()
         case int() if value.bit_length() < 64:
             text = f"{value:_}"
+        case int() if value.bit_length() > _DECIMAL_BITS:
+            text = f"{hex(value)[:SHOWN]}..."
         case _:
             text = _SHORT.repr(value)
     return text

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,11 +12,15 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from criproxy.apart import run_apart
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0
+LAST_S: Final = 1.0
+"""What the end of the process waits for the last one."""
+
 MAX_AGE_S: Final = 7 * 86400.0
 WALL_SLACK_S: Final = 60.0
 """Clocks are set while a machine runs; by more than this, a file is from the future or from another boot."""
@@ -38,16 +43,28 @@ class CheckpointFile:
         self._clock = clock
         self._log = log
 
-    def write(self, states: Mapping[str, PredictorState]) -> None:
-        """The old file or the new one is there, whole, whenever the power fails. Raises OSError. Blocks on the disk."""
+    def write(self, states: Mapping[str, PredictorState], *, durable: bool = True) -> None:
+        """The old file or the new one is there, whole, whenever the power fails; but not for long after one that is
+        not `durable`, which waits for no disk unless the kernel makes it.
+
+        Raises OSError, also when another write has begun since, whatever process it is of. Blocks.
+        """
         document = Document(VERSION, self._clock.wall_s(), self._clock.boottime_s(), dict(states))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f"{self.path.name}.tmp")
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
             file.write(msgspec.json.encode(document))
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
+            if os.fstat(file.fileno()).st_ino != temporary.stat().st_ino:
+                raise OSError(errno.ESTALE, "a later checkpoint is on its way", str(temporary))
         temporary.replace(self.path)
+        if durable:
+            self._sync_directory()
+
+    def _sync_directory(self) -> None:
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
@@ -107,22 +124,34 @@ class Checkpointer:
         self._clock = clock
         self._states = states
         self._log = log
-        self._failing = False
+        self._failing = self._loading = False
         self.failures = 0
         self.last_written_s: float | None = None
 
+    async def load(self, restore: Callable[[Mapping[str, PredictorState], float], None]) -> None:
+        """Have what the file holds restored. Until then nothing is saved over it."""
+        self._loading = True
+        try:
+            restore(*await run_apart("checkpoint", self._file.load))
+        except RuntimeError as error:  # the machine has no more threads
+            self._log.warning("checkpoint_unreadable", file=str(self._file.path), error=str(error))
+        finally:
+            self._loading = False
+
     async def run(self) -> None:
-        """Until cancelled. The last minute is the caller's to save, with `save`."""
+        """Until cancelled. The last minute is the caller's to save, with `save_last`."""
         while True:
             await self._clock.sleep(EVERY_S)
             await self.save()
 
-    async def save(self) -> None:
+    async def save(self, *, durable: bool = True) -> None:
         """Never raises: without a checkpoint only the next start is colder."""
+        if self._loading:
+            return
         states = self._states()
         try:
-            await asyncio.to_thread(self._file.write, states)
-        except OSError as error:
+            await run_apart("checkpoint", lambda: self._file.write(states, durable=durable))
+        except (OSError, RuntimeError) as error:
             self.failures += 1
             if not self._failing:
                 self._log.warning("checkpoint_failed", file=str(self._file.path), error=str(error))
@@ -130,3 +159,14 @@ class Checkpointer:
             return
         self._failing = False
         self.last_written_s = self._clock.wall_s()
+
+    async def save_last(self) -> None:
+        """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.
+
+        A power failure within the next half minute may cost the checkpoint; a restart of the process does not.
+        """
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.save(durable=False)
+        except TimeoutError:
+            self._log.warning("checkpoint_given_up", file=str(self._file.path), reason=f"it took more than {LAST_S} s")

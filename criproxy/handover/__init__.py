@@ -4,9 +4,9 @@
     start it, by its own command   ->     read the config, find the runtime and list it
                                    <-     Ready
     close the status port, stop all
-    that writes, save the checkpoint,
-    hold pods that ask to be let in
-    Take                           ->     take over checkpoint and box, swap the symlink, go to work
+    that writes, hold pods that ask
+    to be let in
+    Learned, Take                  ->     take over memory and box, swap the symlink, go to work
                                    <-     Serving
     tell systemd (MAINPID)
     Main                           ->     feed the watchdog
@@ -14,6 +14,8 @@
     here is let in there: Admit    ->     the one that writes to the box
                                    <-     Done
     end
+
+Between the two no disk is touched: one that hangs must not keep the box without control.
 
 Whatever fails before Serving ends the new one, and the old one goes on as if nothing had been.
 """

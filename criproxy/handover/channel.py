@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from criproxy.control.series import PredictorState
+
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
@@ -17,6 +19,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     version: str
     listen: str
     errors: tuple[str, ...] = ()
+
+
+class Learned(msgspec.Struct, frozen=True, tag="learned"):
+    """What the old one has learned of a resource's usage, on its own clock (CLOCK_BOOTTIME); before Take.
+
+    A message each: a line of more than 64 KiB would not be read, and all of them have 44 KB.
+    """
+
+    resource: str
+    state: PredictorState
 
 
 class Take(msgspec.Struct, frozen=True, tag="take"):
@@ -63,7 +75,7 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     started: str = ""
 
 
-Message = Ready | Take | Serving | Main | Admit | Resize | Done | Changed
+Message = Ready | Learned | Take | Serving | Main | Admit | Resize | Done | Changed
 
 _DECODER: Final = msgspec.json.Decoder(Message)
 

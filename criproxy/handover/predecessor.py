@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Final
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.handover.channel import Admit, Changed, Channel, Done, Main, Ready, Resize, Serving, Take
+from criproxy.control.series import PredictorState
+from criproxy.handover.channel import Admit, Changed, Channel, Done, Learned, Main, Ready, Resize, Serving, Take
 from criproxy.model import AdmissionError
 from criproxy.proxy.intercept import Admission
 
@@ -22,6 +23,8 @@ class Predecessor:
         self._end = end
         self._channel: Channel | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self.learned: dict[str, PredictorState] = {}
+        """What it has learned, by resource; after `turn`."""
         self.gone = asyncio.Event()
 
     @classmethod
@@ -38,8 +41,11 @@ class Predecessor:
         self._channel = await Channel.open(self._end)
         self._channel.send(ready)
         while (message := await self._channel.receive()) is not None:
-            if isinstance(message, Take):
-                return message
+            match message:
+                case Learned(resource, state):
+                    self.learned[resource] = state
+                case Take():
+                    return message
         return None
 
     def serving(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from criproxy.handover.channel import Channel, Message, Ready, Serving, Take
+from criproxy.handover.channel import Channel, Learned, Message, Ready, Serving, Take
 from criproxy.handover.predecessor import CHANNEL
 
 _START_S: Final = 60.0
@@ -36,8 +36,8 @@ class UpgradeError(Exception):
 class Parts(Protocol):
     """What writes in the old process."""
 
-    async def rest(self) -> Take:
-        """Stop it. Raises UpgradeError."""
+    async def rest(self) -> Sequence[Learned | Take]:
+        """Stop it, and say what the new process must know, the Take last. Raises UpgradeError."""
         ...
 
     async def resume(self) -> None:
@@ -117,7 +117,8 @@ async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ:
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        successor.channel.send(await parts.rest())
+        for message in await parts.rest():
+            successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)
     except BaseException:
         await successor.kill()

@@ -1,6 +1,10 @@
 """The log: one JSON line per event on stderr, with ts, level, event and the event's fields."""
 
+import atexit
+import datetime
+import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
@@ -8,8 +12,13 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from criproxy.observe.log_writer import LogWriter
+
 MAX_TEXT: Final = 2048
 """Characters of one string in a line: a request may carry any text of any length."""
+
+_LAST_LINES_S: Final = 1.0
+"""For so long the end of the process waits for whoever reads the log."""
 
 _LEVELS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
@@ -35,6 +44,21 @@ def configure(level: str, stream: TextIO | None = None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(_Tolerant(stream or sys.stderr)),  # type: ignore[arg-type]
     )
+
+
+def take_stderr() -> LogWriter:
+    """From now on, nobody waits for stderr's reader: neither the log, nor what Python itself writes there."""
+    sys.stderr = writer = LogWriter(2, _lines_lost)
+    atexit.register(writer.drain, _LAST_LINES_S)  # after the traceback of an error that ends the process
+    # What gRPC's core says of itself, it writes from any thread, past Python; its calls fail with it, too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return writer
+
+
+def _lines_lost(count: int) -> str:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    reason = "whoever reads the log did not keep up, or could not be written to"
+    return json.dumps({"ts": now, "level": "warning", "event": "log_lines_dropped", "lines": count, "reason": reason})
 
 
 class _Tolerant:

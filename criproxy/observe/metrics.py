@@ -1,7 +1,7 @@
 """What criproxy counts and measures, for Prometheus, in a registry of its own."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from criproxy.bypass import BypassStatus
@@ -20,12 +20,12 @@ class Metrics:
     Gauges of what is not known yet are NaN, since 0 would be a statement.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0) -> None:
         self._registry: Final = Registry()
         self._init_requests()
         self._init_overhead()
         self._init_samples()
-        self._init_process(version)
+        self._init_process(version, log_lines_dropped)
 
     def _init_requests(self) -> None:
         registry = self._registry
@@ -149,7 +149,7 @@ class Metrics:
         self._tick_failures = Counter("criproxy_tick_failures", "Ticks that failed", registry=registry)
         self._ticks_missed = Counter("criproxy_ticks_missed", "Ticks left out for lateness", registry=registry)
 
-    def _init_process(self, version: str) -> None:
+    def _init_process(self, version: str, log_lines_dropped: Callable[[], int]) -> None:
         registry = self._registry
         Gauge("criproxy_info", "The version that runs", ("version",), registry=registry).set(1, version)
         self._ready = Gauge("criproxy_runtime_ready", "Whether the runtime answers", registry=registry)
@@ -166,6 +166,13 @@ class Metrics:
         self._reload_failures = Counter("criproxy_config_reload_failures", "Config files refused", registry=registry)
         self._upgrade_failures = Counter(
             "criproxy_upgrade_failures", "New processes that could not take over from this one", registry=registry
+        )
+        Reading(
+            "criproxy_log_lines_dropped_total",
+            "Lines of the log that whoever reads it did not take in time",
+            "counter",
+            log_lines_dropped,
+            registry=registry,
         )
         add_process_metrics(registry)
 

@@ -360,6 +360,33 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
     assert box.state().pods == (("poda",) if held is not None else ())
 
 
+@pytest.mark.parametrize(
+    ("held", "decided", "then"),
+    [
+        pytest.param(Limits(16.0, 64 << 30), DECIDED, DECIDED, id="large-limits-of-the-night-are-lowered"),
+        pytest.param(Limits(0.5, 64 << 20), DECIDED, Limits(0.5, 64 << 20), id="small-ones-are-not-raised"),
+        pytest.param(Limits(0.5, 64 << 30), DECIDED, Limits(0.5, 512 << 20), id="each-for-itself"),
+        pytest.param(Limits(0.5, 64 << 20), LIFTED, Limits(0.5, 64 << 20), id="nor-lifted"),
+        pytest.param(LIFTED, DECIDED, LIFTED, id="what-was-lifted-stays-so"),
+        pytest.param(Limits(UNLIMITED, 64 << 30), DECIDED, Limits(UNLIMITED, 512 << 20), id="also-one-of-them"),
+    ],
+)
+def test_limits_are_only_lowered_while_the_config_is_not_known(
+    box: Box, driver: FakeDriver, held: Limits, decided: Limits, then: Limits
+) -> None:
+    driver.boxes["/offline"] = held
+    box.only_lower = True
+
+    run(lambda: box.apply(decided), lambda: box.adopt(parse_box("/offline")))
+    assert (driver.boxes["/offline"], box.state().limits) == (held, held)
+    run(lambda: box.apply(FLOOR), lambda: box.apply(decided))
+    assert (driver.boxes["/offline"], box.state().limits) == (then, then)
+
+    box.only_lower = False
+    run(lambda: box.apply(decided))
+    assert driver.boxes["/offline"] == decided
+
+
 def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: FakeDriver) -> None:
     driver.boxes["/offline"] = Limits(3.0, 1 << 30)
 

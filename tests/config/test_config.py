@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.config import Config, Loaded, load, restart_keys
+from criproxy.config.bounds import MAX_FILE_BYTES
 from criproxy.config.example import render
-from criproxy.config.load import MAX_FILE_BYTES, parse
+from criproxy.config.load import parse
 from criproxy.config.schema import conflicts, settings, value_of
 from criproxy.control.schedule import Window
 from criproxy.hooks.offline import Rule, Subject, Test
@@ -290,7 +291,7 @@ def test_schedule_that_is_not_used_is_not_asked_for_limits() -> None:
         ),
         pytest.param(b'[proxy]\nlisten = "/mine"\nx = """\na\nb\n', "end", id="string-never-ends"),
         pytest.param(b'[proxy]\nlisten = "/mine"\nx = [\n' + b"1,\n" * 20_000, "end", id="long-list-never-ends"),
-        pytest.param(b'[proxy]\nlisten = "/mine"\nx = ' + b"[" * 50_000, "recursion", id="nested-too-deep"),
+        pytest.param(b'[proxy]\nlisten = "/mine"\nx = ' + b"[" * 50_000, "8 deep (at line 3)", id="nested-too-deep"),
         pytest.param(b'[proxy]\nlisten = "/mine"\nx = ' + b"9" * 50_000, "digits", id="number-too-long"),
         pytest.param(b'[proxy]\nlisten = "/mine"\nlisten = "/other"\n', "line 3", id="key-twice"),
     ],

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import threading
 
 import pytest
 from control_fakes import FakeClock, FakeLog, Stop
@@ -172,3 +174,81 @@ def test_checkpointer_failure_is_counted_and_logged_once_until_it_works(file, st
     file.path.with_name("predictor.json.tmp").mkdir()
     asyncio.run(checkpointer.save())
     assert log.names() == ["checkpoint_failed", "checkpoint_failed"]
+
+
+class SlowDisk:
+    """fsync ends only when `freed` is set."""
+
+    def __init__(self, monkeypatch):
+        self.freed, self.entered = threading.Event(), threading.Event()
+        self._fsync = os.fsync
+        monkeypatch.setattr("criproxy.control.checkpoint.os.fsync", self._sync)
+        monkeypatch.setattr("criproxy.control.checkpoint.LAST_S", 60.0)  # this machine may be slow, too
+
+    def _sync(self, descriptor):
+        self.entered.set()
+        self.freed.wait()
+        self._fsync(descriptor)
+
+    def writers(self):
+        return [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
+
+    def end(self):
+        self.freed.set()
+        for thread in self.writers():
+            thread.join()
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.end()
+
+
+def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before(file, states, clock, log, slow_disk):
+    later = {"cpu": replace(states["cpu"], samples=1)}
+    given = [states, later]
+    checkpointer = Checkpointer(file, clock, lambda: given.pop(0), log)
+
+    async def main():
+        each_minute = asyncio.create_task(checkpointer.save())
+        await asyncio.to_thread(slow_disk.entered.wait)
+        each_minute.cancel()  # as the end of the process does
+        await checkpointer.save_last()
+
+    asyncio.run(main())
+    assert file.load()[0] == later
+    slow_disk.end()
+    assert file.load()[0] == later
+    assert [entry.name for entry in file.path.parent.iterdir()] == ["predictor.json"]
+    assert log.events == []
+
+
+def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, states, clock, log, monkeypatch):
+    freed = threading.Event()
+    monkeypatch.setattr("criproxy.control.checkpoint.LAST_S", 0.05)
+    monkeypatch.setattr(file, "write", lambda *_, **__: freed.wait())
+    try:
+        asyncio.run(Checkpointer(file, clock, lambda: states, log).save_last())  # which joins asyncio's threads
+        assert log.names() == ["checkpoint_given_up"]
+    finally:
+        freed.set()
+
+
+def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file, states, clock, log, monkeypatch):
+    file.write(states)
+    freed, load, restored = threading.Event(), file.load, []
+    monkeypatch.setattr(file, "load", lambda: (freed.wait(), load())[1])
+    checkpointer = Checkpointer(file, clock, dict, log)
+
+    async def main():
+        loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what)))
+        await asyncio.wait((loading,), timeout=0.05)
+        assert restored == []
+        await checkpointer.save()
+        freed.set()
+        await loading
+
+    asyncio.run(main())
+    assert restored == [(states, 0.0)]

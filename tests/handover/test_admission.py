@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings
 from criproxy.handover.admission import Admissions, Remote
-from criproxy.handover.channel import Channel, Main, Ready, Serving, Take
+from criproxy.handover.channel import Channel, Learned, Main, Ready, Serving, Take
 from criproxy.handover.predecessor import CHANNEL, Predecessor
 from criproxy.model import AdmissionError
 
@@ -40,6 +43,9 @@ class FakeBox:
         self.did.append((what, place.in_box, memory_bytes))
 
 
+LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
+
+
 @dataclass
 class Two:
     """The old process's end, and the new one's, which serves for `box`."""
@@ -63,8 +69,10 @@ async def handed_over() -> AsyncIterator[Two]:
     channel = await Channel.open(ours)
     turn = asyncio.create_task(predecessor.turn(Ready("1", "/l")))
     assert await channel.receive() == Ready("1", "/l")
+    channel.send(Learned("cpu", LEARNED))
     channel.send(Take("/offline", ("pod0",)))
     assert await turn == Take("/offline", ("pod0",))
+    assert predecessor.learned == {"cpu": LEARNED}
     predecessor.serving()
     assert await channel.receive() == Serving()
     mains: list[bool] = []

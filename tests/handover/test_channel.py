@@ -1,11 +1,35 @@
 """What two processes say to each other: every message arrives, what is not understood does no harm."""
 
 import asyncio
+import random
 import socket
 
 import pytest
 
-from criproxy.handover.channel import Admit, Changed, Channel, Done, Main, Message, Ready, Resize, Serving, Take
+from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings, PredictorState
+from criproxy.handover.channel import (
+    Admit,
+    Changed,
+    Channel,
+    Done,
+    Learned,
+    Main,
+    Message,
+    Ready,
+    Resize,
+    Serving,
+    Take,
+)
+
+
+def learned(buckets: Buckets, capacity: float) -> PredictorState:
+    """Of a node that has used every amount, small and large, at all times of the day."""
+    chance, predictor = random.Random(1), make_predictor(PredictorSettings(), buckets)
+    for t_s in range(0, 2 * 86_400, 30):
+        predictor.observe(float(t_s), 1.7e9 + t_s, capacity ** chance.random(), capacity)
+    return predictor.checkpoint()
 
 
 async def pair() -> tuple[Channel, Channel]:
@@ -19,6 +43,8 @@ async def pair() -> tuple[Channel, Channel]:
         Ready("0.2.0", "/run/criproxy/criproxy.sock", ("a: b",)),
         Take("/kubepods/../offline", ("podA", "podB")),
         Take(None, ()),
+        Learned("cpu", learned(CPU_BUCKETS, 512.0)),
+        Learned("memory", learned(MEMORY_BUCKETS, 16.0 * 2**40)),
         Serving(),
         Main(),
         Admit(7, "/offline/pod\nx", 1 << 40),

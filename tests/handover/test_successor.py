@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings
 from criproxy.handover import successor as module
-from criproxy.handover.channel import Take
+from criproxy.handover.channel import Learned, Take
 from criproxy.handover.successor import Successor, UpgradeError, command_of, hand_over
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,16 +42,19 @@ asyncio.run(main())
 """
 
 
+LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
+
+
 @dataclass
 class FakeParts:
     did: list[str] = field(default_factory=list)
     stuck: bool = False
 
-    async def rest(self) -> Take:
+    async def rest(self) -> tuple[Learned | Take, ...]:
         self.did.append("rest")
         if self.stuck:
             raise UpgradeError("a write is blocked")
-        return Take("/offline", ())
+        return Learned("cpu", LEARNED), Take("/offline", ())
 
     async def resume(self) -> None:
         self.did.append("resume")
