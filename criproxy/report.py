@@ -46,6 +46,9 @@ _STALLED_S: Final = 30.0
 _HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
 
+_DISCARDED: Final = 3
+"""Samples that were discarded one after the other, of which an operator is told; a CPU that comes makes one."""
+
 
 class EngineView(Protocol):
     """What carries new connections, and what is wrong with it (None: nothing)."""
@@ -92,6 +95,8 @@ class Reporter:
         self._stalled_s = _STALLED_S
         self._tick_failures = self._swept = 0
         self._tick_failed = False
+        self._discarded, self._discarded_for = 0, ""
+        """So many readings, one after the other, were no measurements, and why the last was none."""
         self._last: tuple[Snapshot, Decision] | None = None
         self._colocation: Literal["on", "off", "pass-through"] = "off"
         self._config = ConfigStatus(str(config_file), (), ())
@@ -110,6 +115,7 @@ class Reporter:
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
         self._ticked_s = self._clock()
         self._tick_failed = False
+        self._discarded = 0
         decision = self._in_force(decision)
         self._last = (snapshot, decision)
         self._metrics.ticked(snapshot, decision, changes, seconds)
@@ -122,6 +128,11 @@ class Reporter:
         self._tick_failures += 1
         self._tick_failed = True
         self._metrics.tick_failed(seconds)
+
+    def sample_discarded(self, reason: str) -> None:
+        self._ticked_s = self._clock()
+        self._discarded, self._discarded_for = self._discarded + 1, reason
+        self._metrics.sample_discarded()
 
     def ticks_missed(self, count: int) -> None:
         self._metrics.ticks_missed(count)
@@ -194,6 +205,8 @@ class Reporter:
             yield f"no offline pod is let in: {state.reason}"
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        if self._discarded >= _DISCARDED:
+            yield f"the last {self._discarded} samples are impossible and not used: {self._discarded_for}"
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):

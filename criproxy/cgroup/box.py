@@ -47,10 +47,11 @@ class BoxState(Struct, frozen=True):
 
 
 class Usages(Struct, frozen=True):
-    """One reading of the node and of the box (None: there is no box)."""
+    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
 
     node: Usage
     box: Usage | None
+    read_s: float
 
 
 class Box:
@@ -306,7 +307,8 @@ class Box:
 
     def _usage(self) -> Usages:
         path = self._path
-        return Usages(self._driver.node_usage(), None if path is None else self._driver.usage(path))
+        node, read_s = self._driver.node_usage(), self._clock()
+        return Usages(node, None if path is None else self._driver.usage(path), read_s)
 
     def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         if self._path is None:
