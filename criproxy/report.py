@@ -53,6 +53,9 @@ _HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
 _LOUDEST: Final = 3
 
+_DISCARDED: Final = 3
+"""Samples that were discarded one after the other, of which an operator is told; a CPU that comes makes one."""
+
 
 class EngineView(Protocol):
     """What carries new connections, and what is wrong with it (None: nothing)."""
@@ -99,6 +102,8 @@ class Reporter:
         self._stalled_s = _STALLED_S
         self._tick_failures = self._swept = 0
         self._tick_failed = False
+        self._discarded, self._discarded_for = 0, ""
+        """So many readings, one after the other, were no measurements, and why the last was none."""
         self._last: tuple[Snapshot, Decision] | None = None
         self._above = AboveBound()
         self._colocation: Literal["on", "off", "pass-through"] = "off"
@@ -128,6 +133,7 @@ class Reporter:
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
         self._ticked_s = self._clock()
         self._tick_failed = False
+        self._discarded = 0
         decision = self._in_force(decision)
         self._last = (snapshot, decision)
         self._above.look(self._box.state(), self._ticked_s)
@@ -142,6 +148,11 @@ class Reporter:
         self._tick_failed = True
         self._above.look(self._box.state(), self._ticked_s)
         self._metrics.tick_failed(seconds)
+
+    def sample_discarded(self, reason: str) -> None:
+        self._ticked_s = self._clock()
+        self._discarded, self._discarded_for = self._discarded + 1, reason
+        self._metrics.sample_discarded()
 
     def ticks_missed(self, count: int) -> None:
         self._metrics.ticks_missed(count)
@@ -209,20 +220,14 @@ class Reporter:
 
     def _problems(self, attached: AttachStatus) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
-        state, bypass = self._box.state(), self.bypass()
+        bypass = self.bypass()
         for problem in (self.unhealthy(), self._unready(), self._engine.problem):
             if problem is not None:
                 yield problem
         if self._config.errors:
             effect = "nothing new is placed" if self._colocation == "pass-through" else "the one before holds"
             yield f"the config file has errors, so {effect}"
-        if self._colocation == "on" and not state.version:
-            yield "this machine has no cgroup hierarchy for a box, so offline pods are refused"
-        if self._colocation == "on" and not state.welcome:
-            yield f"no offline pod is let in: {state.reason}"
-        if self._tick_failed:
-            yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
-        yield from self._above.problems(self._clock())
+        yield from self._unbounded_box()
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -236,6 +241,19 @@ class Reporter:
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
+
+    def _unbounded_box(self) -> Iterator[str]:
+        """Why the box is not bounded as it should be."""
+        state = self._box.state()
+        if self._colocation == "on" and not state.version:
+            yield "this machine has no cgroup hierarchy for a box, so offline pods are refused"
+        if self._colocation == "on" and not state.welcome:
+            yield f"no offline pod is let in: {state.reason}"
+        if self._tick_failed:
+            yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        yield from self._above.problems(self._clock())
+        if self._discarded >= _DISCARDED:
+            yield f"the last {self._discarded} samples are impossible and not used: {self._discarded_for}"
 
     def _unheld(self) -> Iterator[str]:
         """What offline pods cost where no limit of the box holds."""

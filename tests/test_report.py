@@ -447,6 +447,24 @@ def test_tick_that_failed_is_no_problem_any_more_after_one_that_succeeded() -> N
     assert bench.status().problems == ()
 
 
+def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_until_one_is_used() -> None:
+    bench = Bench()
+    bench.tick()
+    for _ in range(2):
+        bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+    before = bench.status().problems
+    bench.now_s += 100.0
+    bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+
+    assert before == ()
+    assert bench.status().problems == (
+        "the last 3 samples are impossible and not used: the node's CPU counter says 9.00 cores, of 4.00",
+    )
+    assert bench.metric("criproxy_samples_discarded_total") == 3.0
+    bench.tick()
+    assert bench.status().problems == ()
+
+
 def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_not_wanted_is_no_problem() -> None:
     bench = Bench(pass_through=True)
     bench.box.version, bench.box.fault = 0, "cannot write"

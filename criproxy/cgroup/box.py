@@ -69,10 +69,11 @@ class BoxState(Struct, frozen=True):
 
 
 class Usages(Struct, frozen=True):
-    """One reading of the node and of the box (None: there is no box)."""
+    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
 
     node: Usage
     box: Usage | None
+    read_s: float
 
 
 class Box:
@@ -431,9 +432,10 @@ class Box:
 
     def _usage(self) -> Usages:
         path, wanted = self._path, self._wanted
-        node, box = self._driver.node_usage(), None if path is None else self._driver.usage(path)
+        node, read_s = self._driver.node_usage(), self._clock()
+        box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted.memory_bytes)
-        return Usages(node, box)
+        return Usages(node, box, read_s)
 
     def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         if self._path is None:

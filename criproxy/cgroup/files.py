@@ -70,17 +70,16 @@ def node_working_set_bytes(meminfo: str) -> int:
     return max(0, kilobytes["MemTotal"] - kilobytes["MemFree"] - kilobytes["Inactive(file)"]) * 1024
 
 
-def busy_cpu_seconds(stat: str, uptime: str, ticks_per_s: int) -> float:
-    """CPU time that was not idle, of all CPUs since boot: CPUs x uptime - idle time.
-
-    The kernel measures idle time; what it adds up as busy, here and in the root cgroup's cpu.stat, it samples at its
-    timer's ticks, which miss short bursts (measured: 0.4 of 1.1 cores seen). A hot-plugged CPU makes one jump.
-    Source: proc(5), /proc/stat and /proc/uptime; kernel/sched/cputime.c.
-    """
-    total, *rest = stat.splitlines()
-    idle, iowait = total.split()[4:6]
-    cpus = sum(line.startswith("cpu") for line in rest)
-    return cpus * float(uptime.split(maxsplit=1)[0]) - (int(idle) + int(iowait)) / ticks_per_s
+def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:
+    """How long each CPU that is online was idle, waiting for a disk included. Source: proc(5), /proc/stat."""
+    idle_s = {}
+    for line in stat.splitlines():
+        name, *ticks = line.split(maxsplit=6)
+        if not name.startswith("cpu"):
+            break
+        if name != "cpu":
+            idle_s[int(name[3:])] = (int(ticks[3]) + int(ticks[4])) / ticks_per_s
+    return idle_s
 
 
 def quota_us(cores: float) -> int:

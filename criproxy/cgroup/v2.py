@@ -1,10 +1,12 @@
 """The box in cgroup v2: one directory of the unified hierarchy, driven through plain files."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from criproxy.cgroup import files
+from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError, contested, no_cpus, too_full
 from criproxy.cgroup.ledger import Ledger
@@ -24,15 +26,19 @@ _CONTROLLERS: Final = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pi
 
 
 class V2Driver:
-    """A `CgroupDriver`. `mount`: where the unified hierarchy is mounted.
+    """A `CgroupDriver`. `mount`: where the unified hierarchy is mounted. `clock`: CLOCK_MONOTONIC, in s.
 
     memory.oom.group is left at 0 on the box: it would kill all pods at once.
     """
 
-    def __init__(self, mount: str, tree: Tree, proc: str = "/proc") -> None:
+    def __init__(
+        self, mount: str, tree: Tree, proc: str = "/proc", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.mount = self._mount = mount
         self._tree = tree
         self._proc = proc
+        self._clock = clock
+        self._busy = BusyTime()
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._ledger = Ledger()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -51,9 +57,9 @@ class V2Driver:
         return file if self._tree.exists(file) else None
 
     def node_usage(self) -> Usage:
-        stat, uptime = self._tree.read(f"{self._proc}/stat"), self._tree.read(f"{self._proc}/uptime")
         memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
-        return Usage(files.busy_cpu_seconds(stat, uptime, self._ticks_per_s), memory_bytes)
+        idle_s = files.idle_cpu_seconds(self._tree.read(f"{self._proc}/stat"), self._ticks_per_s)
+        return Usage(self._busy.add(self._clock(), idle_s), memory_bytes)
 
     def usage(self, path: str) -> Usage | None:
         directory = self._mount + checked_path(path)

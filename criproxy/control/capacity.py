@@ -14,10 +14,14 @@ _ENOUGH_BYTES: Final = 1 << 16
 
 
 class Capacity(Struct, frozen=True):
-    """What online and offline share."""
+    """What online and offline share.
+
+    `outside_cores`: CPUs that are online, but not in the root cpuset (isolated). What they run counts as the node's.
+    """
 
     cores: float
     memory_bytes: int
+    outside_cores: float = 0.0
 
 
 class CapacityReader(Struct, frozen=True):
@@ -33,15 +37,15 @@ class CapacityReader(Struct, frozen=True):
 
     def read(self) -> Capacity:
         """Raises OSError, or ValueError naming the file, when there is no capacity to be read."""
-        cpus = _cpus(self.online)
-        if self.cpuset is not None:
-            cpus &= _cpus(self.cpuset)
+        online = _cpus(self.online)
+        cpus = online if self.cpuset is None else online & _cpus(self.cpuset)
         total = _MEM_TOTAL.search(_text(self.meminfo))
         if not cpus:
             raise ValueError(f"no CPU is both in {self.online} and in {self.cpuset}")
         if total is None:
             raise ValueError(f"{self.meminfo} has no MemTotal")
-        return Capacity(cores=float(len(cpus)), memory_bytes=int(total[1]) * 1024)
+        outside_cores = float(len(online) - len(cpus))
+        return Capacity(float(len(cpus)), int(total[1]) * 1024, outside_cores)
 
 
 def _cpus(file: Path) -> set[int]:

@@ -22,6 +22,9 @@ _AT_ONCE_S: Final = 0.002
 _TRIES: Final = 3
 """Counters of node and box that were read further apart tell of a step that never was: what the box used between."""
 
+_IMPOSSIBLE: Final = 2.0
+"""A look that says so many times the capacity is none: a counter has jumped, as when a virtual machine is resumed."""
+
 
 class Node(Protocol):
     """What the guard looks at and acts on (`criproxy.cgroup.box`)."""
@@ -176,8 +179,11 @@ class Guard:
         # A counter that has gone back is another cgroup's.
         if last is None or t_s <= last[0] or node_s < last[1] or box_s < last[2]:
             return
-        seconds, box_cores = t_s - last[0], (box_s - last[2]) / (t_s - last[0])
-        online_cores = max(0.0, (node_s - last[1]) / seconds - box_cores)
+        seconds, capacity = t_s - last[0], outlook.capacity_cores
+        node_cores, box_cores = (node_s - last[1]) / seconds, (box_s - last[2]) / seconds
+        if max(node_cores, box_cores) > _IMPOSSIBLE * capacity:
+            return
+        online_cores = min(max(0.0, node_cores - box_cores), capacity)
         look = Look(t_s, seconds, online_cores, box_cores, self._pressure.take())
         before, self._state = self._state, watch(look, outlook, self._state, law)
         if self._state.false_alarms > before.false_alarms:

@@ -27,13 +27,16 @@ HOUR_COLD_START_PROBES: Final = 288
 
 
 class Usages(Protocol):
-    """One reading of the counters; `box` is None when there is no box."""
+    """One reading of the counters, at `read_s` (CLOCK_MONOTONIC); `box` is None when there is no box."""
 
     @property
     def node(self) -> Usage: ...
 
     @property
     def box(self) -> Usage | None: ...
+
+    @property
+    def read_s(self) -> float: ...
 
 
 class Box(Protocol):
@@ -74,6 +77,10 @@ class Observer(Protocol):
 
     def tick_failed(self, seconds: float) -> None: ...
 
+    def sample_discarded(self, reason: str) -> None:
+        """The tick's reading was no measurement, so nothing was decided."""
+        ...
+
     def ticks_missed(self, count: int) -> None: ...
 
 
@@ -107,7 +114,7 @@ class Loop:
         self._decided: tuple[float, float | None] | None = None
         """Capacity and prediction, in cores, of the last decision."""
         self._trouble: str | None = None
-        self._drifting = False
+        self._drifting = self._discarding = False
         self.history = History()
         self.counters = Counters()
 
@@ -122,14 +129,18 @@ class Loop:
         started_s = self._clock.boottime_s()
         try:
             snapshot = await self._sample()
-            if snapshot is not None:
+            self._tell_discarded()
+            if snapshot is None:
+                await self._fall_back()
+            else:
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot
                 decision, changes = await self._apply(snapshot, prediction)
                 self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
         except Exception as error:
             self._failed(error)
-            await self._fall_back()
+            with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
+                await self._fall_back()
             with contextlib.suppress(Exception):  # an observer may be what failed
                 self._observer.tick_failed(self._clock.boottime_s() - started_s)
             return False
@@ -138,8 +149,8 @@ class Loop:
 
     async def _sample(self) -> Snapshot | None:
         usages = await self._box.usage()
-        reading = Reading(self._clock.boottime_s(), usages.node, usages.box, self._read_capacity())
-        return self._sampler.sample(reading)
+        capacity, t_s = self._read_capacity(), self._clock.boottime_s()
+        return self._sampler.sample(Reading(t_s, usages.read_s, usages.node, usages.box, capacity))
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
         t_s, wall_s = snapshot.t_s, self._clock.wall_s()
@@ -174,8 +185,16 @@ class Loop:
         if last is None or t_s - last.t_s <= self._settings.predictor.horizon_s:
             return
         note = f"no sample for {t_s - last.t_s:.0f} s"
-        with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
-            await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+        await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+
+    def _tell_discarded(self) -> None:
+        """Each to the observer; to the log once, until a reading was a measurement."""
+        reason = self._sampler.discarded
+        if reason:
+            self._observer.sample_discarded(reason)
+            if not self._discarding:
+                self._log.warning("sample_discarded", reason=reason, limits="kept until the next sample")
+        self._discarding = bool(reason)
 
     def _tell_drift(self, changes: tuple[LimitChange, ...]) -> None:
         """Once, until a tick has found the box as the last one left it: somebody may go on and on."""

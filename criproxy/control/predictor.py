@@ -26,6 +26,10 @@ VOLATILITY_HALF_LIFE_S: Final = 1800.0
 RELEASE_HALF_LIFE_S: Final = 900.0
 PROBES_PER_HORIZON: Final = 12
 
+LEVEL_SCALE_RATIO: Final = 0.05
+USAGE_SCALE_RATIO: Final = 0.01
+"""Of capacity: the unit of errors of what starts from the level, and the least of what starts from the usage."""
+
 FALLING_RATIO: Final = 0.05
 """By so much of itself a prediction is held above what would be forecast, before an operator is told."""
 
@@ -163,9 +167,9 @@ class CalibratedPredictor:
 
     def _forecast(self, wall_s: float, usage: float, level: float, capacity: float) -> float:
         a, b, s = self._experts
-        a.aim(level, 0.05 * capacity, capacity)
-        b.aim(usage, 0.01 * capacity + self._volatility, capacity)
-        s.aim(max(level, self._day.peak(wall_s, self._series.horizon_s)), 0.05 * capacity, capacity)
+        a.aim(level, LEVEL_SCALE_RATIO * capacity, capacity)
+        b.aim(usage, USAGE_SCALE_RATIO * capacity + self._volatility, capacity)
+        s.aim(max(level, self._day.peak(wall_s, self._series.horizon_s)), LEVEL_SCALE_RATIO * capacity, capacity)
         best = a if a.loss <= b.loss else b
         best = best if best.loss <= s.loss else s
         self._spoke = best.name
@@ -246,7 +250,25 @@ class CalibratedPredictor:
             self._restore_learned(state.learned, shift_s)
         except ValueError as error:
             return (*lost, f"learned margin: {error}")
+        if self._forget_impossible():
+            return (*lost, "learned margin: what came of samples above the node's capacity")
         return lost
+
+    def _forget_impossible(self) -> bool:
+        """What an earlier version has learned of samples above the capacity; whether there was any.
+
+        No error is larger than the capacity, in units of an expert's smallest scale.
+        """
+        capacity = self._scale_capacity
+        scales = (LEVEL_SCALE_RATIO, USAGE_SCALE_RATIO, LEVEL_SCALE_RATIO)
+        found = [expert.errors.keep_within(1.0 / scale) for expert, scale in zip(self._experts, scales, strict=True)]
+        found += [self._day.keep_up_to(capacity), self._volatility > capacity]
+        if not any(found):
+            return False
+        self._volatility = 0.0
+        for expert in self._experts:
+            expert.loss = 0.0
+        return True
 
     def _restore_learned(self, learned: LearnedState, shift_s: float) -> None:
         if learned.horizon_s != self._series.horizon_s:

@@ -130,6 +130,10 @@ class Series:
             self.level.decayed.load(state.level, shift_s)
         except ValueError as error:
             return (f"level: {error}",)
-        self.last_s, self.samples = last_s, state.samples
-        self.usage, self.prediction, self.capacity = state.usage, state.prediction, state.capacity
-        return ()
+        self.last_s, self.samples, self.capacity = last_s, state.samples, state.capacity
+        self.usage, self.prediction = min(state.usage, state.capacity), min(state.prediction, state.capacity)
+        if not self.level.keep_up_to(state.capacity):
+            return ()
+        level = self.level.percentile()  # the prediction that is held was made from those samples, too
+        self.prediction = state.capacity if level is None else min(level, state.capacity)
+        return ("level: its samples above the node's capacity",)

@@ -148,6 +148,9 @@ class Metrics:
         self._false_alarms = Counter("criproxy_guard_false_alarms", "Squeezes that proved needless", registry=registry)
         self._tick_failures = Counter("criproxy_tick_failures", "Ticks that failed", registry=registry)
         self._ticks_missed = Counter("criproxy_ticks_missed", "Ticks left out for lateness", registry=registry)
+        self._samples_discarded = Counter(
+            "criproxy_samples_discarded", "Readings that said more than the machine has", registry=registry
+        )
 
     def _init_process(self, version: str, log_lines_dropped: Callable[[], int]) -> None:
         registry = self._registry
@@ -290,6 +293,10 @@ class Metrics:
     def tick_failed(self, seconds: float) -> None:
         self._tick_seconds.observe(seconds)
         self._tick_failures.inc()
+
+    def sample_discarded(self) -> None:
+        """A tick's reading was no measurement."""
+        self._samples_discarded.inc()
 
     def ticks_missed(self, count: int) -> None:
         self._ticks_missed.inc(by=count)

@@ -7,7 +7,7 @@ OomKill, which no driver catches.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from criproxy.cgroup.cpulist import format_cpus
@@ -81,9 +81,7 @@ class FakeKernel(Tree):
             Path(root, "cpuset/cpuset.mems").write_text("0")
         else:
             self._populate(f"{root}/cg", None, controllers=f"cpu {'cpuset ' if cpusets else ''}io memory misc")
-            ticks = 31 * os.sysconf("SC_CLK_TCK") // 2
-            (root / "stat").write_text(f"cpu 1 2 3 {ticks} {ticks} 0 0 0 0 0\ncpu0 0\ncpu1 0\ncpu2 0\ncpu3 0\nintr 7\n")
-            (root / "uptime").write_text("10.00 29.00\n")
+            self.idle({0: 10.0, 1: 10.0, 2: 5.5, 3: 5.5})
 
     def file(self, path: str) -> str:
         return Path(self.root, path).read_text().strip()
@@ -91,6 +89,12 @@ class FakeKernel(Tree):
     def by_hand(self, path: str, value: str) -> None:
         """Somebody else writes a file."""
         Path(self.root, path).write_text(value)
+
+    def idle(self, seconds: Mapping[int, float]) -> None:
+        """The CPUs that are online, and how long each was idle since boot (v2)."""
+        ticks = {cpu: round(s * os.sysconf("SC_CLK_TCK")) for cpu, s in seconds.items()}
+        lines = [f"cpu 1 2 3 {sum(ticks.values())} 0 0 0 0 0 0", *(f"cpu{c} 1 2 3 {t} 0 0 0" for c, t in ticks.items())]
+        self.by_hand("stat", "\n".join([*lines, "intr 7", ""]))
 
     def plug(self, cpus: str) -> None:
         """CPUs come and go (v1): the root has those there are, all below it lose those that have gone."""

@@ -10,6 +10,7 @@ from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.v2 import V2Driver
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
 BOX = "/kubelet/offline"
@@ -279,8 +280,21 @@ def test_usage_counts_working_set_and_throttling(box: Node) -> None:
     assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, throttled_periods=3, memory_bytes=10 * MIB)
 
 
-def test_node_usage_is_the_root_cgroups_cpu_and_the_nodes_memory(node: Node) -> None:
-    assert node.driver.node_usage() == Usage(1.5 if node.kernel.version == 1 else 9.0, 500 * 1024)
+def test_node_usage_of_v1_is_the_root_cgroups_cpu_and_the_nodes_memory(tmp_path: Path) -> None:
+    assert detect(FakeKernel(tmp_path, 1), str(tmp_path)).node_usage() == Usage(1.5, 500 * 1024)
+
+
+def test_node_usage_of_v2_is_what_its_cpus_were_not_idle_and_the_nodes_memory(tmp_path: Path) -> None:
+    kernel = FakeKernel(tmp_path, 2)
+    now_s = [100.0]
+    driver = V2Driver(f"{tmp_path}/cg", kernel, str(tmp_path), lambda: now_s[0])
+
+    kernel.idle({0: 10.0, 1: 20.0})
+    first = driver.node_usage()
+    now_s[0] += 2.0
+    kernel.idle({0: 10.5, 1: 22.0})
+
+    assert (first, driver.node_usage()) == (Usage(0.0, 500 * 1024), Usage(1.5, 500 * 1024))
 
 
 # --- pods --------------------------------------------------------------------------------------------------------

@@ -65,10 +65,10 @@ def test_node_working_set_leaves_out_inactive_page_cache() -> None:
     assert files.node_working_set_bytes(text) == 500 * 1024
 
 
-def test_busy_cpu_seconds_are_what_no_cpu_idled() -> None:
-    stat = "cpu  900 0 900 1500 100 7 7 7 0 0\ncpu0 1\ncpu1 2\nintr 8 9\nctxt 3\n"
+def test_idle_cpu_seconds_are_those_of_each_cpu_that_is_online() -> None:
+    stat = "cpu  900 0 900 1500 100 7 7 7 0 0\ncpu0 1 2 3 400 50 6 7 8 9 10\ncpu12 1 2 3 100 0 6\nintr 8 9\nctxt 3\n"
 
-    assert files.busy_cpu_seconds(stat, "10.25 15.00\n", 100) == 2 * 10.25 - 16.0
+    assert files.idle_cpu_seconds(stat, 100) == {0: 4.5, 12: 1.0}
 
 
 @pytest.mark.parametrize(("cores", "quota_us"), [(0.0, 1000), (0.001, 1000), (0.5, 50_000), (1.23456, 123_456)])

@@ -14,6 +14,7 @@ class FakeClock:
     def __init__(self, boottime_s=1000.0, wall_s=1_700_006_400.0):
         self.now, self.wall, self.slept = boottime_s, wall_s, []
         self.stop_after = None
+        self.suspended_s = 0.0
 
     def boottime_s(self):
         return self.now
@@ -24,6 +25,11 @@ class FakeClock:
     def advance(self, seconds):
         self.now += seconds
         self.wall += seconds
+
+    def suspend(self, seconds):
+        """CLOCK_MONOTONIC, which counters are read by, stands still meanwhile."""
+        self.suspended_s += seconds
+        self.advance(seconds)
 
     async def sleep(self, seconds):
         self.slept.append(seconds)
@@ -44,13 +50,19 @@ class Stop(BaseException):
 class FakeUsages:
     node: Usage
     box: Usage | None
+    read_s: float
 
 
 @dataclass
 class FakeBox:
-    """A node with some online load and a box that takes all it may."""
+    """A node with some online load and a box that takes all it may, of its `cpus`.
+
+    `jump_s`: what the node's counter jumps by at the next reading.
+    """
 
     clock: FakeClock
+    cpus: float = 4.0
+    jump_s: float = 0.0
     online_cores: float = 1.0
     online_bytes: int = 4 * GIB
     limits: Limits | None = None
@@ -64,14 +76,16 @@ class FakeBox:
     _box_s: float = 0.0
 
     async def usage(self):
-        dt = 0.0 if self._last_s is None else self.clock.now - self._last_s
-        self._last_s = self.clock.now
-        box_cores = self.limits.cpu_cores if self.limits else 0.0
+        now_s = self.clock.now - self.clock.suspended_s
+        dt = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        box_cores = min(self.limits.cpu_cores, self.cpus - self.online_cores) if self.limits else 0.0
         self._box_s += dt * box_cores
-        self._node_s += dt * (self.online_cores + box_cores)
+        self._node_s += dt * (self.online_cores + box_cores) + self.jump_s
+        self.jump_s = 0.0
         if self.usage_error:
             raise self.usage_error
-        return FakeUsages(Usage(self._node_s, self.online_bytes + GIB), Usage(self._box_s, GIB))
+        return FakeUsages(Usage(self._node_s, self.online_bytes + GIB), Usage(self._box_s, GIB), now_s)
 
     async def apply(self, limits):
         self.clock.advance(self.apply_takes_s)
@@ -92,6 +106,7 @@ class FakeObserver:
     seen: list = field(default_factory=list)
     seconds: list = field(default_factory=list)
     missed: list = field(default_factory=list)
+    discarded: list = field(default_factory=list)
     failed: int = 0
     deaf: bool = False
 
@@ -103,6 +118,10 @@ class FakeObserver:
     def tick_failed(self, seconds):
         self._listen()
         self.failed += 1
+
+    def sample_discarded(self, reason):
+        self._listen()
+        self.discarded.append(reason)
 
     def ticks_missed(self, count):
         self.missed.append(count)

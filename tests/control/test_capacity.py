@@ -24,18 +24,18 @@ def reader(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("online", "cpuset", "cores"),
+    ("online", "cpuset", "cores", "outside_cores"),
     [
-        ("0-3\n", "0-3\n", 4.0),
-        ("0\n", "0-3\n", 1.0),
-        ("0-3\n", "1,3\n", 2.0),
-        ("0-1,4-7,9\n", "0-127\n", 7.0),
-        ("0-3\n", None, 4.0),
+        ("0-3\n", "0-3\n", 4.0, 0.0),
+        ("0\n", "0-3\n", 1.0, 0.0),
+        ("0-3\n", "1,3\n", 2.0, 2.0),
+        ("0-1,4-7,9\n", "0-127\n", 7.0, 0.0),
+        ("0-3\n", None, 4.0, 0.0),
     ],
     ids=["all", "unplugged", "narrow-cpuset", "ranges", "no-cpuset"],
 )
-def test_capacity_counts_online_cpus_within_the_root_cpuset(reader, online, cpuset, cores):
-    assert reader(online, cpuset).read() == Capacity(cores, 2048 * 1024)
+def test_capacity_counts_online_cpus_within_the_root_cpuset(reader, online, cpuset, cores, outside_cores):
+    assert reader(online, cpuset).read() == Capacity(cores, 2048 * 1024, outside_cores)
 
 
 def test_capacity_follows_hot_plug(reader):

@@ -45,6 +45,11 @@ class FakeNode:
             self._node_s += 0.2 * (self.box_cores + self.online_cores)
         return node_s, self._box_s
 
+    def jumps(self, node_s, box_s):
+        """The counters, as when a virtual machine goes on elsewhere."""
+        self._node_s += node_s
+        self._box_s += box_s
+
     def made_anew(self):
         self._box_s = 0.0
 
@@ -124,6 +129,17 @@ def test_guard_step_squeezes_the_box_within_one_look(bench):
     assert bench.node.squeezed == [pytest.approx(1.6)]
     assert bench.guard.ceiling().cores == bench.node.squeezed[0]
     assert bench.observer.squeezes == 1
+
+
+@pytest.mark.parametrize(("node_s", "box_s"), [(2.6e6, 0.0), (2.6e6, 2.6e6), (0.0, 2.6e6)], ids=["node", "both", "box"])
+def test_guard_impossible_look_neither_squeezes_nor_blinds(bench, node_s, box_s):
+    """Taken for a step it would squeeze for seconds and, judged false, raise the bar for hours."""
+    bench.node.jumps(node_s, box_s)
+    bench.run(20)
+    assert (bench.node.squeezed, bench.guard.ceiling(), bench.guard.status().squeezes) == ([], None, 0)
+    bench.node.online_cores = 2.0
+    bench.run(1)
+    assert bench.node.squeezed == [pytest.approx(1.6, abs=0.02)]
 
 
 def test_guard_looks_sooner_after_an_alarm_for_a_moment(bench):

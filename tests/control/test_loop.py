@@ -5,8 +5,12 @@ import math
 
 import pytest
 from control_fakes import GIB, FakeBox, FakeCapacity, FakeClock, FakeLog, FakeObserver, Stop
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from criproxy.control.capacity import Capacity
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
 from criproxy.control.series import PredictorSettings
@@ -51,6 +55,22 @@ class Node:
         with pytest.raises(Stop):
             asyncio.run(self.loop.run())
         return self.clock.slept
+
+
+class Recorder:
+    """Notes all samples that reach a loop's predictors, and the capacity that came with each."""
+
+    def __init__(self, loop):
+        self.samples = []
+        for predictor in loop._predictors.values():
+            predictor.observe = self._noting(predictor.observe)
+
+    def _noting(self, observe):
+        def observed(t_s, wall_s, usage, capacity):
+            self.samples.append((usage, capacity))
+            return observe(t_s, wall_s, usage, capacity)
+
+        return observed
 
 
 @pytest.fixture
@@ -262,6 +282,64 @@ def test_tick_without_samples_for_a_horizon_falls_back_to_the_floor_once(node):
     node.box.usage_error = None
     node.ticks(3)
     assert node.box.limits.cpu_cores > 2.0
+
+
+def test_tick_impossible_sample_is_told_once_and_bounds_nothing(node):
+    node.ticks(20)
+    before = node.box.limits
+    node.box.jump_s = 2.6e6
+    node.ticks(1)
+    assert (node.box.limits, len(node.observer.discarded)) == (before, 1)
+    node.ticks(1)
+    assert node.box.limits == before
+    assert node.loop.predictors()["cpu"].prediction < 1.1
+    assert node.log.names() == ["sample_discarded"]
+    assert node.log.events[0][2]["reason"] == node.observer.discarded[0]
+
+
+def test_tick_impossible_samples_for_a_horizon_fall_back_to_the_floor(node):
+    node.ticks(20)
+    for _ in range(61):
+        node.box.jump_s = 2.6e6
+        assert node.ticks(1) == [True]
+    assert node.box.limits == FLOORS
+    assert len(node.observer.discarded) == 61
+    assert node.log.names() == ["sample_discarded"]
+
+
+def test_tick_after_the_machine_was_suspended_goes_on_as_before(node):
+    node.ticks(20)
+    before = node.box.limits
+    node.clock.suspend(3600.0)
+    node.ticks(2)
+    assert node.observer.seen[-1][0].online_cores == pytest.approx(1.0)
+    assert node.box.limits.cpu_cores == pytest.approx(before.cpu_cores, abs=0.06)
+    assert node.observer.discarded == []
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.5, 2.0, 3600.0]),
+        st.sampled_from([0.0, 0.01, 3.0, 2.6e6, -2.6e6]),
+        st.sampled_from([1.0, 2.0, 4.0, 64.0]),
+        st.sampled_from([GIB, 16 * GIB]),
+        st.integers(0, 2**50),
+    ),
+    max_size=30,
+)
+
+
+@hypothesis_settings(deadline=None, max_examples=50)
+@given(events)
+def test_tick_whatever_happens_no_predictor_gets_more_than_the_capacity(events):
+    node = Node()
+    got = Recorder(node.loop)
+    for suspended_s, jump_s, cpus, memory_bytes, online_bytes in events:
+        node.clock.suspend(suspended_s)
+        node.capacity.value = Capacity(cpus, memory_bytes)
+        node.box.jump_s, node.box.online_bytes = jump_s, online_bytes
+        node.ticks(1)
+    assert all(0.0 <= usage <= capacity for usage, capacity in got.samples)
 
 
 def test_tick_that_can_neither_read_nor_write_for_long_stays_alive(node):

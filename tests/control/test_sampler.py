@@ -13,12 +13,12 @@ from criproxy.model import Usage
 no_deadline = hypothesis_settings(deadline=None)
 
 FOUR = Capacity(4.0, 1000)
-FIRST = Reading(100.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
+FIRST = Reading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
 
 
 def second(**changes):
     """The snapshot of a reading 2 s after the first, at which the node used 6 s and the box 4 s more."""
-    reading = Reading(102.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
+    reading = Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
     sampler = Sampler()
     assert sampler.sample(FIRST) is None
     return sampler.sample(replace(reading, **changes))
@@ -39,7 +39,7 @@ def test_sampler_two_readings_give_mean_rates():
         ({"box": Usage(2.0, 300)}, 1.0, 2.0),
         ({"box": Usage(24.0, 300, throttled_s=0.0)}, 2.0, 1.0),
         ({"box": None}, 0.0, 3.0),
-        ({"box": Usage(30.0, 900, throttled_s=3.0)}, 5.0, 0.0),
+        ({"box": Usage(27.0, 900, throttled_s=3.0)}, 3.5, 0.0),
     ],
     ids=["made-anew", "throttling-counter-gone-back", "vanished", "box-above-node-by-skew"],
 )
@@ -52,23 +52,77 @@ def test_sampler_box_case_keeps_online_at_or_above_zero(changes, box_cores, onli
 def test_sampler_box_that_appears_has_used_what_it_shows():
     sampler = Sampler()
     sampler.sample(replace(FIRST, box=None))
-    snapshot = sampler.sample(Reading(102.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
+    snapshot = sampler.sample(Reading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
     assert snapshot.box_cores == 2.0
 
 
-@pytest.mark.parametrize("t_s", [100.0, 99.0], ids=["same-time", "earlier"])
-def test_sampler_reading_not_newer_is_ignored(t_s):
+@pytest.mark.parametrize(
+    ("t_s", "read_s"),
+    [(100.0, 91.0), (99.0, 91.0), (101.0, 90.0), (101.0, 89.0)],
+    ids=["same-time", "earlier", "read-at-the-same-time", "read-earlier"],
+)
+def test_sampler_reading_not_newer_is_ignored(t_s, read_s):
     sampler = Sampler()
     sampler.sample(FIRST)
-    assert sampler.sample(replace(FIRST, t_s=t_s, node=Usage(99.0, 1))) is None
-    assert sampler.sample(replace(FIRST, t_s=101.0, node=Usage(51.0, 700))).node_cores == 1.0
+    assert sampler.sample(replace(FIRST, t_s=t_s, read_s=read_s, node=Usage(99.0, 1))) is None
+    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=91.0, node=Usage(51.0, 700))).node_cores == 1.0
 
 
 def test_sampler_node_counter_gone_back_starts_anew_from_it():
     sampler = Sampler()
     sampler.sample(FIRST)
-    assert sampler.sample(replace(FIRST, t_s=101.0, node=Usage(1.0, 700))) is None
-    assert sampler.sample(replace(FIRST, t_s=102.0, node=Usage(3.0, 700))).node_cores == 2.0
+    assert sampler.sample(replace(FIRST, t_s=101.0, read_s=91.0, node=Usage(1.0, 700))) is None
+    assert sampler.discarded == "the node's CPU counter has gone back"
+    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=92.0, node=Usage(3.0, 700))).node_cores == 2.0
+    assert sampler.discarded == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"node": Usage(2.6e6, 800)}, "the node's CPU counter says 1299975.00 cores, of 4.00"),
+        ({"node": Usage(60.5, 800)}, "the node's CPU counter says 5.25 cores, of 4.00"),
+        ({"box": Usage(9e6, 300)}, "the box's CPU counter says 4499990.00 cores, of 4.00"),
+        ({"box": Usage(24.0, 2000)}, "the box's working set is 2000 bytes, of 1000"),
+    ],
+    ids=["cpu-plugged-in", "above-by-more-than-clocks-differ", "box", "memory"],
+)
+def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
+    sampler = Sampler()
+    sampler.sample(FIRST)
+    reading = replace(Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
+    assert sampler.sample(reading) is None
+    assert sampler.discarded == why
+    node, box = reading.node, reading.box
+    later = replace(
+        reading,
+        t_s=103.0,
+        read_s=93.0,
+        node=replace(node, cpu_usage_s=node.cpu_usage_s + 1.0),
+        box=replace(box, working_set_bytes=300),
+    )
+    assert sampler.sample(later).online_cores == 1.0
+    assert sampler.discarded == ""
+
+
+def test_sampler_reading_slightly_above_capacity_is_cut_to_it():
+    snapshot = second(node=Usage(59.5, 1100), box=None)
+    assert (snapshot.node_cores, snapshot.online_cores) == (4.0, 4.0)
+    assert (snapshot.node_bytes, snapshot.online_bytes) == (1000, 1000)
+
+
+def test_sampler_isolated_cpus_count_as_the_nodes_and_online_is_at_most_the_capacity():
+    snapshot = second(capacity=Capacity(4.0, 1000, outside_cores=8.0), node=Usage(50.0 + 2 * 11.0, 800))
+    assert snapshot.online_cores == 4.0
+
+
+def test_sampler_usage_of_cpus_that_have_gone_meanwhile_is_cut_to_those_that_are_left():
+    snapshot = second(capacity=Capacity(1.0, 1000))
+    assert (snapshot.node_cores, snapshot.box_cores, snapshot.online_cores) == (1.0, 1.0, 1.0)
+
+
+def test_sampler_suspended_machine_was_not_idle_meanwhile():
+    assert second(t_s=102.0 + 3600.0).online_cores == 1.0
 
 
 @pytest.mark.parametrize("capacity", [Capacity(2.0, 500), Capacity(8.0, 2000)], ids=["unplugged", "plugged"])
@@ -79,24 +133,20 @@ def test_sampler_capacity_is_that_of_the_newest_reading(capacity):
 
 counter = st.floats(0.0, 1e6)
 usages = st.builds(Usage, counter, st.integers(0, 2**40), counter)
-readings = st.lists(
-    st.builds(
-        Reading,
-        st.floats(0.0, 1e6),
-        usages,
-        st.none() | usages,
-        st.builds(Capacity, st.floats(1.0, 512.0), st.integers(1, 2**42)),
-    ),
-    max_size=20,
-)
+capacities = st.builds(Capacity, st.floats(1.0, 512.0), st.integers(1, 2**42), st.sampled_from([0.0, 8.0]))
+times = st.floats(0.0, 1e6)
+readings = st.lists(st.builds(Reading, times, times, usages, st.none() | usages, capacities), max_size=20)
 
 
 @no_deadline
 @given(readings)
-def test_sampler_any_readings_give_rates_at_or_above_zero(readings):
+def test_sampler_any_readings_give_rates_that_the_node_can_have(readings):
     sampler = Sampler()
     for reading in readings:
         snapshot = sampler.sample(reading)
         if snapshot is not None:
-            assert min(snapshot.node_cores, snapshot.box_cores, snapshot.online_cores, snapshot.online_bytes) >= 0.0
+            rates = (snapshot.node_cores, snapshot.box_cores, snapshot.online_cores)
+            sizes = (snapshot.node_bytes, snapshot.box_bytes, snapshot.online_bytes)
+            assert 0.0 <= min(rates) <= max(rates) <= reading.capacity.cores == snapshot.capacity_cores
+            assert 0 <= min(sizes) <= max(sizes) <= reading.capacity.memory_bytes == snapshot.capacity_bytes
             assert 0.0 <= snapshot.throttled_ratio <= 1.0
