@@ -14,9 +14,13 @@ class FakeClock:
     def __init__(self, boottime_s=1000.0, wall_s=1_700_006_400.0):
         self.now, self.wall, self.slept = boottime_s, wall_s, []
         self.stop_after = None
+        self.cpu_s = 0.0
 
     def boottime_s(self):
         return self.now
+
+    def thread_cpu_s(self):
+        return self.cpu_s
 
     def wall_s(self):
         return self.wall
