@@ -6,10 +6,11 @@ import random
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from types import TracebackType
+from typing import Self, get_args
 
 import grpc
 import pytest
@@ -19,7 +20,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Criproxy, python_path
+from integration.lab.criproxy import QUICK, Config, Criproxy, python_path
 from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.naming import Driver, driver, placement, spelled
@@ -47,12 +48,22 @@ class Raw:
 
     def call(self, method: str, message: bytes, service: str = "RuntimeService") -> tuple[str, str, bytes]:
         """Status code, details and answer."""
-        unary = self.channel.unary_unary(f"/{self._api}.{service}/{method}")
+        return self.call_path(f"/{self._api}.{service}/{method}", message)
+
+    def call_path(self, path: str, message: bytes) -> tuple[str, str, bytes]:
+        """`call`, by the path on the wire."""
+        unary = self.channel.unary_unary(path)
         try:
             answer, call = unary.with_call(message, timeout=LONG_S)
         except grpc.RpcError as error:
             return error.code().name, error.details(), b""
         return call.code().name, call.details(), answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.channel.close()
 
     def sandboxes(self) -> list[str]:
         code, details, answer = self.call("ListPodSandbox", b"")
@@ -95,7 +106,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(containerd: Containerd) -> Iterator[Site]:
-    config = {"colocation": {"enabled": True}, "control": QUICK}
+    rules = [{"label": key, "equals": value} for key, value in OFFLINE.items()]
+    hideable = {"label": HIDEABLE, "present": True}
+    config: Config = {"colocation": {"enabled": True, "rules": [*rules, hideable]}, "control": QUICK}
     proxy = Criproxy(containerd.directory, containerd.socket, config)
     proxy.start()
     assert proxy.status()["colocation"] == "on"
@@ -167,7 +180,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("tail", MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("method", HOOKED)
-def test_malformed_message_gets_the_runtime_s_own_error(
+def test_malformed_message_gets_the_runtime_s_own_error_or_is_refused(
     site: Site, pair: tuple[Raw, Raw], method: str, tail: bytes
 ) -> None:
     """Bare, and as the end of a request that would start an offline pod."""
@@ -182,21 +195,93 @@ def test_malformed_message_gets_the_runtime_s_own_error(
     whole = requests[method].SerializeToString() if method in requests else b""
     for message in (tail, whole + tail):
         direct, through = (raw_client.call(method, message) for raw_client in pair)
-        assert through == direct
+        assert through == direct or is_refusal(through, method)
         assert direct[0] in ("INTERNAL", "UNIMPLEMENTED")
     wait_empty(site)
 
 
+def is_refusal(outcome: tuple[str, str, bytes], method: str) -> bool:
+    """Whether criproxy has said that it can't decode the request."""
+    said = f"criproxy refuses {method}: it can't be told whether its pod is offline"
+    return outcome[0] == "INTERNAL" and outcome[1].startswith(said)
+
+
 @pytest.mark.parametrize("kept_ratio", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
-def test_truncated_start_of_an_offline_pod_gets_the_runtime_s_own_error(
+def test_truncated_start_of_an_offline_pod_gets_the_runtime_s_own_error_or_is_refused(
     site: Site, pair: tuple[Raw, Raw], kept_ratio: float
 ) -> None:
     message = cri.RunPodSandboxRequest(config=sandbox_config(site, "cut", OFFLINE)).SerializeToString()
     direct, through = (
         raw_client.call("RunPodSandbox", message[: int(len(message) * kept_ratio)]) for raw_client in pair
     )
-    assert through == direct
+    assert through == direct or is_refusal(through, "RunPodSandbox")
     assert direct[0] == "INTERNAL"
+    wait_empty(site)
+
+
+# --- what the runtime takes, and no kubelet sends ---------------------------------------------------------------------
+
+HIDEABLE = "\x1a\x01x"
+"""A label's key that is a field, too; see the site's rules."""
+
+
+def _group(number: int, end: int, depth: int = 1) -> bytes:
+    return _varint(number << 3 | 3) * depth + _varint(end << 3 | 4) * depth
+
+
+def _field(number: int, content: bytes, *, kind: int = 2, tag_bytes: int = 0, size_bytes: int = 0) -> bytes:
+    """A field with a length, in any wire type and spelling."""
+    return _varint(number << 3 | kind, tag_bytes) + _varint(len(content), size_bytes) + content
+
+
+_LABEL = _field(1, b"colocation.criproxy.io/class") + _field(2, b"offline")
+_HIDDEN = _field(1, HIDEABLE.encode(), kind=0) + _field(2, b"")
+
+CRAFTED: dict[str, Callable[[bytes], bytes]] = {
+    "as it should be": lambda pod: _field(1, pod + _field(6, _LABEL)),
+    "field number 2^29": lambda pod: _field(1, pod + _field(6, _LABEL) + _varint((1 << 29) << 3) + b"\0"),
+    "field number 2^31-1": lambda pod: _field(1, pod + _field(6, _LABEL) + _varint(((1 << 31) - 1) << 3) + b"\0"),
+    "field number 2^32+6": lambda pod: _field(1, pod + _field((1 << 32) + 6, _LABEL)),
+    "tag of 6 bytes": lambda pod: _field(1, pod + _field(6, _LABEL, tag_bytes=6)),
+    "tag of 10 bytes": lambda pod: _field(1, pod + _field(6, _LABEL, tag_bytes=10)),
+    "length of 6 bytes": lambda pod: _field(1, pod + _field(6, _LABEL, size_bytes=6)),
+    "length of all of 10 bytes": lambda pod: _field(1, pod + _field(6, _LABEL), size_bytes=10),
+    "tag and length of 5 bytes": lambda pod: _field(1, pod + _field(6, _LABEL, tag_bytes=5, size_bytes=5)),
+    "101 groups in the pod": lambda pod: _field(1, pod + _field(6, _LABEL) + _group(100, 100, depth=101)),
+    "101 groups in the request": lambda pod: _field(1, pod + _field(6, _LABEL)) + _group(100, 100, depth=101),
+    "a group that another's end closes": lambda pod: _field(1, pod + _field(6, _LABEL) + _group(100, 101)),
+    "a key under a number's wire type": lambda pod: _field(1, pod + _field(6, _HIDDEN)),
+    "a label twice": lambda pod: _field(
+        1, pod + _field(6, _field(1, b"colocation.criproxy.io/class") + _field(2, b"x")) + _field(6, _LABEL)
+    ),
+    "a pod in two parts": lambda pod: _field(1, pod) + _field(1, _field(6, _LABEL)),
+    "text that is not UTF-8": lambda pod: _field(1, pod + _field(6, _LABEL) + _field(6, _field(1, b"\xff"))),
+}
+"""The requests of an offline pod whose config without labels is given. gogo's code takes all of them."""
+
+
+@pytest.mark.parametrize("service", ["/runtime.v1.RuntimeService", "runtime.v1.RuntimeService"])
+@pytest.mark.parametrize("craft", CRAFTED.values(), ids=CRAFTED.keys())
+def test_crafted_start_of_an_offline_pod_is_refused_or_ends_in_the_box(
+    site: Site, client: CriClient, craft: Callable[[bytes], bytes], service: str, say: Callable[[str], object]
+) -> None:
+    """Whether the runtime takes it is asked at the runtime itself; some of its releases are stricter."""
+    with Raw(site.runtime.socket) as direct, Raw(site.proxy.socket) as through:
+        answers = []
+        for raw_client in (direct, through):
+            uid = str(uuid.uuid4())
+            request = craft(sandbox_config(site, uid, {}).SerializeToString())
+            code, details, _ = raw_client.call_path(f"{service}/RunPodSandbox", request)
+            answers.append((code, details))
+            if raw_client is direct:
+                taken = code == "OK"
+                client.remove_all_pods()
+        say(f"{service}: directly {answers[0]}, proxied {answers[1]}")
+        (code, details) = answers[1]
+        assert code == "OK" or "criproxy refuses" in details or not taken
+        for sandbox_id in through.sandboxes():
+            assert_within(sandbox_id, f"{site.box}/pod{uid}")
+        client.remove_all_pods()
     wait_empty(site)
 
 
@@ -212,9 +297,10 @@ def _length_delimited(field: int, content: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(content)) + content
 
 
-def _varint(number: int) -> bytes:
-    digits = []
-    while number > 0x7F:
+def _varint(number: int, size: int = 0) -> bytes:
+    """In `size` bytes, or as few as it takes."""
+    digits: list[int] = []
+    while number > 0x7F or len(digits) + 1 < size:
         digits.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*digits, number])

@@ -7,11 +7,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `wall_s` is UTC and may jump."""
+    """Seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `wall_s` is UTC and may jump.
+    `thread_cpu_s` is what the calling thread has used of a CPU.
+    """
 
     def boottime_s(self) -> float: ...
 
     def wall_s(self) -> float: ...
+
+    def thread_cpu_s(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -28,6 +32,9 @@ class SystemClock:
 
     def wall_s(self) -> float:
         return time.time()
+
+    def thread_cpu_s(self) -> float:
+        return time.thread_time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -18,6 +18,14 @@ _HURRY: Final = 0.5
 
 _HURRIED_LOOKS: Final = 3
 
+_SHARE: Final = 0.01
+"""Looks take so much of a core at most, on average. On cgroup v2 each read of a CPU counter first sums up all cgroups
+below it that ran since the last: 0.3 ms per thousand of them and CPU. Source: kernel/cgroup/rstat.c, css_rstat_flush.
+"""
+
+_RAREST_S: Final = 0.5
+"""However dear a look is, the next comes by then."""
+
 _AT_ONCE_S: Final = 0.002
 _TRIES: Final = 3
 """Counters of node and box that were read further apart tell of a step that never was: what the box used between."""
@@ -94,6 +102,8 @@ class Guard:
         self._state = GuardState()
         self._last: tuple[float, float, float] | None = None
         self._failures = self._hurried = 0
+        self._costs_s = (0.0, 0.0)
+        """CPU time of the last two looks: the lesser counts, as one alone may have met anything."""
         self._trouble = False
         self._noted = ""
 
@@ -139,7 +149,9 @@ class Guard:
 
     def _pause_s(self) -> float:
         interval_s = self._settings.interval_s
-        return interval_s * _HURRY if self._hurried else interval_s
+        if self._hurried:
+            return interval_s * _HURRY
+        return max(interval_s, min(min(self._costs_s) / _SHARE, _RAREST_S))
 
     async def _squeeze(self) -> None:
         """Never raises, but for what cancels it."""
@@ -159,14 +171,12 @@ class Guard:
         if law is None or outlook is None:
             self._rest()
             return
-        for _ in range(_TRIES):
-            from_s = self._clock.boottime_s()
-            times = self._node.cpu_times()
-            t_s = self._clock.boottime_s()
-            if t_s - from_s <= _AT_ONCE_S:
-                break
-        else:
+        began_s = self._clock.thread_cpu_s()
+        read = self._read()
+        self._costs_s = self._costs_s[1], self._clock.thread_cpu_s() - began_s
+        if read is None:
             return
+        t_s, times = read
         if times is None:
             self._rest()
             return
@@ -188,6 +198,16 @@ class Guard:
         before, self._state = self._state, watch(look, outlook, self._state, law)
         if self._state.false_alarms > before.false_alarms:
             self._observer.guard_false_alarm()
+
+    def _read(self) -> tuple[float, tuple[float, float] | None] | None:
+        """When the counters were read, and what they said; None: they could not be read at one moment."""
+        for _ in range(_TRIES):
+            from_s = self._clock.boottime_s()
+            times = self._node.cpu_times()
+            t_s = self._clock.boottime_s()
+            if t_s - from_s <= _AT_ONCE_S:
+                return t_s, times
+        return None
 
     def _rest(self) -> None:
         """Without a box, without a first tick or switched off: nothing is held."""

@@ -6,7 +6,7 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 
 from __future__ import annotations  # the messages in them are not imported yet
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Mapping, MutableSequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,9 +16,6 @@ from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef,
 from criproxy.proxy import messages as cri
 
 _M = TypeVar("_M", bound=Message)
-
-_SHOWN: Final = 80
-"""Bytes of a key that an error may carry."""
 
 _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
@@ -83,8 +80,9 @@ class Request:
         self.operation = operation
         kind: type[Message] = getattr(cri, _REQUESTS[operation])
         self._message = _decode(kind, data)
-        for entries in _maps(self._message):
-            _check_map(entries)
+        self._entries = [entry for entries in _maps(self._message) for entry in entries]
+        """Kept, as whoever reads the maps gets these very objects again; to make them anew takes longest."""
+        _check_entries(self._entries)
 
     @property
     def pod(self) -> Pod | None:
@@ -223,40 +221,39 @@ def _decode(kind: type[_M], data: bytes) -> _M:
     return message
 
 
-def _maps(message: Message) -> Iterator[Iterable[cri.StringEntry]]:
+_Map = Iterable["cri.StringEntry"]
+
+
+def _maps(message: Message) -> tuple[_Map, ...]:
     """All maps of a request."""
     match message:
-        case cri.RunPodSandboxRequest(config=config):
-            yield from _maps_of_sandbox(config)
-        case cri.CreateContainerRequest(config=config, sandbox_config=sandbox):
-            yield config.linux.resources.unified
-            yield from _maps_of_sandbox(sandbox)
-        case cri.UpdateContainerResourcesRequest(linux=resources):
-            yield resources.unified
-        case cri.UpdatePodSandboxResourcesRequest(overhead=overhead, resources=resources):
-            yield overhead.unified
-            yield resources.unified
-        case cri.RestorePodRequest(config=config, container_configs=containers):
-            yield from _maps_of_sandbox(config)
-            for container in containers:
-                yield container.linux.resources.unified
+        case cri.RunPodSandboxRequest():
+            return _maps_of_sandbox(message.config)
+        case cri.CreateContainerRequest():
+            return (message.config.linux.resources.unified, *_maps_of_sandbox(message.sandbox_config))
+        case cri.UpdateContainerResourcesRequest():
+            return (message.linux.unified,)
+        case cri.UpdatePodSandboxResourcesRequest():
+            return message.overhead.unified, message.resources.unified
+        case cri.RestorePodRequest():
+            of_containers = (container.linux.resources.unified for container in message.container_configs)
+            return (*_maps_of_sandbox(message.config), *of_containers)
+        case _:
+            return ()
 
 
-def _maps_of_sandbox(config: cri.PodSandboxConfig) -> Iterator[Iterable[cri.StringEntry]]:
-    yield config.labels
-    yield config.annotations
-    yield config.linux.overhead.unified
-    yield config.linux.resources.unified
+def _maps_of_sandbox(config: cri.PodSandboxConfig) -> tuple[_Map, ...]:
+    linux = config.linux
+    return config.labels, config.annotations, linux.overhead.unified, linux.resources.unified
 
 
-def _check_map(entries: Iterable[cri.StringEntry]) -> None:
+def _check_entries(entries: list[cri.StringEntry]) -> None:
     """gogo's code takes a map's key and value under any wire type, where ours sees an unknown field. Raises CodecError.
 
     Source: gogo/protobuf, plugin/unmarshal.
     """
-    for entry in entries:
-        if len(cri.UnknownFieldSet(entry)):
-            raise CodecError(f"its map has an entry of more than a key and a value: {bytes(entry.key[:_SHOWN])!r}")
+    if any(map(len, map(cri.UnknownFieldSet, entries))):
+        raise CodecError("an entry of one of its maps has more than a key and a value")
 
 
 def _text(data: bytes) -> str:

@@ -15,9 +15,13 @@ class FakeClock:
         self.now, self.wall, self.slept = boottime_s, wall_s, []
         self.stop_after = None
         self.suspended_s = 0.0
+        self.cpu_s = 0.0
 
     def boottime_s(self):
         return self.now
+
+    def thread_cpu_s(self):
+        return self.cpu_s
 
     def wall_s(self):
         return self.wall

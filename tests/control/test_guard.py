@@ -24,6 +24,7 @@ class FakeNode:
     squeeze_error: Exception | None = None
     has_box: bool = True
     stalls: int = 0
+    cost_s: float = 0.0
     _at_s: float = 0.0
     _node_s: float = 50.0
     _box_s: float = 20.0
@@ -33,6 +34,7 @@ class FakeNode:
             raise self.read_error
         if not self.has_box:
             return None
+        self.clock.cpu_s += self.cost_s
         seconds, self._at_s = self.clock.now - self._at_s, self.clock.now
         self._box_s += seconds * self.box_cores
         self._node_s += seconds * (self.box_cores + self.online_cores)
@@ -145,6 +147,36 @@ def test_guard_impossible_look_neither_squeezes_nor_blinds(bench, node_s, box_s)
 def test_guard_looks_sooner_after_an_alarm_for_a_moment(bench):
     bench.node.online_cores = 2.0
     assert bench.run(5) == [0.025] * 3 + [0.05] * 2
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "pause_s"),
+    [
+        pytest.param(0.0005, 0.05, id="cheap"),
+        pytest.param(0.0006, 0.06, id="over-a-hundredth"),
+        pytest.param(0.002, 0.2, id="dear"),
+        pytest.param(0.1, 0.5, id="at-least-twice-a-second"),
+    ],
+)
+def test_guard_whose_looks_are_dear_takes_a_hundredth_of_a_core(bench, cost_s, pause_s):
+    bench.node.cost_s = cost_s
+    assert bench.run(4) == pytest.approx([0.05] + [pause_s] * 3)
+    bench.node.cost_s = 0.0
+    assert bench.run(2) == [0.05] * 2
+
+
+def test_guard_look_that_is_dear_once_changes_nothing(bench):
+    bench.node.cost_s = 0.1
+    bench.run(1)
+    bench.node.cost_s = 0.0
+    assert bench.run(2) == [0.05] * 2
+
+
+def test_guard_whose_looks_are_dear_looks_sooner_after_an_alarm(bench):
+    bench.node.cost_s = 0.002
+    bench.run(2)
+    bench.node.online_cores = 2.0
+    assert bench.run(5) == pytest.approx([0.025] * 3 + [0.2] * 2)
 
 
 def test_guard_pressure_squeezes(bench):

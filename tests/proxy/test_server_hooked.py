@@ -63,6 +63,13 @@ async def test_call_on_which_the_interceptor_raises_passes_as_it_came(proxied: R
     assert await proxied.unary(VERSION)(b"2") == b"2"
 
 
+async def test_path_without_its_slash_is_asked_for_as_it_came(proxied: Rig) -> None:
+    path = RUN.removeprefix("/")
+    proxied.interceptor.verdicts[path] = lambda message: Forward(message + b"!")
+    assert await proxied.unary(path)(b"x") == b"x!"
+    assert proxied.runtime.calls[-1].method == path
+
+
 async def test_other_methods_are_not_opened(proxied: Rig) -> None:
     proxied.interceptor.verdicts[RUN] = lambda _: Refuse(grpc.StatusCode.ABORTED.value[0], "never")
     assert await proxied.unary("/runtime.v1alpha2.RuntimeService/RunPodSandbox")(b"1") == b"1"
