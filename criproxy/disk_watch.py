@@ -1,14 +1,14 @@
 """Looks each minute whether the disks keep to the box's weight, and tells when that changes."""
 
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import structlog
 
 from criproxy.cgroup.box import BoxState
 from criproxy.cgroup.disk_weight import DiskWeight
-
-T = TypeVar("T")
+from criproxy.cgroup.worker import Worker
+from criproxy.control.clock import Clock
 
 EVERY_S: Final = 60.0
 
@@ -21,22 +21,10 @@ class Weights(Protocol):
     def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]: ...
 
 
-class OnThread(Protocol):
-    """See `criproxy.cgroup.worker.Worker`."""
-
-    async def run(self, what: str, job: Callable[[], T]) -> T: ...
-
-
-class Clock(Protocol):
-    """See `criproxy.control.clock.Clock`."""
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
 class DiskWatch:
     """`box` tells where the box is. `disks` may be asked for from any thread."""
 
-    def __init__(self, weights: Weights, worker: OnThread, box: Callable[[], BoxState], clock: Clock) -> None:
+    def __init__(self, weights: Weights, worker: Worker, box: Callable[[], BoxState], clock: Clock) -> None:
         self.disks: tuple[DiskWeight, ...] = ()
         self._weights = weights
         self._worker = worker

@@ -58,8 +58,8 @@ def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
     yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, placement, sandbox, node.child_quota)
     for container in manifest.containers:
         resources = manifest.container_resources(container, node.memory_bytes)
-        target, name = Target.CONTAINER, container.name
-        yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name)
+        target, name, added = Target.CONTAINER, container.name, container.added_capabilities
+        yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name, added)
 
 
 def _lines(explanation: Explanation, node: Node) -> Iterator[str]:
@@ -118,6 +118,7 @@ def _old(manifest: Manifest, resources: Resources, change: Change) -> str | int 
         "oom_score_adj": resources.oom_score_adj,
         "cpuset_cpus": resources.cpuset_cpus,
         "cpuset_mems": resources.cpuset_mems,
+        "drop_capabilities": None,
     }[change.field]
 
 

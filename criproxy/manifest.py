@@ -52,10 +52,19 @@ class _Amounts(Struct, frozen=True):
     limits: Quantities | None = None
 
 
+class _Capabilities(Struct, frozen=True):
+    add: tuple[str, ...] | None = None
+
+
+class _SecurityContext(Struct, frozen=True):
+    capabilities: _Capabilities | None = None
+
+
 class _Container(Struct, frozen=True):
     name: str
     resources: _Amounts | None = None
     restartPolicy: str | None = None
+    securityContext: _SecurityContext | None = None
 
 
 class _Metadata(Struct, frozen=True):
@@ -97,6 +106,7 @@ class ManifestContainer(Struct, frozen=True):
     init: bool
     sidecar: bool
     amounts: Amounts
+    added_capabilities: tuple[str, ...] = ()
 
 
 class Manifest(Struct, frozen=True):
@@ -221,7 +231,9 @@ def _manifest(document: Any) -> Manifest:
 
 def _container(raw: _Container, *, init: bool) -> ManifestContainer:
     sidecar = init and raw.restartPolicy == "Always"
-    return ManifestContainer(raw.name, init, sidecar, _amounts(raw.resources))
+    capabilities = raw.securityContext.capabilities if raw.securityContext else None
+    added = (capabilities.add if capabilities else None) or ()
+    return ManifestContainer(raw.name, init, sidecar, _amounts(raw.resources), added)
 
 
 def _amounts(raw: _Amounts | None) -> Amounts:

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -17,11 +17,11 @@ from msgspec import Struct
 from criproxy import procstat
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.whereabouts import astray
+from criproxy.cgroup.worker import Worker
+from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.proxy.inventory import Running
 from criproxy.proxy.process import Process
-
-T = TypeVar("T")
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
@@ -228,20 +228,6 @@ class Observer(Protocol):
     def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None: ...
 
 
-class Clock(Protocol):
-    """See `criproxy.control.clock.Clock`."""
-
-    def boottime_s(self) -> float: ...
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
-class OnThread(Protocol):
-    """See `criproxy.cgroup.worker.Worker`."""
-
-    async def run(self, what: str, job: Callable[[], T]) -> T: ...
-
-
 class Overhead:
     """The watch on it. `runtime_pid`: the runtime's process, 0: not known. `evict` stops a sandbox, for a reason."""
 
@@ -250,7 +236,7 @@ class Overhead:
         settings: Settings,
         inventory: Inventory,
         reader: Reader,
-        worker: OnThread,
+        worker: Worker,
         *,
         runtime_pid: Callable[[], int],
         evict: Callable[[Sandbox, str], None],

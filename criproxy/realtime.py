@@ -4,13 +4,13 @@ A pod gets no capability for that from us (`criproxy.hooks.realtime`), but a pri
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import structlog
 
+from criproxy.cgroup.worker import Worker
+from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-
-T = TypeVar("T")
 
 EVERY_S: Final = 60.0
 
@@ -28,18 +28,6 @@ class Threads(Protocol):
     def read(self, placements: Mapping[str, str]) -> dict[str, str]: ...
 
 
-class OnThread(Protocol):
-    """See `criproxy.cgroup.worker.Worker`."""
-
-    async def run(self, what: str, job: Callable[[], T]) -> T: ...
-
-
-class Clock(Protocol):
-    """See `criproxy.control.clock.Clock`."""
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
 class RealtimeWatch:
     """`evicts`: the pods are stopped; may be replaced at any time. `evict` stops a sandbox, for a reason, some time."""
 
@@ -48,7 +36,7 @@ class RealtimeWatch:
         evicts: bool,
         inventory: Inventory,
         threads: Threads,
-        worker: OnThread,
+        worker: Worker,
         *,
         evict: Callable[[Sandbox, str], None],
         clock: Clock,

@@ -57,6 +57,17 @@ def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
     assert "a pod's own stays (cgroup v2)" in text(manifest(), node)
 
 
+def test_capability_for_real_time_is_told_to_be_dropped() -> None:
+    document = {
+        "kind": "Pod",
+        "metadata": {"name": "p", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}},
+        "spec": {"containers": [{"name": "main", "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}]},
+    }
+    pod = read_manifests(json.dumps(document))[0]
+    assert changes(explain(pod, NODE))["main", "drop_capabilities"] == "SYS_NICE"
+    assert any(line.split()[:3] == ["drop_capabilities", "(none)", "SYS_NICE"] for line in text(pod).splitlines())
+
+
 def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
     shown = text(manifest())
     assert 'class          offline: label colocation.criproxy.io/class is "offline"\n' in shown

@@ -16,7 +16,7 @@ _RESET_ON_FORK: Final = 0x40000000
 
 
 class RealtimeThreads:
-    """Looks at every thread in a pod's cgroup, on a thread of its own: to be kept off the event loop."""
+    """Looks at every thread in the pods' cgroups: not for the event loop, as each cgroup is read."""
 
     def __init__(self, tree: Tree, proc: str = "/proc") -> None:
         self._tree = tree
