@@ -8,6 +8,7 @@ import importlib
 from typing import Final
 
 from criproxy import lean
+from criproxy.apart import run_apart
 
 MODULES: Final = (
     "criproxy.attach.seen",
@@ -27,7 +28,7 @@ _SOON_S: Final = 1.0
 async def load_soon() -> None:
     """In a thread, a moment from now."""
     await asyncio.sleep(_SOON_S)
-    await asyncio.to_thread(load)
+    await run_apart("late-imports", load)
 
 
 def load() -> None:

@@ -484,6 +484,14 @@ def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
     assert bench.notifier.lines == ["colocation on, runtime ready, 1 offline pods"] * 2
 
 
+def test_log_that_is_not_read_is_a_problem_until_it_is() -> None:
+    bench = Bench()
+    bench.reporter.log_lines_missing = lambda: 7
+    assert [problem for problem in bench.status().problems if "7 lines of the log were dropped" in problem]
+    bench.reporter.log_lines_missing = lambda: 0
+    assert not [problem for problem in bench.status().problems if "log" in problem]
+
+
 def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
     bench = Bench(pass_through=True)
     bench.link.ready = False

@@ -67,6 +67,11 @@ def _dropins(path: Path) -> Path:
     return path.parent / f"{path.stem}.d"
 
 
+def _shown(path: Path) -> str:
+    """As text that can be written anywhere: a name may be any bytes."""
+    return str(path).encode(errors="backslashreplace").decode()
+
+
 def load(path: Path) -> Loaded:
     """Read the config at `path`. Never raises for what is in its files, or for their absence: see `Loaded`.
 
@@ -79,10 +84,10 @@ def load(path: Path) -> Loaded:
     except OSError as error:
         files = (path,)
         reason = error.strerror or str(error)
-        errors.append(ConfigError(str(_dropins(path)), "", "", reason, "make it a directory of config files"))
+        errors.append(ConfigError(_shown(_dropins(path)), "", "", reason, "make it a directory of config files"))
     if len(files) > MAX_DROPINS + 1:
         remedy = "join them, or move those that are not criproxy's elsewhere"
-        errors.append(ConfigError(str(_dropins(path)), "", "", f"has more than {MAX_DROPINS} drop-ins", remedy))
+        errors.append(ConfigError(_shown(_dropins(path)), "", "", f"has more than {MAX_DROPINS} drop-ins", remedy))
     room_bytes = MAX_BYTES
     for file in files[: MAX_DROPINS + 1]:
         data = _read(file)
@@ -90,12 +95,12 @@ def load(path: Path) -> Loaded:
             errors.append(data)
         elif len(data) <= MAX_FILE_BYTES and len(data) > room_bytes:
             problem = f"with the files before it, the config has more than {MAX_BYTES} bytes"
-            errors.append(ConfigError(str(file), "", "", problem, "shorten it"))
+            errors.append(ConfigError(_shown(file), "", "", problem, "shorten it"))
         else:
-            sources.append((str(file), data))
+            sources.append((_shown(file), data))
             room_bytes -= min(len(data), room_bytes)
-    loaded = _combine(sources, str(path))
-    return Loaded(loaded.config, _few((*errors, *loaded.errors), str(path)))
+    loaded = _combine(sources, _shown(path))
+    return Loaded(loaded.config, _few((*errors, *loaded.errors), _shown(path)))
 
 
 def parse(data: bytes, file: str) -> Loaded:
@@ -115,15 +120,15 @@ def _few(errors: Sequence[ConfigError], main: str) -> tuple[ConfigError, ...]:
 def _read(file: Path) -> bytes | ConfigError:
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # a FIFO would wait for its writer, a device may do anything
-            return ConfigError(str(file), "", "", "is no regular file", "make it one, or remove it")
+            return ConfigError(_shown(file), "", "", "is no regular file", "make it one, or remove it")
         with file.open("rb") as opened:
             return opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         remedy = "copy config.example.toml there (without it, colocation is off)"
-        return ConfigError(str(file), "", "", "there is no such file", remedy)
+        return ConfigError(_shown(file), "", "", "there is no such file", remedy)
     except OSError as error:
         reason = error.strerror or str(error)
-        return ConfigError(str(file), "", "", reason, "make it a file that criproxy may read")
+        return ConfigError(_shown(file), "", "", reason, "make it a file that criproxy may read")
 
 
 def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:

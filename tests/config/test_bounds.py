@@ -164,6 +164,15 @@ def test_what_is_no_regular_file_is_an_error_and_never_opened(config: Path) -> N
     assert loaded.config.proxy.listen == "/mine"
 
 
+def test_name_of_any_bytes_is_told_in_text(config: Path) -> None:
+    directory = os.fsencode(config.parent / "config.d")
+    with open(directory + b"/\xff\n.toml", "w") as file:
+        file.write("oops")
+    (error,) = load(config).errors
+    assert "\\udcff" in error.file
+    assert str(error).encode()
+
+
 def test_config_of_the_longest_file_is_taken() -> None:
     text = "[colocation]\nrules = [" + "{ label = 'a', equals = 'b' },\n" * 4000 + "]"
     assert len(text) < MAX_FILE_BYTES

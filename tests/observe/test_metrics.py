@@ -126,3 +126,9 @@ def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: floa
     found = samples(metrics)
     told = [found[f"criproxy_bypass_{name}"] for name in ("after_seconds", "open", "uses")]
     assert told == pytest.approx([after, is_open, uses], nan_ok=True)
+
+
+def test_dropped_lines_of_the_log_are_counted_as_they_are_asked_for() -> None:
+    dropped = [3, 5]
+    metrics = Metrics("1", lambda: dropped.pop(0))
+    assert [samples(metrics)["criproxy_log_lines_dropped_total"] for _ in range(2)] == [3.0, 5.0]
