@@ -16,6 +16,7 @@ from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
@@ -183,6 +184,7 @@ class Daemon:
             observer=self._reporter,
             log=self._log,
             guard=self._guard.ceiling,
+            starting=lambda: self._box.starting,
         )
         self._checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(self._checkpoint, self._clock, self._loop.checkpoint, self._log)
@@ -319,6 +321,8 @@ class Daemon:
         self._upgrades.listed.set()
 
     def _pod_started(self, running: Running) -> None:
+        if running.container and running.sandbox.placement is not None:
+            self._box.started(parse_placement(running.sandbox.placement).name)
         self._verifier.started(running)
         self._upgrades.changed()
 
