@@ -29,7 +29,7 @@ _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
 _SERVICES: Final = ("runtime.v1", "runtime.v1alpha2")
-_OBSERVED: Final = ("StartContainer", "RemovePodSandbox", "RemoveContainer")
+_OBSERVED: Final = ("StartContainer", "StopPodSandbox", "RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     f"/{service}.RuntimeService/{operation}": operation for service in _SERVICES for operation in Operation
 }
@@ -288,6 +288,8 @@ class HookInterceptor:
         """The runtime has done what `request` asked for."""
         if method.endswith("/StartContainer"):
             self._started(self._inventory.container_started(codec.started_container(request)))
+        elif method.endswith("/StopPodSandbox"):
+            self._inventory.sandbox_stopped(codec.stopped_sandbox(request))
         elif method.endswith("/RemoveContainer"):
             self._inventory.container_removed(codec.removed_container(request))
         else:
