@@ -33,6 +33,7 @@ from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
+from criproxy.kubelets_driver import find_driver
 from criproxy.model import Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
@@ -319,6 +320,16 @@ class Daemon:
         else:
             await self._upkeep.connected()
         self._upgrades.listed.set()
+        if self._interceptor.kubelets_driver is None:
+            self._tasks.keep(self._find_driver())
+
+    async def _find_driver(self) -> None:
+        driver = await find_driver(
+            self._inventory,
+            process_of=lambda running: process_of(self._ask, running),
+            cgroups_of=self._whereabouts.read,
+        )
+        self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
     def _pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:

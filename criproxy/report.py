@@ -109,7 +109,7 @@ class Reporter:
         self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
-        """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        """Tells kubelet's cgroup driver, as far as its pods have told; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 

@@ -93,7 +93,7 @@ class OfflinePod(Struct, frozen=True):
 
 
 class CgroupStatus(Struct, frozen=True):
-    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before a pod starts."""
+    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before any pod runs."""
 
     version: int
     driver: Literal["cgroupfs", "systemd"] | None

@@ -95,7 +95,7 @@ def _stray(one: StrayContainer) -> str:
 def _cgroup(cgroup: CgroupStatus) -> str:
     if not cgroup.version:
         return "none that could hold a box"
-    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before a pod starts'}"
+    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before a pod runs'}"
 
 
 def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:

@@ -103,7 +103,7 @@ class HookInterceptor:
     ) -> None:
         self.settings = settings
         self.kubelets_driver: Driver | None = None
-        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
+        """Kubelet's cgroup driver, as the last start of any pod tells, before it a running pod; None: none has told."""
         self._told_below = ""
         """The cgroup that the pod which told was in."""
         self._chain = chain
