@@ -17,6 +17,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.realtime import RealtimeThreads
 from criproxy.cgroup.tree import Tree
@@ -37,6 +38,7 @@ from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
+from criproxy.kubelets_driver import find_driver
 from criproxy.model import Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
@@ -228,6 +230,7 @@ class Daemon:
             observer=self._reporter,
             log=self._log,
             guard=self._guard.ceiling,
+            starting=lambda: self._box.starting,
         )
         checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
@@ -382,8 +385,20 @@ class Daemon:
         else:
             await self._upkeep.connected()
         self._upgrades.listed.set()
+        if self._interceptor.kubelets_driver is None:
+            self._tasks.keep(self._find_driver())
+
+    async def _find_driver(self) -> None:
+        driver = await find_driver(
+            self._inventory,
+            process_of=lambda running: process_of(self._ask, running),
+            cgroups_of=self._whereabouts.read,
+        )
+        self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
     def _pod_started(self, running: Running) -> None:
+        if running.container and running.sandbox.placement is not None:
+            self._box.started(parse_placement(running.sandbox.placement).name)
         self._verifier.started(running)
         self._upgrades.changed()
 

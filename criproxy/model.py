@@ -205,7 +205,8 @@ class Decision(Struct, frozen=True):
     """The limits that hold from `t_s` on, and why, per resource, in words an operator reads.
 
     With the snapshot, the rest is what it was decided from: `before` is what the last decision gave (None: this is the
-    first), `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule).
+    first), `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule). So many
+    pods of the box were `starting`.
     """
 
     t_s: float
@@ -218,6 +219,7 @@ class Decision(Struct, frozen=True):
     before: Limits | None = None
     guard: GuardCeiling | None = None
     window: str = ""
+    starting: int = 0
 
 
 class LimitChange(Struct, frozen=True):

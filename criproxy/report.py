@@ -57,6 +57,9 @@ _DISCARDED: Final = 3
 """Samples that were discarded one after the other, of which an operator is told; a CPU that comes makes one."""
 
 
+Colocation = Literal["on", "off", "pass-through"]
+
+
 class EngineView(Protocol):
     """What carries new connections, and what is wrong with it (None: nothing)."""
 
@@ -104,9 +107,9 @@ class Reporter:
         self._tick_failed = False
         self._discarded, self._discarded_for = 0, ""
         """So many readings, one after the other, were no measurements, and why the last was none."""
-        self._last: tuple[Snapshot, Decision] | None = None
+        self._last: tuple[Snapshot, Decision, Colocation] | None = None
         self._above = AboveBound()
-        self._colocation: Literal["on", "off", "pass-through"] = "off"
+        self._colocation: Colocation = "off"
         self._config = ConfigStatus(str(config_file), (), ())
         self._schedule = ScheduleStatus("", "")
         self.bypass: Callable[[], BypassStatus | None] = lambda: None
@@ -114,7 +117,7 @@ class Reporter:
         self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
-        """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        """Tells kubelet's cgroup driver, as far as its pods have told; to be set."""
         self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
         """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
         self.disks: Callable[[], Sequence[DiskWeight]] = tuple
@@ -134,10 +137,9 @@ class Reporter:
         self._ticked_s = self._clock()
         self._tick_failed = False
         self._discarded = 0
-        decision = self._in_force(decision)
-        self._last = (snapshot, decision)
+        self._last = (snapshot, decision, self._colocation)
         self._above.look(self._box.state(), self._ticked_s)
-        self._metrics.ticked(snapshot, decision, changes, seconds)
+        self._metrics.ticked(snapshot, self._in_force(decision, self._colocation), changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
             self._headline_s = self._ticked_s
             self._notifier.status(self.headline())
@@ -180,7 +182,7 @@ class Reporter:
     def headline(self) -> str:
         """One line, for `systemctl status`."""
         runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
-        return f"colocation {self._colocation}, {runtime}, {len(self._inventory.placed)} offline pods"
+        return f"colocation {self._colocation}, {runtime}, {len(self._inventory.running_pods)} offline pods"
 
     def endpoints(self, history: History, guard: Callable[[], GuardStatus]) -> Endpoints:
         return Endpoints(
@@ -201,7 +203,7 @@ class Reporter:
     def _render_metrics(self, guard: GuardStatus) -> bytes:
         self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
-        self._metrics.offline_sandboxes(len(self._inventory.placed))
+        self._metrics.offline_sandboxes(len(self._inventory.running_pods))
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
@@ -280,7 +282,7 @@ class Reporter:
             ),
             config=self._config,
             box=self._box_status(),
-            pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.placed),
+            pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.running_pods),
             guard=guard,
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
@@ -301,12 +303,15 @@ class Reporter:
         state = self._box.state()
         return why.answer(history, None, state.limits, state.memory.used_bytes if state.memory else None)
 
-    def _in_force(self, decision: Decision) -> Decision:
+    def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
         """What is decided while colocation is off is not applied: then the kernel's limits are told."""
-        if self._colocation == "on":
+        if self._colocation == decided == "on":
             return decision
-        limits, reason = self._box.state().limits, f"what the kernel holds, as colocation is {self._colocation}"
-        return replace(decision, limits=limits or Limits(UNLIMITED, UNLIMITED), cpu_reason=reason, memory_reason=reason)
+        reason = f"what the kernel holds, as colocation is {self._colocation}"
+        if self._colocation == "on":
+            reason = "what the kernel holds until the next tick, the first since colocation is on"
+        limits = self._box.state().limits or Limits(UNLIMITED, UNLIMITED)
+        return replace(decision, limits=limits, cpu_reason=reason, memory_reason=reason)
 
     def _cgroup_status(self) -> CgroupStatus:
         box, driver = self._box.state(), self.kubelets_driver()
@@ -321,7 +326,10 @@ class Reporter:
         )
 
     def _box_status(self) -> BoxStatus:
-        box, last = self._box.state(), self._last
+        box, last = self._box.state(), None
+        if self._last is not None:
+            snapshot, decision, decided = self._last
+            last = snapshot, self._in_force(decision, decided)
         return BoxStatus(
             path=box.path,
             drift=box.drift,

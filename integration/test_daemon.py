@@ -712,12 +712,43 @@ def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
     assert f"no criproxy answers at {node.proxy.address}" in gone.stderr
 
 
-def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started(node: Node) -> None:
+def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_a_restart(node: Node) -> None:
     node.start()
     assert node.proxy.status()["cgroup"]["driver"] is None
     node.run("online")
     status = node.proxy.status()
     assert (status["cgroup"]["driver"], status["box"]["path"]) == ("cgroupfs", None)
+    node.proxy.restart()
+    wait_until(
+        lambda: node.proxy.status()["cgroup"]["driver"] == "cgroupfs", WAIT_S, "a running pod to tell", node.proxy.log
+    )
+    assert node.proxy.status()["box"]["path"] is None
+
+
+def test_status_counts_no_pod_that_has_ended(node: Node) -> None:
+    node.start()
+    ended, runs = node.run("offline"), node.run("offline")
+    node.client.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=ended.id))
+    shown = [pod["uid"] for pod in node.proxy.status()["pods"]]
+    node.proxy.restart()
+    wait_until(lambda: node.proxy.status()["pods"], WAIT_S, "the runtime's pods", node.proxy.log)
+    listed = [pod["uid"] for pod in node.proxy.status()["pods"]]
+    assert shown == listed == [runs.config.metadata.uid]
+    assert "criproxy_offline_sandboxes 1.0" in node.proxy.http("/metrics")[1]
+    assert node.is_in_box(runs)
+
+
+def test_status_and_why_agree_from_the_moment_that_colocation_is_on(node: Node) -> None:
+    node.start(config(enabled=False))
+    node.run("offline")
+    node.wait_ticks(3)
+    node.switch(config())
+    node.wait_ticks(2)
+    status = node.proxy.status()
+    why = json.loads(criproxy("status", "--why", "--json", "--config", node.proxy.config_file).stdout)
+    assert status["colocation"] == "on"
+    assert "colocation is" not in status["box"]["cpu"]["reason"]
+    assert (status["decisions"][0]["applied"], why["decision"]["applied"]) == (True, True)
 
 
 @pytest.mark.parametrize(

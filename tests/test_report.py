@@ -90,7 +90,7 @@ class Engine:
 
 @dataclass
 class Inventory:
-    placed: tuple[Sandbox, ...] = ()
+    running_pods: tuple[Sandbox, ...] = ()
 
 
 @dataclass
@@ -207,7 +207,7 @@ def test_status_before_the_first_tick_has_no_sample() -> None:
 
 def test_status_tells_all_parts() -> None:
     bench = Bench()
-    bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
     bench.reporter.swept(2)
     status = bench.status()
@@ -240,6 +240,42 @@ def test_limits_that_are_decided_but_not_applied_are_not_told(
     assert (box.cpu.limit_cores, box.memory.limit_bytes) == (cores, size)
     assert bench.status().colocation in box.cpu.reason
     assert bench.metric("criproxy_limit_cores") == (float("inf") if cores == "unlimited" else cores)
+
+
+def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
+    bench = Bench(Config())
+    bench.tick()
+    told = []
+    for config in (ON, Config()):
+        bench.reporter.configured(config, (), (), pass_through=False)
+        cpu = bench.status().box.cpu
+        assert cpu is not None
+        told.append((bench.status().colocation, cpu.limit_cores, cpu.reason))
+        bench.tick()
+    assert told == [
+        ("on", "unlimited", "what the kernel holds until the next tick, the first since colocation is on"),
+        ("off", "unlimited", "what the kernel holds, as colocation is off"),
+    ]
+
+
+def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
+    bench = Bench()
+    for t_s, applied in enumerate([False, False, True, True]):
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
+    assert bench.endpoints.why(None).decision.applied  # type: ignore[union-attr]
+
+
+def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
+    bench = Bench()
+    mib = 1 << 20
+    for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
+        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(1.0, size))
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.limit_bytes) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
+    assert len(bench.history.records()) == 4
 
 
 def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
@@ -478,7 +514,7 @@ def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_n
 
 def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
     bench = Bench()
-    bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     for _ in range(25):
         bench.tick()
     assert bench.notifier.lines == ["colocation on, runtime ready, 1 offline pods"] * 2

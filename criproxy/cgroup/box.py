@@ -30,6 +30,9 @@ T = TypeVar("T")
 STARTING_S: Final = 120.0
 """For so long an admitted pod may be unknown to the runtime and empty, and is not swept."""
 
+STARTING_MOST_S: Final = 30.0
+"""For so long an admitted pod counts as starting, when no container of it runs: it may be waiting for an image."""
+
 ORPHAN_S: Final = 60.0
 """For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
 
@@ -108,6 +111,7 @@ class Box:
         self._memory: Held | None = None
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
+        self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
         self._drift = 0
         self._fault = ""
@@ -143,6 +147,16 @@ class Box:
     def admitted(self) -> tuple[str, ...]:
         """The names of the pods that are starting."""
         return tuple(self._admitted)
+
+    def started(self, name: str) -> None:
+        """A container of the pod runs."""
+        self._starting.pop(name, None)
+
+    @property
+    def starting(self) -> int:
+        """How many pods have been let in and have no container yet that runs."""
+        oldest = self._clock() - STARTING_MOST_S
+        return sum(admitted_s >= oldest for admitted_s in tuple(self._starting.values()))
 
     def expect(self, names: Iterable[str]) -> None:
         """These pods, which another process has admitted, are starting."""
@@ -333,7 +347,7 @@ class Box:
         self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
         self._driver.ensure_pod(place.in_box, memory_bytes)
         self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
-        self._admitted[place.name] = self._clock()
+        self._admitted[place.name] = self._starting[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))
 
@@ -440,10 +454,11 @@ class Box:
     def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         if self._path is None:
             return ()
-        oldest = self._clock() - STARTING_S
-        for name, admitted_s in tuple(self._admitted.items()):
-            if admitted_s < oldest:
-                self._admitted.pop(name, None)
+        now_s = self._clock()
+        for since, most_s in ((self._admitted, STARTING_S), (self._starting, STARTING_MOST_S)):
+            for name, admitted_s in tuple(since.items()):
+                if admitted_s < now_s - most_s:
+                    since.pop(name, None)
         kept = known | self._admitted.keys()
         there = self._driver.pods(self._path)
         box = parse_box(self._path)

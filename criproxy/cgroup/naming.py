@@ -98,6 +98,21 @@ def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
     return PodParent(box, _pod_name(name, cgroup_parent))
 
 
+def driver_of_process(cgroups: str) -> Driver | None:
+    """Kubelet's driver, if this /proc/PID/cgroup is of a process in one of its pods; None: it is not.
+
+    Source: cgroups(7), /proc/pid/cgroup.
+    """
+    for line in cgroups.splitlines():
+        path = line.split(":", 2)[-1]
+        while path:
+            try:
+                return parse_kubelet_parent(path).box.driver
+            except ValueError:
+                path = path.rpartition("/")[0]
+    return None
+
+
 def parse_placement(placement: str) -> PodParent:
     """Take apart a cgroup_parent that `PodParent.in_box` made. Raises ValueError on everything else."""
     _check_length(placement)

@@ -97,8 +97,9 @@ class Loop:
         observer: Observer,
         log: structlog.typing.FilteringBoundLogger,
         guard: Callable[[], GuardCeiling | None] = lambda: None,
+        starting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`guard` tells the guard's ceiling of this moment."""
+        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are."""
         self._box = box
         self._read_capacity = read_capacity
         self._clock = clock
@@ -106,6 +107,7 @@ class Loop:
         self._observer = observer
         self._log = log
         self._guard = guard
+        self._starting = starting
         self._sampler = Sampler()
         self._predictors = _predictors(settings.predictor)
         self._state = PolicyState()
@@ -135,7 +137,7 @@ class Loop:
             else:
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot
-                decision, changes = await self._apply(snapshot, prediction)
+                decision, changes = await self._apply(snapshot, prediction, self._starting())
                 self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
         except Exception as error:
             self._failed(error)
@@ -169,10 +171,14 @@ class Loop:
             hour_bytes=predicted["memory_hour"],
         )
 
-    async def _apply(self, snapshot: Snapshot, prediction: Prediction) -> tuple[Decision, tuple[LimitChange, ...]]:
+    async def _apply(
+        self, snapshot: Snapshot, prediction: Prediction, starting: int = 0
+    ) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
         settings = self._settings
-        decision, self._state = decide(snapshot, prediction, self._state, settings.policy, self._guard())
+        decision, self._state = decide(
+            snapshot, prediction, self._state, settings.policy, self._guard(), starting=starting
+        )
         self._decided = snapshot.capacity_cores, prediction.cpu_cores
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)

@@ -2,7 +2,8 @@
 
 limit = capacity x watermark - what online is expected to use - reserve, within floor and ceiling, in whole steps.
 Lowered at once; raised only by more than a threshold, or when the last change is old enough, and in bounded strides.
-What is not known leaves the floor. The guard's ceiling then takes off what it says, at once and for as long as it says.
+What is not known leaves the floor, which grows while pods start. The guard's ceiling then takes off what it says, at
+once and for as long as it says.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.model import (
     UNLIMITED,
@@ -27,6 +29,12 @@ CPU_STEP_CORES: Final = 0.01
 
 MEMORY_STEP_BYTES: Final = 1 << 20
 """Memory comes and goes by pages: without steps, the limit would be written each second for a few KiB."""
+
+START_CORES: Final = 0.1
+START_MOST_CORES: Final = 1.0
+"""What the floor grows by for each pod that is starting, and at most: runtime and init run within the box's quota, and
+take about a tenth of a second of CPU time per pod (README, How much offline gets).
+"""
 
 _LEAST: Final = 1e-8
 """As a share of a step: what a sum of floats may lack to a whole one."""
@@ -124,6 +132,7 @@ class _Facts(Struct, frozen=True):
     guard: GuardCeiling | None
     step: float
     amount: Callable[[float], str]
+    starting: int = 0
 
 
 def decide(
@@ -132,10 +141,13 @@ def decide(
     state: PolicyState,
     settings: PolicySettings,
     guard: GuardCeiling | None = None,
+    *,
+    starting: int = 0,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
-    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. Time must not go back from call to call.
+    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. So many pods of the box are `starting`.
+    Time must not go back from call to call.
     """
     cpu_facts = _Facts(
         t_s=snapshot.t_s,
@@ -146,6 +158,7 @@ def decide(
         guard=guard,
         step=CPU_STEP_CORES,
         amount=cores_in_words,
+        starting=starting,
     )
     memory_facts = _Facts(
         t_s=snapshot.t_s,
@@ -171,6 +184,7 @@ def decide(
         before=state.before,
         guard=guard,
         window=settings.window,
+        starting=starting,
     )
     return decision, PolicyState(cpu_state, memory_state, limits)
 
@@ -193,8 +207,9 @@ def _resource(
         target, why = _fixed(facts, settings)
         law = target
     else:
-        target, why = _target(facts, settings)
-        law, delay = _approach(facts, target, state, settings)
+        grown, floor_words = _floor(facts, settings)
+        target, why = _target(facts, grown, floor_words)
+        law, delay = _approach(facts, target, state, grown)
     changed_s = state.changed_s if law == state.limit else facts.t_s
     limit, guarded = _guarded(facts, law, settings.floor)
     after = ResourceState(law, changed_s, limit if limit < law else None)
@@ -211,7 +226,10 @@ def _move(before: float | None, limit: float, amount: Callable[[float], str]) ->
         return f"set to {amount(limit)}"
     if limit == before:
         return f"held at {amount(limit)}"
-    return f"{'lowered' if limit < before else 'raised'} {amount(before)} -> {amount(limit)}"
+    verb, by = ("lowered", before - limit) if limit < before else ("raised", limit - before)
+    if amount(before) == amount(limit):
+        return f"{verb} by {amount(by)} to {amount(limit)}"
+    return f"{verb} {amount(before)} -> {amount(limit)}"
 
 
 def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
@@ -241,23 +259,40 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     return most, f"all of {facts.amount(facts.capacity)}{_less(facts, settings.reserve)}, below {why}"
 
 
-def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
+def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
+    """The settings with a floor that lets pods start, and the floor's name: within what online leaves of the node now.
+
+    floor + START_CORES per pod that starts, at most START_MOST_CORES, the ceiling, and capacity - reserve - online
+    """
+    left = facts.capacity - settings.reserve - max(facts.online, 0.0)
+    if not facts.starting or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
+        return settings, "the floor"
+    most = min(left, math.inf if settings.ceiling is None else settings.ceiling)
+    floor = min(settings.floor + min(facts.starting * START_CORES, START_MOST_CORES), most)
+    if floor <= settings.floor:
+        return settings, "the floor"
+    pods = "1 pod that starts" if facts.starting == 1 else f"{facts.starting} pods that start"
+    return replace(settings, floor=floor), f"the floor for {pods}"
+
+
+def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float, str]:
     """capacity x watermark - expected online usage - reserve, within floor and ceiling; the floor where not known."""
     amount = facts.amount
     if not 0.0 < facts.capacity < math.inf:
-        return settings.floor, f"the floor, as the capacity is not known ({facts.capacity})"
+        return settings.floor, f"{floor}, as the capacity is not known ({facts.capacity})"
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf or not math.isfinite(facts.online):
-        return settings.floor, f"the floor, as online usage can't be predicted{_in_brackets(facts.note)}"
-    expected, words = facts.predicted, "predicted"
-    if facts.online > expected:
-        expected, words = facts.online, "online's present use, above the predicted"
-    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words} {amount(expected)}"
+        return settings.floor, f"{floor}, as online usage can't be predicted{_in_brackets(facts.note)}"
+    expected, online = min(facts.predicted, facts.capacity), min(facts.online, facts.capacity)
+    words = f"predicted {amount(expected)}"
+    if online > expected:
+        expected, words = online, f"{amount(online)} that online uses now, more than the {words}"
+    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words}"
     why += f"{_less(facts, settings.reserve)}{_in_brackets(facts.note)}"
     target = facts.capacity * settings.watermark_ratio - expected - settings.reserve
     if abs(target) < facts.step * _MOST_STEPS:
         target = math.floor(target / facts.step + _LEAST) * facts.step
     if target <= settings.floor:
-        return settings.floor, f"the floor, above {why}"
+        return settings.floor, f"{floor}, above {why}"
     if settings.ceiling is not None and target > settings.ceiling:
         return settings.ceiling, f"the ceiling, below {why}"
     return target, why

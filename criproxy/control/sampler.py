@@ -44,9 +44,10 @@ class Sampler:
 
         That is so for the first reading, for one that is not newer than the last, and for those that `discarded` tells
         of: the node's own counter has gone back, or a counter says more than the machine has. A box that has appeared,
-        or whose counter has gone back (made anew), has used what it shows now; one that has vanished uses nothing, and
-        its last moments count as online's.
+        or whose counter has gone back (made anew), has used what it shows now, if that is possible: it may have been
+        there before us. One that has vanished uses nothing, and its last moments count as online's.
         """
+        self.discarded = ""
         last = self._last
         if last is not None and (reading.t_s <= last.t_s or reading.read_s <= last.read_s):
             return None
@@ -58,8 +59,10 @@ class Sampler:
         used_s, throttled_s = _since(reading.box, last.box)
         box_cores = used_s / dt_s
         box_bytes = reading.box.working_set_bytes if reading.box else 0
-        self.discarded = _impossible(node_cores, box_cores, box_bytes, last.capacity, reading.capacity)
-        if self.discarded:
+        impossible = _impossible(node_cores, box_cores, box_bytes, last.capacity, reading.capacity)
+        appeared = last.box is None and reading.box is not None
+        self.discarded = "" if appeared else impossible
+        if impossible:
             return None
         cores, memory_bytes = reading.capacity.cores, reading.capacity.memory_bytes
         return Snapshot(

@@ -56,7 +56,7 @@ class Metrics:
         self._refusals = Counter(
             "criproxy_refusals", "Requests of offline pods that were refused", ("method", "reason"), registry=registry
         )
-        self._sandboxes = Gauge("criproxy_offline_sandboxes", "Pod sandboxes in the box", registry=registry)
+        self._sandboxes = Gauge("criproxy_offline_sandboxes", "Pod sandboxes that run in the box", registry=registry)
         self._misplaced = Gauge(
             "criproxy_misplaced_containers",
             "Containers, and pod sandboxes, of the box that run outside it",

@@ -11,6 +11,7 @@ from msgspec import Struct
 from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
+from criproxy.control.policy import bytes_in_words, cores_in_words
 from criproxy.model import UNLIMITED, Decision, Limits, Sandbox, Snapshot
 
 
@@ -104,7 +105,7 @@ class OfflinePod(Struct, frozen=True):
 
 
 class CgroupStatus(Struct, frozen=True):
-    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before a pod starts."""
+    """`version`: 1 or 2, 0: there is no usable hierarchy. `driver`: kubelet's, None before any pod runs."""
 
     version: int
     driver: Literal["cgroupfs", "systemd"] | None
@@ -265,14 +266,24 @@ def offline_pod(sandbox: Sandbox) -> OfflinePod:
 
 
 def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionStatus, ...]:
-    """The last `count` changes of the limits in a history (oldest first), the last one first."""
+    """The last `count` changes of the limits in a history (oldest first), the last one first.
+
+    A change that is too small to be seen in print is none here, and one to whether the limits are applied is one.
+    """
     latest = itertools.pairwise([*reversed(records), None])
     changes = (
         _decision(record)
         for record, before in latest
-        if record is not None and (before is None or record.decision.limits != before.decision.limits)
+        if record is not None and (before is None or _shown(record) != _shown(before))
     )
     return tuple(itertools.islice(changes, count))
+
+
+def _shown(record: Record) -> tuple[str, str, bool]:
+    limits = record.decision.limits
+    cores = "unlimited" if limits.cpu_cores is UNLIMITED else cores_in_words(limits.cpu_cores)
+    size = "unlimited" if limits.memory_bytes is UNLIMITED else bytes_in_words(limits.memory_bytes)
+    return cores, size, record.applied
 
 
 def _decision(record: Record) -> DecisionStatus:

@@ -125,7 +125,7 @@ def _stray(one: StrayContainer) -> str:
 def _cgroup(cgroup: CgroupStatus) -> str:
     if not cgroup.version:
         return "none that could hold a box"
-    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before a pod starts'}"
+    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before a pod runs'}"
 
 
 def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
@@ -135,9 +135,10 @@ def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
         applied = "" if decision.applied else " (not applied)"
         limits = f"{_cores(decision.limit_cores)} cores, {_size(decision.limit_bytes)}"
         yield f"  {_moment(decision.decided_s)}  {limits}{applied}"
-        if before is None or before.limit_cores != decision.limit_cores:
+        both = before is None or before.applied != decision.applied
+        if both or _cores(before.limit_cores) != _cores(decision.limit_cores):
             yield f"    CPU: {decision.cpu_reason}"
-        if before is None or before.limit_bytes != decision.limit_bytes:
+        if both or _size(before.limit_bytes) != _size(decision.limit_bytes):
             yield f"    memory: {decision.memory_reason}"
 
 

@@ -202,6 +202,11 @@ def started_container(data: bytes) -> str:
     return _text(_decode(cri.StartContainerRequest, data).container_id)
 
 
+def stopped_sandbox(data: bytes) -> str:
+    """The sandbox id of a StopPodSandboxRequest."""
+    return _text(_decode(cri.StopPodSandboxRequest, data).pod_sandbox_id)
+
+
 def removed_sandbox(data: bytes) -> str:
     """The sandbox id of a RemovePodSandboxRequest."""
     return _text(_decode(cri.RemovePodSandboxRequest, data).pod_sandbox_id)

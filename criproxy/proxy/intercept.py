@@ -33,7 +33,7 @@ _SHOWN_TEXT: Final = 2048
 _SERVICES: Final = tuple(f"{slash}runtime.{api}.RuntimeService" for slash in ("/", "") for api in ("v1", "v1alpha2"))
 """gRPC-Go serves a path without its first slash as well. Source: google.golang.org/grpc, Server.handleStream."""
 
-_OBSERVED: Final = ("StartContainer", "RemovePodSandbox", "RemoveContainer")
+_OBSERVED: Final = ("StartContainer", "StopPodSandbox", "RemovePodSandbox", "RemoveContainer")
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     f"{service}/{operation}": operation for service in _SERVICES for operation in Operation
 }
@@ -118,7 +118,7 @@ class HookInterceptor:
     ) -> None:
         self.settings = settings
         self.kubelets_driver: Driver | None = None
-        """Kubelet's cgroup driver, as the last start of any pod tells; None: none has told."""
+        """Kubelet's cgroup driver, as the last start of any pod tells, before it a running pod; None: none has told."""
         self._told_below = ""
         """The cgroup that the pod which told was in."""
         self._chain = chain
@@ -361,6 +361,8 @@ class HookInterceptor:
         """The runtime has done what `request` asked for."""
         if method.endswith("/StartContainer"):
             self._started(self._inventory.container_started(codec.started_container(request)))
+        elif method.endswith("/StopPodSandbox"):
+            self._inventory.sandbox_stopped(codec.stopped_sandbox(request))
         elif method.endswith("/RemoveContainer"):
             self._inventory.container_removed(codec.removed_container(request))
         else:

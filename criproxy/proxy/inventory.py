@@ -54,6 +54,11 @@ class Inventory:
         return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
 
     @property
+    def running_pods(self) -> tuple[Sandbox, ...]:
+        """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
+        return tuple(sandbox for sandbox in self.placed if sandbox.id in self._running)
+
+    @property
     def uids(self) -> frozenset[str]:
         """Of all pods that the runtime knows, in the box or not."""
         return frozenset(sandbox.pod.uid for sandbox in self._sandboxes.values())
@@ -142,6 +147,10 @@ class Inventory:
             return None
         return Running(sandbox, container_id, container.name)
 
+    def sandbox_stopped(self, sandbox_id: str) -> None:
+        """Nothing of it runs any more."""
+        self._edit(lambda inventory: inventory._stop(sandbox_id))
+
     def sandbox_removed(self, sandbox_id: str) -> Sandbox | None:
         """Forget a sandbox and its containers; returns it if it was known."""
         known = self._sandboxes.get(sandbox_id)
@@ -155,6 +164,10 @@ class Inventory:
         edit(self)
         for journal in self._journals:
             journal.append(edit)
+
+    def _stop(self, sandbox_id: str) -> None:
+        its = [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]
+        self._running.difference_update([sandbox_id, *its])
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)

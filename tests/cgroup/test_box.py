@@ -10,7 +10,7 @@ import pytest
 from fake_driver import FakeDriver
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box, BoxState, Held
+from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
@@ -423,6 +423,18 @@ def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, 
 
     assert removed == ()
     assert driver.pods("/offline") == ("poda",)
+
+
+def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    both = box.starting
+    box.forget("poda")
+    box.started("poda")
+    box.started("poda")
+    one = box.starting
+    clock.now_s += STARTING_MOST_S + 1
+
+    assert (both, one, box.starting) == (2, 1, 0)
 
 
 def test_adopt_lifted_never_bounds_the_box(box: Box, driver: FakeDriver) -> None:

@@ -28,7 +28,7 @@ class Node:
         self.clock, self.capacity, self.log = FakeClock(), FakeCapacity(), FakeLog()
         self.box = FakeBox(self.clock)
         self.observer = FakeObserver()
-        self.ceiling = None
+        self.ceiling, self.starting = None, 0
         self.loop = Loop(
             self.box,
             self.capacity,
@@ -37,6 +37,7 @@ class Node:
             observer=self.observer,
             log=self.log,
             guard=lambda: self.ceiling,
+            starting=lambda: self.starting,
         )
 
     def ticks(self, count=1, seconds=1.0):
@@ -194,6 +195,18 @@ def test_tick_that_falls_back_keeps_to_the_floor_below_the_guard_too(node):
     node.ceiling, node.box.usage_error = GuardCeiling(0.01, "online waits"), OSError("gone")
     node.ticks(61)
     assert node.box.limits == FLOORS
+
+
+def test_tick_pods_that_start_get_more_than_the_floor_while_they_do(node):
+    node.box.online_cores = 3.0
+    node.ticks(20)
+    before, node.starting = node.box.limits.cpu_cores, 5
+    node.ticks()
+    meanwhile, node.starting = node.box.limits.cpu_cores, 0
+    node.ticks()
+    assert (meanwhile, before) == (pytest.approx(0.6), pytest.approx(node.box.limits.cpu_cores))
+    assert before < 0.6
+    assert node.loop.history.records()[-2].decision.starting == 5
 
 
 def test_tick_dry_run_decides_and_writes_nothing():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from criproxy.control.policy import (
+    START_MOST_CORES,
     DynamicSettings,
     PolicySettings,
     PolicyState,
@@ -46,9 +47,9 @@ def holding(limit, since_s=0.0):
     return PolicyState(cpu=ResourceState(limit, since_s))
 
 
-def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None):  # noqa: B008, PLR0917
+def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None, starting=0):  # noqa: B008, PLR0917
     prediction = Prediction(predicted, float(4 * GIB), note, "")
-    decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY), guard)
+    decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY), guard, starting=starting)
     return decision.limits.cpu_cores, decision.cpu_reason, after.cpu
 
 
@@ -78,7 +79,8 @@ def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None
             PolicyState(),
             0.5,
             2.6,
-            "set to 2.60 cores: 4.00 cores x 0.90 - online's present use, above the predicted 1.00 cores",
+            "set to 2.60 cores: 4.00 cores x 0.90 - 1.00 cores that online uses now, more than the "
+            "predicted 0.50 cores",
         ),
     ],
     ids=[
@@ -97,6 +99,61 @@ def test_decide_cpu_case_gives_limit_and_reason(state, predicted, limit, reason)
     decided, words, after = cpu(snapshot(), predicted, state)
     assert (decided, words) == (pytest.approx(limit), reason)
     assert after.limit == decided
+
+
+def test_decide_what_is_above_the_capacity_counts_and_is_told_as_the_capacity():
+    assert cpu(snapshot(capacity=2.0, online=9.0), 7.0) == (
+        0.1,
+        "set to 0.10 cores: the floor, above 2.00 cores x 0.90 - predicted 2.00 cores",
+        ResourceState(0.1, 1000.0),
+    )
+    assert cpu(snapshot(capacity=2.0, online=9.0), 1.0)[1] == (
+        "set to 0.10 cores: the floor, above 2.00 cores x 0.90 - 2.00 cores that online uses now, more than the "
+        "predicted 1.00 cores"
+    )
+
+
+@pytest.mark.parametrize(
+    ("starting", "online", "changes", "limit", "words"),
+    [
+        (0, 1.0, {}, 0.1, "the floor"),
+        (1, 1.0, {}, 0.2, "the floor for 1 pod that starts"),
+        (10, 1.0, {}, 1.1, "the floor for 10 pods that start"),
+        (1000, 1.0, {}, 1.1, "the floor for 1000 pods that start"),
+        (10, 3.5, {}, 0.5, "the floor for 10 pods that start"),
+        (10, 1.0, {"reserve": 2.75}, 0.25, "the floor for 10 pods that start"),
+        (10, 1.0, {"ceiling": 0.75}, 0.75, "the floor for 10 pods that start"),
+        (10, 3.95, {}, 0.1, "the floor"),
+        (10, 9.0, {}, 0.1, "the floor"),
+    ],
+    ids=["none", "one", "ten", "thousand", "busy", "reserve", "ceiling", "full", "impossible"],
+)
+def test_decide_floor_grows_with_pods_that_start_within_what_online_leaves(starting, online, changes, limit, words):
+    given_cores, reason, _ = cpu(snapshot(online=online), 3.9, holding(0.1), replace(CPU, **changes), starting=starting)
+    assert given_cores == pytest.approx(limit)
+    assert f": {words}, above 4.00 cores x 0.90 - " in reason
+
+
+def test_decide_floor_for_pods_that_start_is_given_at_once_and_taken_back_with_them():
+    settings = replace(CPU, max_raise_ratio=0.01)
+    limit, words, after = cpu(snapshot(), 3.9, holding(0.1, 999.0), settings, starting=4)
+    assert words.startswith("raised 0.10 cores -> 0.50 cores: the floor for 4 pods that start")
+    assert limit == pytest.approx(0.5)
+    assert cpu(snapshot(1001.0), 3.9, PolicyState(cpu=after), settings)[0] == 0.1
+
+
+def test_decide_pods_that_start_change_nothing_where_there_is_room():
+    assert cpu(snapshot(), 1.0, starting=10) == cpu(snapshot(), 1.0)
+
+
+def test_decide_guard_goes_before_pods_that_start():
+    assert cpu(snapshot(), 3.9, guard=GuardCeiling(0.0, "online waits"), starting=10)[0] == 0.1
+
+
+def test_decide_move_that_is_too_small_to_be_seen_tells_its_size():
+    state = PolicyState(memory=ResourceState(float(8 * GIB), 0.0))
+    decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB - 4 * 2**20), state, SETTINGS)
+    assert decision.memory_reason.startswith("raised by 4.00 MiB to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB")
 
 
 def test_decide_memory_is_in_bytes_and_words_in_gib():
@@ -432,6 +489,19 @@ def test_decide_a_raise_is_at_most_a_stride(state, ratio, predicted, law):
     limit = limit_of(snapshot(online=0.0), predicted, state, settings)
     if state.limit is not None:
         assert limit <= max(settings.floor, state.limit + max(0.01, 4.0 * ratio))
+
+
+@no_deadline
+@given(cores, cores, states, laws, guards, st.integers(0, 200))
+def test_decide_pods_that_start_get_no_less_and_never_what_online_uses_or_the_reserve(  # noqa: PLR0917
+    predicted, online, state, settings, guard, starting
+):
+    taken = snapshot(online=online)
+    with_them = cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard, starting=starting)[0]
+    without = cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard)[0]
+    left = taken.capacity_cores - settings.reserve - online
+    assert without <= with_them <= max(without, left, settings.floor)
+    assert with_them <= max(without, settings.floor + START_MOST_CORES)
 
 
 @no_deadline

@@ -56,6 +56,16 @@ def test_sampler_box_that_appears_has_used_what_it_shows():
     assert snapshot.box_cores == 2.0
 
 
+def test_sampler_box_that_appears_and_is_old_gives_no_sample_and_is_nothing_to_tell_of():
+    """After a restart of criproxy: what it has used in its life is no rate, and online's is not 0."""
+    sampler = Sampler()
+    sampler.sample(replace(FIRST, box=None))
+    old = Reading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
+    assert (sampler.sample(old), sampler.discarded) == (None, "")
+    later = replace(old, t_s=103.0, read_s=93.0, node=Usage(59.0, 800), box=Usage(9e6 + 2.0, 300))
+    assert sampler.sample(later).online_cores == 1.0
+
+
 @pytest.mark.parametrize(
     ("t_s", "read_s"),
     [(100.0, 91.0), (99.0, 91.0), (101.0, 90.0), (101.0, 89.0)],

@@ -92,7 +92,7 @@ def test_text_shows(shown: str) -> None:
         pytest.param({"pods": STATUS.pods * 60}, "  and 10 more (--json lists them all)\n", id="many-pods"),
         pytest.param({"uptime_s": 0.4}, "up 0 s\n", id="just-started"),
         pytest.param({"problems": ("a", "b")}, "min\nnot well      a\nnot well      b\ncolocation", id="not-well"),
-        pytest.param({"cgroup": CgroupStatus(2, None)}, "v2, driver not known before a pod starts\n", id="no-pod"),
+        pytest.param({"cgroup": CgroupStatus(2, None)}, "v2, driver not known before a pod runs\n", id="no-pod"),
         pytest.param({"cgroup": CgroupStatus(0, None)}, "cgroups       none that could hold a box\n", id="no-cgroups"),
         pytest.param(
             {"placement": PlacementStatus(3, (STRAY,), (replace(STRAY, container="", detail="why"),))},

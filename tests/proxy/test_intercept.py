@@ -514,6 +514,16 @@ def test_removed_sandbox_leaves_no_entry_and_is_reported() -> None:
     assert [s.id for s in bench.removed] == ["s1"]
 
 
+def test_stopped_sandbox_runs_no_more_and_stays_placed() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    running = [sandbox.id for sandbox in bench.inventory.running_pods]
+    stop = cri.StopPodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString()
+    assert forwarded(bench.send(V1 + "StopPodSandbox", stop, b"")) == stop
+    assert (running, bench.inventory.running_pods) == (["s1"], ())
+    assert [sandbox.id for sandbox in bench.inventory.placed] == ["s1"]
+
+
 def test_refused_removal_keeps_the_entry() -> None:
     bench = Bench()
     bench.run_pod(run_request(True))

@@ -184,6 +184,15 @@ def test_running_follows_starts_and_removals() -> None:
     assert inventory.running == ()
 
 
+def test_running_pods_leave_out_those_that_have_ended_while_placed_keeps_them() -> None:
+    sandboxes = _in_state(_sandboxes("a", "b"), a=READY, b=NOT_READY)
+    inventory = asyncio.run(_refreshed(sandboxes, _containers_in_state(up=RUNNING)))
+    before = [sandbox.id for sandbox in inventory.running_pods]
+    inventory.sandbox_stopped("a")
+    assert (before, inventory.running_pods, inventory.running) == (["a"], (), ())
+    assert [sandbox.id for sandbox in inventory.placed] == ["a", "b"]
+
+
 def _pod_sandbox(sandbox_id: str, state: int, placement: str = "") -> cri.PodSandbox:
     return cri.PodSandbox(
         id=sandbox_id.encode(),
