@@ -33,10 +33,12 @@ from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
 from criproxy.model import Sandbox
-from criproxy.observe import http
 from criproxy.observe import log as logs
+from criproxy.observe.http import HttpServer
+from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
+from criproxy.observe.routes import Routes
 from criproxy.observe.status import AttachStatus
 from criproxy.proxy import codec
 from criproxy.proxy.chosen import ChosenEngine
@@ -214,9 +216,7 @@ class Daemon:
         )
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> None:
-        address = self._loaded.config.observe.host_port
-        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
-        self._work = Work(self._tasks, self._working, lambda: http.serve(*address, endpoints))
+        self._work = Work(self._tasks, self._working, self._make_listeners())
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
@@ -232,6 +232,19 @@ class Daemon:
         )
         command = command_of(sys.argv, sys.orig_argv)
         self._upgrades = Upgrades(parts, self._tasks, command, predecessor, self._log)
+
+    def _make_listeners(self) -> Sequence[Listener]:
+        """Where questions are answered."""
+        config = self._loaded.config
+        private = UnixAddress(Path(config.proxy.status_path))
+        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
+        routes = Routes(endpoints, private.path, pod_names=config.observe.pod_names)
+        listeners = (
+            Listener(private, HttpServer(routes.private).serve, self._log),
+            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public).serve, self._log),
+        )
+        self._reporter.deaf = lambda: [listener.problem for listener in listeners if listener.problem is not None]
+        return listeners
 
     def _working(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
@@ -294,7 +307,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._whereabouts.close()
-        await self._work.close_port()
+        self._work.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

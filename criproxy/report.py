@@ -16,9 +16,9 @@ from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
 from criproxy.observe import why
-from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
+from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import (
     AttachStatus,
     BoxStatus,
@@ -57,7 +57,7 @@ class EngineView(Protocol):
 
 
 class Reporter:
-    """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads.
+    """Observes the loop and answers the endpoints, some of which ask from a thread: it only reads.
 
     `clock`: monotonic, in s.
     """
@@ -102,6 +102,8 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.deaf: Callable[[], Sequence[str]] = lambda: ()
+        """Tells where nobody can ask, and why; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -153,6 +155,7 @@ class Reporter:
 
     def endpoints(self, history: History, guard: Callable[[], GuardStatus]) -> Endpoints:
         return Endpoints(
+            page=lambda: f"criproxy {__version__}: {self.headline()}",
             metrics=lambda: self._render_metrics(guard()),
             unhealthy=self.unhealthy,
             unready=self._unready,
@@ -202,6 +205,7 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        yield from self.deaf()
         if attached.problem:
             yield attached.problem
 

@@ -12,11 +12,15 @@ import msgspec
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
+    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's.
+
+    `takes_listeners`: it takes the sockets at which the old one answers questions.
+    """
 
     version: str
     listen: str
     errors: tuple[str, ...] = ()
+    takes_listeners: bool = False
 
 
 class Take(msgspec.Struct, frozen=True, tag="take"):
