@@ -146,6 +146,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from criproxy.attach.whichcgroups import places
     from criproxy.config import load
     from criproxy.explain import Node, explain, render
     from criproxy.hooks import offline_chain
@@ -163,12 +164,15 @@ def _explain(options: argparse.Namespace) -> int:
         return _fail(f"{options.pod}: {error}")
     except (OSError, UnicodeDecodeError) as error:
         return _fail(f"{options.pod}: {error}; give a Pod manifest in JSON or YAML")
+    found = places(Path(loaded.config.proxy.status_path))
     node = Node(
         enabled=loaded.config.colocation.enabled,
         rules=loaded.config.colocation.offline_rules(),
         chain=offline_chain(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+        boxes=found.boxes,
+        origin=found.origin,
     )
     _print("\n".join(render(explain(manifest, node), node) for manifest in manifests), end="")
     return 0
