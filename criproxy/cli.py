@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG: Final = Path("/etc/criproxy/config.toml")
 _REDRAW: Final = "\x1b[H\x1b[2J"
-_TIMEOUT_S: Final = 3.0
+_TIMEOUT_S: Final = 6.0
+"""Longer than criproxy waits for a file that hangs, so that it is told."""
 
 _NOT_WELL: Final = 1
 _NOT_RUNNING: Final = 3
 _NOT_KNOWN: Final = 4
+_NOT_ALLOWED: Final = 5
 _STATUS_ENDS: Final = (
     "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
-    "command line; 3 criproxy does not run; 4 what answers is not criproxy. With --why, 0 for any answer."
+    "command line; 3 criproxy does not run; 4 what answers is not criproxy; 5 only root may ask. With --why, 0 for any "
+    "answer."
 )
 
 
@@ -137,12 +140,13 @@ def _check(options: argparse.Namespace) -> int:
         f"  {config.proxy.listen_path} -> {config.proxy.runtime_path}",
         f"  colocation {state}, policy {config.control.policy}, {len(config.colocation.rules)} rules"
         + "".join(f", preset {preset}" for preset in config.colocation.presets),
-        f"  status at {config.observe.address}",
+        f"  status at {config.proxy.status_path}, for root; metrics at http://{config.observe.address}",
     )
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from criproxy.attach.whichcgroups import places
     from criproxy.config import load
     from criproxy.explain import Node, explain, render
     from criproxy.hooks import offline_chain
@@ -160,12 +164,15 @@ def _explain(options: argparse.Namespace) -> int:
         return _fail(f"{options.pod}: {error}")
     except (OSError, UnicodeDecodeError) as error:
         return _fail(f"{options.pod}: {error}; give a Pod manifest in JSON or YAML")
+    found = places(Path(loaded.config.proxy.status_path))
     node = Node(
         enabled=loaded.config.colocation.enabled,
         rules=loaded.config.colocation.offline_rules(),
         chain=offline_chain(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+        boxes=found.boxes,
+        origin=found.origin,
     )
     _print("\n".join(render(explain(manifest, node), node) for manifest in manifests), end="")
     return 0
@@ -175,12 +182,12 @@ def _status(options: argparse.Namespace) -> int:
     from criproxy.config import load
 
     config = load(options.config).config
-    host, port = config.observe.host_port
+    socket = Path(config.proxy.status_path)
     show = _show_status if options.why is None else functools.partial(_show_why, at_s=options.why)
     while True:
         if options.watch and sys.stdout.isatty():
             _print(_REDRAW, end="")
-        end = show(host, port, as_json=options.json)
+        end = show(socket, as_json=options.json)
         if end in (_NOT_RUNNING, _NOT_KNOWN):
             _tell_bypass(config.proxy)
         if not options.watch:
@@ -198,7 +205,7 @@ def _tell_bypass(proxy: "Proxy") -> None:
         _fail(words)
 
 
-def _show_status(host: str, port: int, *, as_json: bool) -> int:
+def _show_status(socket: Path, *, as_json: bool) -> int:
     from criproxy.observe.status import from_json
     from criproxy.observe.status_text import render
 
@@ -207,41 +214,36 @@ def _show_status(host: str, port: int, *, as_json: bool) -> int:
         _print(text if as_json else render(status), end="\n" if as_json else "")
         return _NOT_WELL if status.problems else 0
 
-    return _show(host, port, "/status", tell)
+    return _show(socket, "/status", tell)
 
 
-def _show_why(host: str, port: int, *, as_json: bool, at_s: float) -> int:
+def _show_why(socket: Path, *, as_json: bool, at_s: float) -> int:
     from criproxy.observe.why import from_json, render
 
     def tell(text: str) -> int:
         _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
         return 0
 
-    return _show(host, port, "/why" if math.isnan(at_s) else f"/why?at={at_s}", tell)
+    return _show(socket, "/why" if math.isnan(at_s) else f"/why?at={at_s}", tell)
 
 
-def _show(host: str, port: int, path: str, tell: Callable[[str], int]) -> int:
+def _show(socket: Path, question: str, tell: Callable[[str], int]) -> int:
     """`tell` what criproxy answers, whose result is the exit status, or why there is no answer."""
-    import http.client
+    from criproxy.observe import client
 
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        if answer.status != http.HTTPStatus.OK:
-            _fail(f"{host}:{port} answers {answer.status} {answer.reason}: is it criproxy? Its log may say more")
-            return _NOT_KNOWN
-        return tell(text)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        _fail(f"no criproxy answers at {host}:{port} ({reason}): is it running, with this config file?")
+        return tell(client.ask(socket, question, _TIMEOUT_S))
+    except client.NotAllowedError as error:
+        _fail(str(error))
+        return _NOT_ALLOWED
+    except client.NotRunningError as error:
+        _fail(str(error))
         return _NOT_RUNNING
-    except (http.client.HTTPException, ValueError) as error:
-        _fail(f"{host}:{port} does not answer like criproxy {__version__} ({error}): is another program there?")
-        return _NOT_KNOWN
-    finally:
-        connection.close()
+    except client.NotCriproxyError as error:
+        _fail(str(error))
+    except ValueError as error:
+        _fail(f"{socket} does not answer like criproxy {__version__} ({error}): is another program there?")
+    return _NOT_KNOWN
 
 
 def _moment(text: str) -> float:
@@ -265,7 +267,7 @@ def _upgrade(options: argparse.Namespace) -> int:
 
     config = load(options.config).config
     try:
-        upgraded = Running(Path(config.proxy.listen_path), *config.observe.host_port).upgrade()
+        upgraded = Running(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
     except (NotUpgradedError, PermissionError) as error:
         return _fail(f"not upgraded: {error}")
     _print(str(upgraded))

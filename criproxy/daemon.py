@@ -40,11 +40,13 @@ from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
 from criproxy.kubelets_driver import find_driver
 from criproxy.model import Sandbox
-from criproxy.observe import http
 from criproxy.observe import log as logs
+from criproxy.observe.http import HttpServer
+from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
+from criproxy.observe.routes import Routes
 from criproxy.observe.status import AttachStatus
 from criproxy.overhead import Overhead, Reader
 from criproxy.proxy import codec
@@ -263,9 +265,7 @@ class Daemon:
         )
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> None:
-        address = self._loaded.config.observe.host_port
-        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
-        self._work = Work(self._tasks, self._working, lambda: http.serve(*address, endpoints))
+        self._work = Work(self._tasks, self._working, self._make_listeners())
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
@@ -282,6 +282,19 @@ class Daemon:
         )
         command = command_of(sys.argv, sys.orig_argv)
         self._upgrades = Upgrades(parts, self._tasks, command, predecessor, self._log)
+
+    def _make_listeners(self) -> Sequence[Listener]:
+        """Where questions are answered."""
+        config = self._loaded.config
+        private = UnixAddress(Path(config.proxy.status_path))
+        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
+        routes = Routes(endpoints, private.path, pod_names=config.observe.pod_names)
+        listeners = (
+            Listener(private, HttpServer(routes.private).serve, self._log),
+            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public).serve, self._log),
+        )
+        self._reporter.deaf = lambda: [listener.problem for listener in listeners if listener.problem is not None]
+        return listeners
 
     def _working(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
@@ -362,7 +375,7 @@ class Daemon:
         self._cpu_manager.close()
         self._whereabouts.close()
         self._looks.close()
-        await self._work.close_port()
+        self._work.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

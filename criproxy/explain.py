@@ -1,10 +1,10 @@
 """`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.cgroup.naming import BoxPath, parse_kubelet_parent
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.manifest import PLACEHOLDER_UID, Manifest
@@ -15,13 +15,19 @@ _MAX_CELL = 72
 
 
 class Node(Struct, frozen=True):
-    """What an explanation needs to know of the node. `child_quota`: see model.Call."""
+    """What an explanation needs to know of the node. `child_quota`: see model.Call.
+
+    `boxes`: the one beside kubelet's cgroups, or one for each cgroup driver that kubelet may have; `origin` says how it
+    is known, "": it is not.
+    """
 
     enabled: bool
     rules: OfflineRules
     chain: Chain
     memory_bytes: int
     child_quota: bool
+    boxes: tuple[BoxPath, ...]
+    origin: str
 
 
 class Explanation(Struct, frozen=True):
@@ -33,8 +39,12 @@ class Explanation(Struct, frozen=True):
     changes: tuple[tuple[Call, tuple[Change, ...]], ...]
 
 
-def explain(manifest: Manifest, node: Node) -> Explanation:
-    """The fate of a pod on a node whose switch is on."""
+def explain(manifest: Manifest, node: Node) -> tuple[Explanation, ...]:
+    """The fate of a pod on a node whose switch is on, for each of its boxes."""
+    return tuple(_explain(manifest.beside(box), node) for box in node.boxes)
+
+
+def _explain(manifest: Manifest, node: Node) -> Explanation:
     pod = manifest.pod
     why = node.rules.why(pod)
     if why is None:
@@ -47,9 +57,9 @@ def explain(manifest: Manifest, node: Node) -> Explanation:
     return Explanation(manifest, why, None, tuple((call, node.chain.adjust(call)) for call in calls))
 
 
-def render(explanation: Explanation, node: Node) -> str:
-    """The explanation as text for a terminal, newline at the end."""
-    return "".join(f"{printable(line)}\n" for line in _lines(explanation, node))
+def render(explanations: Sequence[Explanation], node: Node) -> str:
+    """What `explain` found, as text for a terminal, newline at the end."""
+    return "".join(f"{printable(line)}\n" for line in _lines(explanations, node))
 
 
 def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
@@ -62,12 +72,13 @@ def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
         yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name, added)
 
 
-def _lines(explanation: Explanation, node: Node) -> Iterator[str]:
+def _lines(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
+    explanation = explanations[0]
     manifest = explanation.manifest
     pod = manifest.pod
     yield f"pod            {pod.ref}"
     yield f"QoS class      {manifest.qos}"
-    yield f"cgroup_parent  {pod.cgroup_parent} (by kubelet, cgroupfs driver)"
+    yield from _parents(explanations, node)
     if pod.ref.uid == PLACEHOLDER_UID:
         yield f"               the manifest has no uid yet: {PLACEHOLDER_UID} stands for it"
     if explanation.why is None:
@@ -84,25 +95,41 @@ def _lines(explanation: Explanation, node: Node) -> Iterator[str]:
         return
     yield f"CPU quota      {_quota(node)}"
     yield ""
-    yield from _table(list(_rows(explanation)))
+    yield from _table(list(_rows(explanations, node)))
+
+
+def _parents(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
+    head, origin = "cgroup_parent", f", {node.origin}" if node.origin else ""
+    for one, box in zip(explanations, node.boxes, strict=True):
+        yield f"{head:<13}  {one.manifest.pod.cgroup_parent} (by kubelet, {box.driver} driver{origin})"
+        head = ""
+    if not node.origin:
+        yield "               which driver it is, neither a running criproxy nor kubelet's configuration tells"
 
 
 def _quota(node: Node) -> str:
     return "a pod's own stays (cgroup v2)" if node.child_quota else "the box's alone counts (cgroup v1)"
 
 
-def _rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
+def _rows(explanations: Sequence[Explanation], node: Node) -> Iterator[tuple[str, str, str, str, str]]:
+    """What differs by driver has a row for each."""
+    explanation, *others = explanations
     kinds = {c.name: "init container" if c.init else "container" for c in explanation.manifest.containers}
     yield ("of", "field", "old", "new", "reason")
-    for call, changes in explanation.changes:
+    for number, (call, changes) in enumerate(explanation.changes):
         target = f"{kinds[call.container]} {call.container}" if call.container else str(call.target)
         if not changes:
             yield (target, "", "", "", "nothing changes")
-        for change in changes:
+        for place, change in enumerate(changes):
             field = f"{change.field}[{change.key}]" if change.key else change.field
-            old, new = _old(explanation.manifest, call.resources, change), change.value
-            yield (target, field, _shown(old), _shown(new), change.reason)
-            target = ""
+            same = [(one.manifest, one.changes[number][1][place]) for one in others]
+            by_driver = any(other.value != change.value for _, other in same)
+            for box, (manifest, one) in zip(node.boxes, [(explanation.manifest, change), *same], strict=True):
+                reason = f"{one.reason} ({box.driver} driver)" if by_driver else one.reason
+                yield (target, field, _shown(_old(manifest, call.resources, one)), _shown(one.value), reason)
+                target = ""
+                if not by_driver:
+                    break
 
 
 def _old(manifest: Manifest, resources: Resources, change: Change) -> str | int | None:

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from criproxy.cgroup.naming import BoxPath, Driver, directory_of, pod_names
 from criproxy.model import Pod, PodRef, Resources
 
 PLACEHOLDER_UID: Final = "UID"
@@ -117,6 +119,17 @@ class Manifest(Struct, frozen=True):
     containers: tuple[ManifestContainer, ...]
     pod_amounts: Amounts | None
     node_critical: bool
+
+    def beside(self, box: BoxPath) -> "Manifest":
+        """The same where kubelet's cgroups are those beside this box."""
+        top, besteffort, burstable = box.online_parents
+        parents = {QosClass.GUARANTEED: top, QosClass.BEST_EFFORT: besteffort, QosClass.BURSTABLE: burstable}
+        plain, underscored = pod_names(self.pod.ref.uid)
+        if box.driver is Driver.SYSTEMD:
+            parent = directory_of(f"{parents[self.qos].removesuffix('.slice')}-{underscored}.slice")
+        else:
+            parent = f"{parents[self.qos]}/{plain}"
+        return replace(self, pod=replace(self.pod, cgroup_parent=parent))
 
     def sandbox_resources(self) -> Resources:
         """What RunPodSandbox carries. Source: kubelet, calculateSandboxResources."""

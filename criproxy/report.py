@@ -18,9 +18,9 @@ from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
 from criproxy.observe import why
-from criproxy.observe.http import Endpoints
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
+from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import (
     AttachStatus,
     BoxStatus,
@@ -70,7 +70,7 @@ class EngineView(Protocol):
 
 
 class Reporter:
-    """Observes the loop and answers the endpoints, which ask from threads of their own: it only reads.
+    """Observes the loop and answers the endpoints, some of which ask from a thread: it only reads.
 
     `clock`: monotonic, in s.
     """
@@ -128,6 +128,8 @@ class Reporter:
         """Tells why the box may not be kept to the CPUs that kubelet leaves; to be set."""
         self.log_lines_missing: Callable[[], int] = lambda: 0
         """Tells how many lines of the log were dropped of late; to be set."""
+        self.deaf: Callable[[], Sequence[str]] = lambda: ()
+        """Tells where nobody can ask, and why; to be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -186,6 +188,7 @@ class Reporter:
 
     def endpoints(self, history: History, guard: Callable[[], GuardStatus]) -> Endpoints:
         return Endpoints(
+            page=lambda: f"criproxy {__version__}: {self.headline()}",
             metrics=lambda: self._render_metrics(guard()),
             unhealthy=self.unhealthy,
             unready=self._unready,
@@ -239,6 +242,7 @@ class Reporter:
             yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
         if bypass is not None and bypass.open_since_s is not None:
             yield "kubelet's calls pass by criproxy: the bypass is open"
+        yield from self.deaf()
         if missing := self.log_lines_missing():
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -107,6 +108,7 @@ class Upgrades:
             return False
         self.waiting = False
         self.learned = self._predecessor.learned
+        self._parts.work.adopt(self._predecessor.listeners())
         self._parts.box.expect(take.admitted)
         if take.box is not None:
             await self._parts.cpu_manager.look()
@@ -128,7 +130,7 @@ class Upgrades:
         with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
             async with asyncio.timeout(_RUNTIME_S):
                 await self.listed.wait()
-        return await predecessor.turn(Ready(__version__, str(self._parts.socket.path), errors))
+        return await predecessor.turn(Ready(__version__, str(self._parts.socket.path), errors, takes_listeners=True))
 
     async def _attend(self, predecessor: Predecessor) -> None:
         """Stand in for the predecessor while it finishes its calls."""
@@ -174,7 +176,6 @@ class Upgrades:
     async def rest(self) -> Sequence[Learned | Take]:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         parts = self._parts
-        await parts.work.close_port()
         await parts.work.cease()
         parts.admissions.hold()
         try:
@@ -183,6 +184,14 @@ class Upgrades:
             raise UpgradeError(f"{error}: try again") from error
         learned = (Learned(resource, state) for resource, state in parts.learned().items())
         return *learned, Take(parts.box.path, parts.box.admitted)
+
+    def listeners(self) -> Sequence[socket.socket]:
+        """Where questions come in: nobody else can listen there, as long as one of the two processes does."""
+        return self._parts.work.sockets()
+
+    def leave_listeners(self) -> None:
+        """The new process listens there anew, as it is of a version that takes none."""
+        self._parts.work.leave_sockets()
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
@@ -206,6 +215,7 @@ class Upgrades:
                 self._asked.clear()
                 self._failed(error)
             else:
+                self._parts.work.leave_sockets()
                 return
 
     def _failed(self, error: Exception) -> None:

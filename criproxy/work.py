@@ -1,27 +1,27 @@
-"""The parts that write or act on the config, and the status port: of two criproxys in a hand-over, one has them."""
+"""The parts that write or act on the config, and where questions come in: of two criproxys, one has them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from criproxy.observe.http import HttpServer
+from criproxy.observe.listener import Listener
 from criproxy.tasks import Tasks, cancelled
 
 
 class Work:
-    """`parts` makes them anew each time, `serve_status` opens the port, or says why not."""
+    """`parts` makes them anew each time; at `listeners` questions are answered."""
 
     def __init__(
         self,
         tasks: Tasks,
         parts: Callable[[], Sequence[Coroutine[Any, Any, None]]],
-        serve_status: Callable[[], HttpServer | None],
+        listeners: Sequence[Listener],
     ) -> None:
         self._tasks = tasks
         self._parts = parts
-        self._serve_status = serve_status
+        self._listeners = listeners
         self._running: list[asyncio.Task[None]] = []
-        self._web: HttpServer | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -29,14 +29,34 @@ class Work:
 
     def begin(self) -> None:
         self._running = [self._tasks.spawn(part) for part in self._parts()]
-        self._web = self._serve_status()
+        for listener in self._listeners:
+            listener.open()
 
     async def cease(self) -> None:
-        """End the parts; they can begin again once the port is closed, too."""
+        """End the parts, and answer no more for now; they can begin again."""
+        for listener in self._listeners:
+            listener.pause()
         running, self._running = self._running, []
         await cancelled(running)
 
-    async def close_port(self) -> None:
-        if (web := self._web) is not None:
-            self._web = None
-            await asyncio.to_thread(web.close)
+    def sockets(self) -> list[socket.socket]:
+        """Where questions come in, for another process to answer there."""
+        return [listener.socket for listener in self._listeners if listener.socket is not None]
+
+    def adopt(self, inherited: Iterable[socket.socket]) -> None:
+        """Answer at these sockets, where they are those that the config names; the others are closed."""
+        sockets = list(inherited)
+        for listener in self._listeners:
+            listener.adopt(sockets)
+        for unused in set(sockets) - set(self.sockets()):
+            unused.close()
+
+    def leave_sockets(self) -> None:
+        """Another process answers there."""
+        for listener in self._listeners:
+            listener.close()
+
+    def release_sockets(self) -> None:
+        """Nobody answers there any more."""
+        for listener in self._listeners:
+            listener.release()

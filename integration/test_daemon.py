@@ -709,7 +709,7 @@ def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
     node.proxy.stop()
     gone = criproxy("status", "--config", node.proxy.config_file)
     assert (gone.returncode, gone.stdout) == (3, "")
-    assert f"no criproxy answers at {node.proxy.address}" in gone.stderr
+    assert f"no criproxy answers at {node.proxy.asked_at}" in gone.stderr
 
 
 def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_a_restart(node: Node) -> None:

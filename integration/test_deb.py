@@ -43,7 +43,7 @@ def build(checkout: Path, release: str, umask: str, zone: str, *, network: bool)
     return Path(done.stdout.strip())
 
 
-@pytest.mark.parametrize("release", ["bookworm", "trixie"])
+@pytest.mark.parametrize("release", ["bookworm", "trixie", "forky"])
 def test_two_builds_give_the_same_bytes_that_lintian_accepts(release: str, tmp_path: Path) -> None:
     one = copy(CHECKOUT, tmp_path / "one", 1_500_000_000)
     another = copy(one, tmp_path / "another" / "place", 1_700_000_000)  # of the same state, whoever edits meanwhile

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from answering import answering
 from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cli import main
-from criproxy.observe.http import Endpoints, HttpServer
+from criproxy.observe.client import NotAllowedError
+from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
 
@@ -38,23 +40,22 @@ spec: {containers: [{name: c}]}
 def config(tmp_path: Path) -> Path:
     """A config of a node whose criproxy is served by `served`, or by nobody."""
     file = tmp_path / "config.toml"
-    file.write_text("[colocation]\nenabled = true\n")
+    file.write_text(f'[proxy]\nlisten = "{tmp_path}/c.sock"\n[colocation]\nenabled = true\n')
     return file
 
 
 @pytest.fixture
 def served(config: Path) -> Iterator[Path]:
     endpoints = Endpoints(
+        page=lambda: "",
         metrics=lambda: b"",
         unhealthy=lambda: None,
         unready=lambda: None,
         status=lambda: STATUS,
         why=lambda asked_s: Why(asked_s, 1.7e9, None),
     )
-    server = HttpServer("127.0.0.1", 0, endpoints)
-    config.write_text(f'[observe]\naddress = "127.0.0.1:{server.port}"\n')
-    yield config
-    server.close()
+    with answering(config.with_name("c-status.sock"), endpoints):
+        yield config
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +146,7 @@ def test_status_of_a_daemon_that_is_not_well_is_status_1(
     served: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     not_well = replace(STATUS, problems=("the runtime is gone",))
-    monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: to_json(not_well))
+    monkeypatch.setattr("criproxy.observe.routes.to_json", lambda _status: to_json(not_well))
     assert main(["status", *options, "--config", str(served)]) == 1
     told = capsys.readouterr()
     assert "the runtime is gone" in told.out
@@ -157,7 +158,8 @@ def test_status_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -
         main(["status", "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert all(
-        meaning in out for meaning in ("0 all is well", "1 something is not", "3 criproxy does not run", "4 what")
+        meaning in out
+        for meaning in ("0 all is well", "1 something is not", "3 criproxy does not run", "4 what", "5 only root")
     )
 
 
@@ -178,19 +180,28 @@ def test_status_why_of_no_moment_is_status_2(capsys: pytest.CaptureFixture[str])
     assert "'noon' is no time: write 14:03" in capsys.readouterr().err
 
 
-def test_status_without_a_daemon_fails_in_one_line(
-    config: Path, served: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config.write_text('[observe]\naddress = "127.0.0.1:1"\n')
+def test_status_without_a_daemon_fails_in_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--config", str(config)]) == 3
     err = capsys.readouterr().err
-    assert err == ("no criproxy answers at 127.0.0.1:1 (Connection refused): is it running, with this config file?\n")
+    path = config.with_name("c-status.sock")
+    assert err == f"no criproxy answers at {path} (No such file or directory): is it running, with this config file?\n"
+
+
+def test_status_that_only_root_may_ask_for_is_status_5(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> str:
+        raise NotAllowedError("/s: Permission denied: only root may ask: run this as root")
+
+    monkeypatch.setattr("criproxy.observe.client.ask", refused)
+    assert main(["status", "--config", str(config)]) == 5
+    assert capsys.readouterr().err == "/s: Permission denied: only root may ask: run this as root\n"
 
 
 def test_status_of_another_program_fails_in_one_line(
     served: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("criproxy.observe.http.to_json", lambda _status: "<html>")
+    monkeypatch.setattr("criproxy.observe.routes.to_json", lambda _status: "<html>")
     assert main(["status", "--config", str(served)]) == 4
     assert "another program" in capsys.readouterr().err
 

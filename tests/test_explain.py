@@ -6,17 +6,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cgroup.naming import BoxPath, Driver
 from criproxy.explain import Explanation, Node, explain, render
 from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.manifest import Manifest, read_manifests
 
+CGROUPFS, SYSTEMD = BoxPath(Driver.CGROUPFS, "/offline"), BoxPath(Driver.SYSTEMD, "offline.slice")
 NODE = Node(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
     chain=offline_chain(),
     memory_bytes=8 << 30,
     child_quota=False,
+    boxes=(CGROUPFS,),
+    origin="by a flag of kubelet's",
 )
 LIMITED = {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}
 
@@ -31,7 +35,8 @@ def manifest(offline: bool = True, **meta: Any) -> Manifest:
     return read_manifests(json.dumps(document))[0]
 
 
-def changes(explanation: Explanation) -> dict[tuple[str, str], object]:
+def changes(explanations: tuple[Explanation, ...]) -> dict[tuple[str, str], object]:
+    (explanation,) = explanations
     return {(call.container, change.field): change.value for call, changed in explanation.changes for change in changed}
 
 
@@ -71,13 +76,55 @@ def test_capability_for_real_time_is_told_to_be_dropped() -> None:
 def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
     shown = text(manifest())
     assert 'class          offline: label colocation.criproxy.io/class is "offline"\n' in shown
-    assert "QoS class      Burstable\ncgroup_parent  /kubepods/burstable/podu1 (by kubelet, cgroupfs driver)\n" in shown
+    assert "QoS class      Burstable\ncgroup_parent  /kubepods/burstable/podu1 (by kubelet, " in shown
+    assert "podu1 (by kubelet, cgroupfs driver, by a flag of kubelet's)\n" in shown
     rows = [line.split() for line in shown.splitlines()]
     assert ["of", "field", "old", "new", "reason"] in rows
     assert any(row[:4] == ["sandbox", "cgroup_parent", "/kubepods/burstable/podu1", "/offline/podu1"] for row in rows)
     assert any(row[:3] == ["cpu_shares", "102", "2"] for row in rows)
     assert any(row[:3] == ["cpu_quota", "50000", "(none)"] for row in rows)
     assert any(row[:4] == ["init", "container", "prep", "cgroup_parent"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("box", "old", "new"),
+    [
+        (
+            SYSTEMD,
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice",
+            "/offline.slice/offline-podu_1.slice",
+        ),
+        (
+            BoxPath(Driver.SYSTEMD, "kubelet-offline.slice"),
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+            "/kubelet-kubepods-burstable-podu_1.slice",
+            "/kubelet.slice/kubelet-offline.slice/kubelet-offline-podu_1.slice",
+        ),
+        (BoxPath(Driver.CGROUPFS, "/kubelet/offline"), "/kubelet/kubepods/burstable/podu-1", "/kubelet/offline/podu-1"),
+    ],
+)
+def test_place_is_that_beside_kubelets_own_cgroups(box: BoxPath, old: str, new: str) -> None:
+    node = replace(NODE, boxes=(box,))
+    assert changes(explain(manifest(uid="u-1"), node))["main", "cgroup_parent"] == new
+    shown = text(manifest(uid="u-1"), node)
+    assert f"cgroup_parent  {old} (by kubelet, {box.driver} driver, by a flag of kubelet's)\n" in shown
+    assert ["sandbox", "cgroup_parent", new] in [[*line.split()[:2], *line.split()[3:4]] for line in shown.splitlines()]
+
+
+def test_driver_that_nobody_tells_gives_both_places() -> None:
+    node = replace(NODE, boxes=(CGROUPFS, SYSTEMD), origin="")
+    old, new = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu1.slice", "offline-podu1.slice"
+    shown = text(manifest(), node)
+    assert (
+        "cgroup_parent  /kubepods/burstable/podu1 (by kubelet, cgroupfs driver)\n"
+        f"               {old} (by kubelet, systemd driver)\n"
+        "               which driver it is, neither a running criproxy nor kubelet's configuration tells\n"
+    ) in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["sandbox", "cgroup_parent", "/kubepods/burstable/podu1", "/offline/podu1"] in [row[:4] for row in rows]
+    assert ["cgroup_parent", old, f"/offline.slice/{new}"] in [row[:3] for row in rows]
+    assert shown.count("cpu_shares") == 2, "what is the same with either is told once for each container"
+    assert "(systemd driver)" in shown
 
 
 def test_text_of_an_online_pod_says_that_nothing_changes() -> None:

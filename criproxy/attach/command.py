@@ -34,7 +34,7 @@ def run(
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))
     config = loaded.config
-    proxy = Proxy(str(config_file), config.proxy.listen_path, config.proxy.runtime_path, *config.observe.host_port)
+    proxy = Proxy(str(config_file), config.proxy.listen_path, config.proxy.runtime_path, config.proxy.status_path)
     steps = Steps(Node(machine or RealMachine(), root), proxy, Terms(_say, _hold, dry_run))
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:

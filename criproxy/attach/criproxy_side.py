@@ -20,13 +20,12 @@ _FIRST_CALLS: Final = 3
 
 
 class Proxy(Struct, frozen=True):
-    """Where its config says that it is. `host` and `port` are of its HTTP endpoints."""
+    """Where its config says that it is; `status` is the socket at which it is asked."""
 
     config_file: str
     listen: str
     runtime: str
-    host: str
-    port: int
+    status: str
 
     def check(self, node: Node) -> str:
         """The runtime behind it, by name. Raises NodeError when kubelet would not reach the configured one by it."""
@@ -58,7 +57,7 @@ class Proxy(Struct, frozen=True):
 
     def calls(self, node: Node) -> float:
         """How many calls it has carried. Raises NodeError when it does not answer."""
-        return sum(float(value) for value in _CALLS.findall(node.machine.get(self.host, self.port, "/metrics")))
+        return sum(float(value) for value in _CALLS.findall(node.machine.ask(self.status, "/metrics")))
 
     def has_carried(self, node: Node, since: float) -> bool:
         """Whether kubelet has come since there were so many calls; fewer: criproxy has started anew."""
@@ -83,7 +82,7 @@ class Proxy(Struct, frozen=True):
 
     def _status(self, node: Node) -> Any:
         try:
-            status = json.loads(node.machine.get(self.host, self.port, "/status"))
+            status = json.loads(node.machine.ask(self.status, "/status"))
             return {key: kind(status[key]) for key, kind in _STATUS.items()}
         except (ValueError, KeyError, TypeError) as error:
-            raise NodeError(f"{self.host}:{self.port} does not answer like criproxy") from error
+            raise NodeError(f"{self.status} does not answer like criproxy") from error

@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 _HTTP_S: Final = 5.0
@@ -26,6 +27,10 @@ class Machine(Protocol):
 
     def get(self, host: str, port: int, path: str) -> str:
         """The body of a 200 answer. Raises NodeError for any other, and for none."""
+        ...
+
+    def ask(self, socket: str, question: str) -> str:
+        """What the criproxy of that status socket answers. Raises NodeError when it does not."""
         ...
 
     def now_s(self) -> float:
@@ -79,6 +84,14 @@ class RealMachine:
         if answer.status != 200:
             raise NodeError(f"http://{host}:{port}{path} answers {answer.status}: {body.strip()[:200]}")
         return body
+
+    def ask(self, socket: str, question: str) -> str:
+        from criproxy.observe import client
+
+        try:
+            return client.ask(Path(socket), question, _HTTP_S)
+        except (client.NotRunningError, client.NotAllowedError, client.NotCriproxyError) as error:
+            raise NodeError(str(error)) from error
 
     def now_s(self) -> float:
         return time.monotonic()

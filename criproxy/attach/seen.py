@@ -25,7 +25,10 @@ _SLICES: Final = ("system.slice/", "", "*.slice/", "*.slice/*.slice/")
 A pod may have a kubelet.service too, but below a scope or a path that is no slice.
 """
 
-_KEY: Final = re.compile(r"""^[^#\n]*\bcontainerRuntimeEndpoint["']?\s*:\s*["']?([^\s"',}]+)""", re.MULTILINE)
+_ENDPOINT_KEY: Final = "containerRuntimeEndpoint"
+_DRIVER_KEY: Final = "cgroupDriver"
+_KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
+"""Where kubeadm has kubelet's configuration."""
 
 
 def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
@@ -35,13 +38,26 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
         if not words:
             return AttachStatus("unknown", f"no {byhand.UNIT} runs")
         given = flag(words, ENDPOINT_FLAG)
-        endpoint, origin = (given.text, "a flag") if given else _by_configuration(words, root)
+        endpoint, origin = (given.text, "a flag") if given else _by_configuration(words, root, _ENDPOINT_KEY)
         if socket_path(endpoint) != listen:
             used = f"kubelet uses {endpoint or 'its default'}"
             return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
         return AttachStatus("yes", _where(root) if given else f"by {origin}")
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
+
+
+def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
+    """The driver that kubelet was told to use, and by what; ("", "") when it was told none. Never raises.
+
+    Source: kubelet, --cgroup-driver, which goes before cgroupDriver of its configuration.
+    """
+    try:
+        words = _kubelet(root) or [Argument(f"--config={_KUBEADMS}", "")]
+        given = flag(words, "--cgroup-driver")
+        return (given.text, "a flag of kubelet's") if given else _by_configuration(words, root, _DRIVER_KEY)
+    except (OSError, ValueError):
+        return "", ""
 
 
 def _lost(root: Path, listen: str, used: str) -> str:
@@ -86,12 +102,13 @@ def _process_lists(root: Path) -> Iterator[str]:
                 yield f"/{path.relative_to(root)}"
 
 
-def _by_configuration(words: Sequence[Argument], root: Path) -> tuple[str, str]:
-    """The endpoint that the configuration of this command line names, and where; ("", "") when it names none."""
+def _by_configuration(words: Sequence[Argument], root: Path, key: str) -> tuple[str, str]:
+    """The value that the configuration of this command line has for a key, and where; ("", "") when it has none."""
     found = "", ""
+    wanted = re.compile(rf"""^[^#\n]*\b{key}["']?\s*:\s*["']?([^\s"',}}]+)""", re.MULTILINE)
     for path in _configuration(words, root):
-        if names := _KEY.findall(_read(root, path).decode(errors="replace")):
-            found = names[-1], f"containerRuntimeEndpoint in {path}"
+        if values := wanted.findall(_read(root, path).decode(errors="replace")):
+            found = values[-1], f"{key} in {path}"
     return found
 
 

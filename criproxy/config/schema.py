@@ -98,6 +98,12 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             "this is proxy.runtime as well, so criproxy would call itself",
             "give criproxy a socket of its own",
         )
+    if proxy.status_path == proxy.runtime_path:
+        yield Conflict(
+            ("proxy.listen", "proxy.runtime"),
+            "the socket of criproxy's status, beside this one, would be proxy.runtime",
+            "give criproxy a socket of another name",
+        )
     for unit, low, high in (("cpu.{}_cores", cpu.min_cores, cpu.max_cores),
                             ("memory.{}_bytes", memory.min_bytes, memory.max_bytes)):  # fmt: skip
         if high is not None and low > high:

@@ -75,6 +75,12 @@ class Proxy(Struct, frozen=True, kw_only=True):
         return _socket_path(self.listen)
 
     @property
+    def status_path(self) -> str:
+        """The socket at which `criproxy status` asks, beside the one of `listen`: criproxy-status.sock."""
+        stem, suffix = posixpath.splitext(self.listen_path)
+        return f"{stem}-status{suffix}"
+
+    @property
     def runtime_path(self) -> str:
         """`runtime` without its scheme, normalised."""
         return _socket_path(self.runtime)
@@ -292,7 +298,7 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 class Observe(Struct, frozen=True, kw_only=True):
-    """/metrics, /healthz, /readyz and /status, and the log on stderr."""
+    """/metrics, /healthz and /readyz over TCP, and the log on stderr. `criproxy status` asks at a socket of root's."""
 
     address: Annotated[
         str,
@@ -302,6 +308,14 @@ class Observe(Struct, frozen=True, kw_only=True):
             extra={"expects": "a loopback address with a port, such as 127.0.0.1:9464 or [::1]:9464", "restart": True},
         ),
     ] = "127.0.0.1:9464"
+    pod_names: Annotated[
+        bool,
+        Meta(
+            description="Whether /status is there over TCP as well: then every user of this machine, and every pod on "
+            "its network, may read the names and namespaces of offline pods.",
+            extra={"restart": True},
+        ),
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="The least severe events that are logged.")
     ] = "info"

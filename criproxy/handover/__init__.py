@@ -3,9 +3,10 @@
     old                                   new
     start it, by its own command   ->     read the config, find the runtime and list it
                                    <-     Ready
-    close the status port, stop all
-    that writes, hold pods that ask
-    to be let in
+    answer no more questions, stop all
+    that writes, hold pods that ask to
+    be let in
+    the listeners for questions    ->
     Learned, Take                  ->     take over memory and box, swap the symlink, go to work
                                    <-     Serving
     tell systemd (MAINPID)

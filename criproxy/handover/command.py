@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
 from criproxy.proxy import codes
 from criproxy.proxy.client.connection import CallError, Connection
@@ -24,7 +24,7 @@ _LIMIT_S: Final = 90.0
 
 _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
-_HTTP_S: Final = 3.0
+_ANSWERS_S: Final = 3.0
 _VERSION: Final = "/runtime.v1.RuntimeService/Version"
 _UNANSWERED: Final = (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED)
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -52,12 +52,11 @@ class Upgraded(Struct, frozen=True):
 
 
 class Running:
-    """The criproxy that serves at `listen`, and whose status is at `host` and `port`."""
+    """The criproxy that serves at `listen`, and tells its status at the socket `asked_at`."""
 
-    def __init__(self, listen: Path, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, listen: Path, asked_at: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._listen = listen
-        self._host = host
-        self._port = port
+        self._asked_at = asked_at
         self._clock = clock
 
     def upgrade(self) -> Upgraded:
@@ -124,10 +123,9 @@ class Running:
         raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
     def _status(self) -> Status | None:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_HTTP_S)
-        with contextlib.closing(connection), contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            connection.request("GET", "/status")
-            return from_json(connection.getresponse().read().decode())
+        unknown = (client.NotRunningError, client.NotAllowedError, client.NotCriproxyError, ValueError)
+        with contextlib.suppress(*unknown):
+            return from_json(client.ask(self._asked_at, "/status", _ANSWERS_S))
         return None
 
     def _polls(self, limit_s: float) -> Iterator[None]:
@@ -145,7 +143,7 @@ async def _ask_version(socket: Path) -> None:
 def _listener(path: Path) -> int | None:
     """The process that listens at a unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_HTTP_S)
+        probe.settimeout(_ANSWERS_S)
         try:
             probe.connect(str(path))
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

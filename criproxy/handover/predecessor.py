@@ -15,12 +15,18 @@ from criproxy.proxy.intercept import Admission
 CHANNEL: Final = "CRIPROXY_HANDOVER"
 """The environment variable with the descriptor of the new process's end of the channel."""
 
+LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
+"""As CHANNEL, of the way by which listening sockets come: a stream of text can't carry them beside it."""
+
+_MAX_LISTENERS: Final = 8
+
 
 class Predecessor:
     """The criproxy that has started this one, made by `of_environment`."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, listeners: socket.socket | None = None) -> None:
         self._end = end
+        self._listeners = listeners
         self._channel: Channel | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self.learned: dict[str, PredictorState] = {}
@@ -30,11 +36,8 @@ class Predecessor:
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
-        descriptor = environ.pop(CHANNEL, "")
-        if not descriptor.isdecimal():
-            return None
-        os.set_inheritable(int(descriptor), False)
-        return cls(socket.socket(fileno=int(descriptor)))
+        channel, listeners = _inherited(environ.pop(CHANNEL, "")), _inherited(environ.pop(LISTENERS, ""))
+        return None if channel is None else cls(channel, listeners)
 
     async def turn(self, ready: Ready) -> Take | None:
         """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
@@ -47,6 +50,20 @@ class Predecessor:
                 case Take():
                     return message
         return None
+
+    def listeners(self) -> list[socket.socket]:
+        """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
+        if self._listeners is None:
+            return []
+        with self._listeners as way:
+            way.setblocking(False)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(way, 64, _MAX_LISTENERS)
+            except OSError:  # it has none, or has gone
+                return []
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
     def serving(self) -> None:
         """Only after `turn`, as what follows."""
@@ -97,6 +114,13 @@ class Predecessor:
     def _opened(self) -> Channel:
         assert self._channel is not None
         return self._channel
+
+
+def _inherited(descriptor: str) -> socket.socket | None:
+    if not descriptor.isdecimal():
+        return None
+    os.set_inheritable(int(descriptor), False)
+    return socket.socket(fileno=int(descriptor))
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from criproxy.handover.channel import Channel, Learned, Message, Ready, Serving, Take
-from criproxy.handover.predecessor import CHANNEL
+from criproxy.handover.predecessor import CHANNEL, LISTENERS
 
 _START_S: Final = 60.0
 """From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
@@ -40,6 +40,14 @@ class Parts(Protocol):
         """Stop it, and say what the new process must know, the Take last. Raises UpgradeError."""
         ...
 
+    def listeners(self) -> Sequence[socket.socket]:
+        """Where questions come in; after `rest`, nobody answers there."""
+        ...
+
+    def leave_listeners(self) -> None:
+        """Close them, so that the new process can listen there."""
+        ...
+
     async def resume(self) -> None:
         """Undo `rest`, also one that was never begun or has failed."""
         ...
@@ -48,29 +56,39 @@ class Parts(Protocol):
 class Successor:
     """The new process, which has taken over."""
 
-    def __init__(self, pid: int, handle: int, channel: Channel) -> None:
+    def __init__(self, pid: int, handle: int, channel: Channel, listeners: socket.socket) -> None:
         self.pid = pid
         self.channel = channel
         self._handle = handle
+        self._listeners = listeners
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "Successor":
         """Raises UpgradeError."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            environ = {**environ, CHANNEL: str(theirs.fileno())}
+        giving, taking = socket.socketpair()
+        with theirs, taking:
+            ends = theirs.fileno(), taking.fileno()
+            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: str(ends[1])}
             environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
             try:
-                pid, handle = await asyncio.to_thread(_launch, command, environ, theirs.fileno())
+                pid, handle = await asyncio.to_thread(_launch, command, environ, ends)
             except BaseException as error:
                 ours.close()  # which ends what has been started
+                giving.close()
                 if isinstance(error, ProcessLookupError):
                     raise UpgradeError("the new process ended before it was ready: see its log") from error
                 if isinstance(error, (OSError, ValueError)):
                     reason = f"cannot start {command[0]}: {error}: is criproxy installed completely?"
                     raise UpgradeError(reason) from error
                 raise
-        return cls(pid, handle, await Channel.open(ours))
+        return cls(pid, handle, await Channel.open(ours), giving)
+
+    def give(self, listeners: Sequence[socket.socket]) -> None:
+        """These sockets are its own, too. Before the Take, after which it looks for them."""
+        with contextlib.suppress(OSError):  # it has gone: what comes next tells
+            if listeners:
+                socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """Its next message of this kind. Raises UpgradeError."""
@@ -101,6 +119,7 @@ class Successor:
             self.close()
 
     def close(self) -> None:
+        self._listeners.close()
         self.channel.close()
         os.close(self._handle)
 
@@ -117,7 +136,12 @@ async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ:
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        for message in await parts.rest():
+        messages = await parts.rest()
+        if ready.takes_listeners:
+            successor.give(parts.listeners())
+        else:
+            parts.leave_listeners()
+        for message in messages:
             successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)
     except BaseException:
@@ -136,13 +160,13 @@ def command_of(argv: Sequence[str], original: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv if os.access(argv[0], os.X_OK) else original)
 
 
-def _launch(command: Sequence[str], environ: Mapping[str, str], channel: int) -> tuple[int, int]:
+def _launch(command: Sequence[str], environ: Mapping[str, str], ends: Sequence[int]) -> tuple[int, int]:
     """The new process's pid and a pidfd of it. Raises OSError, or ValueError without a pid."""
     reading, writing = os.pipe()
     with open(reading, "rb") as answer:
         try:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCH, "sh", *command], stdin=writing, env=dict(environ), pass_fds=(channel,)
+                ["/bin/sh", "-c", _LAUNCH, "sh", *command], stdin=writing, env=dict(environ), pass_fds=ends
             )
         finally:
             os.close(writing)

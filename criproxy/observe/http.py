@@ -1,173 +1,102 @@
-"""Serves /metrics, /healthz, /readyz, /status and /why on loopback, in a daemon thread."""
+"""An HTTP/1 server for short questions, on the event loop: one request per connection, without a body.
 
-import math
+Not http.server's: that takes a thread per client, and brings 3 MB of e-mail and archives. Source: RFC 9112.
+"""
+
+import asyncio
+import re
 import socket
-import socketserver
-import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final
-from urllib.parse import parse_qs
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
-from criproxy.observe import why
-from criproxy.observe.status import Status, to_json
+TEXT: Final = "text/plain; charset=utf-8"
 
-_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_TEXT_TYPE: Final = "text/plain; charset=utf-8"
-_CLIENT_TIMEOUT_S: Final = 5.0
-_MAX_CLIENTS: Final = 8
-_MAX_LINE: Final = 16 * 1024
-_MAX_HEADERS: Final = 100
+_DEADLINE_S: Final = 5.0
+"""For the whole of a connection."""
+
+_MAX_CLIENTS: Final = 32
+_MAX_HEAD: Final = 16 * 1024
+_READ_BYTES: Final = 4096
+_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
-class Endpoints(Struct, frozen=True):
-    """What the paths answer with. Called from threads of the server, so each must be safe to call from any.
+class Answer(Struct, frozen=True):
+    """What a question is answered with; `kind` is its media type."""
 
-    `unhealthy` and `unready` say what is wrong, in words; None: nothing is. `why` is asked for a moment (UTC), or None:
-    now.
-    """
+    status: HTTPStatus
+    kind: str
+    body: bytes
 
-    metrics: Callable[[], bytes]
-    unhealthy: Callable[[], str | None]
-    unready: Callable[[], str | None]
-    status: Callable[[], Status]
-    why: Callable[[float | None], why.Why]
+    @classmethod
+    def text(cls, status: HTTPStatus, line: str) -> "Answer":
+        return cls(status, TEXT, f"{line}\n".encode("utf-8", "backslashreplace"))
 
 
 class HttpServer:
-    """The endpoints at one loopback address. Raises OSError when it can't listen there."""
+    """Answers with what `answer` says to a path and a query.
 
-    def __init__(self, host: str, port: int, endpoints: Endpoints) -> None:
-        kind = _Server6 if ":" in host else _Server
-        self._server: Final = kind((host, port), _Handler)
-        self._server.endpoints = endpoints
-        self._thread: Final = threading.Thread(target=self._server.serve_forever, name="observe-http", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stop listening; takes up to half a second."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve(host: str, port: int, endpoints: Endpoints) -> HttpServer | None:
-    """Start the server; None, and one error in the log, when the address can't be had: the node goes on without."""
-    try:
-        return HttpServer(host, port, endpoints)
-    except OSError as error:
-        structlog.get_logger().error(
-            "observe_not_listening",
-            address=f"{host}:{port}",
-            error=error.strerror or str(error),
-            remedy="set observe.address to a free port and restart criproxy",
-        )
-        return None
-
-
-def _answer(endpoints: Endpoints, path: str, query: str) -> tuple[HTTPStatus, str, bytes]:
-    try:
-        match path:
-            case "/metrics":
-                return HTTPStatus.OK, _METRICS_TYPE, endpoints.metrics()
-            case "/status":
-                return HTTPStatus.OK, "application/json", to_json(endpoints.status()).encode()
-            case "/why":
-                return _why(endpoints, query)
-            case "/healthz" | "/readyz":
-                return _probe(endpoints.unhealthy() if path == "/healthz" else endpoints.unready())
-    except Exception:
-        structlog.get_logger().exception("observe_failed", path=path)
-        return HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT_TYPE, b"failed; the log says why\n"
-    return HTTPStatus.NOT_FOUND, _TEXT_TYPE, b"/metrics /healthz /readyz /status /why\n"
-
-
-def _why(endpoints: Endpoints, query: str) -> tuple[HTTPStatus, str, bytes]:
-    """`?at=SECONDS`, since 1970, for another moment than now."""
-    try:
-        at_s = [float(value) for value in parse_qs(query).get("at", ())]
-    except ValueError:
-        at_s = [math.nan]
-    if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
-        return HTTPStatus.BAD_REQUEST, _TEXT_TYPE, b"at is a moment in seconds since 1970\n"
-    answer = endpoints.why(at_s[0] if at_s else None)
-    return HTTPStatus.OK, "application/json", why.to_json(answer).encode()
-
-
-def _probe(problem: str | None) -> tuple[HTTPStatus, str, bytes]:
-    if problem is None:
-        return HTTPStatus.OK, _TEXT_TYPE, b"ok\n"
-    return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT_TYPE, f"{problem}\n".encode("utf-8", "backslashreplace")
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    """Threads, so that a client that hangs does not keep the others waiting; few, so that many can't take the node."""
-
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    endpoints: Endpoints
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
-        super().__init__(*args, **kwargs)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        structlog.get_logger().debug("observe_client_failed", exc_info=True)
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    """One request per connection, without a body. Not http.server's: that brings 3 MB of e-mail and archives.
-
-    Source: RFC 9112.
+    Nobody waits for a client that is slow: each has five seconds for all, and beyond 32 the oldest one makes room.
     """
 
-    timeout = _CLIENT_TIMEOUT_S
-    server: _Server
+    def __init__(self, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
+        self._answer = answer
+        self._clients: dict[asyncio.Task[None], None] = {}
 
-    def handle(self) -> None:
-        words = self.rfile.readline(_MAX_LINE).decode("latin-1").split()
-        for _ in range(_MAX_HEADERS):
-            if self.rfile.readline(_MAX_LINE) in (b"\r\n", b"\n", b""):
-                break
-        else:
-            words = []
+    def serve(self, client: socket.socket) -> None:
+        """Take a connection that does not block, and close it in the end."""
+        if len(self._clients) >= _MAX_CLIENTS:
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
+            oldest.cancel()
+        task = asyncio.create_task(self._talk(client))
+        self._clients[task] = None
+        task.add_done_callback(lambda task: self._clients.pop(task, None))
+
+    async def _talk(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with client:
+            try:
+                async with asyncio.timeout(_DEADLINE_S):
+                    if (head := await _head(client)) is not None:
+                        await loop.sock_sendall(client, await self._response(head))
+                        client.shutdown(socket.SHUT_WR)
+            except OSError as error:  # it has gone, or has not asked or read in time
+                structlog.get_logger().debug("observe_client_failed", error=str(error))
+
+    async def _response(self, head: bytes) -> bytes:
+        words = head.partition(b"\n")[0].decode("latin-1").split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            self._send("GET", HTTPStatus.BAD_REQUEST, _TEXT_TYPE, b"no HTTP/1 request\n")
-            return
+            return _written(Answer.text(HTTPStatus.BAD_REQUEST, "no HTTP/1 request"))
         method, target, _ = words
-        if method in ("GET", "HEAD"):
-            path, _, query = target.partition("?")
-            self._send(method, *_answer(self.server.endpoints, path, query))
-        else:
-            self._send(method, HTTPStatus.METHOD_NOT_ALLOWED, _TEXT_TYPE, b"only GET and HEAD\n")
+        if method not in ("GET", "HEAD"):
+            return _written(Answer.text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"))
+        path, _, query = target.partition("?")
+        try:
+            answer = await self._answer(path, query)
+        except Exception:
+            structlog.get_logger().exception("observe_failed", path=path)
+            answer = Answer.text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why")
+        return _written(answer, with_body=method == "GET")
 
-    def _send(self, method: str, status: HTTPStatus, kind: str, body: bytes) -> None:
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-            "Allow: GET, HEAD\r\nConnection: close\r\n\r\n"
-        )
-        self.wfile.write(head.encode() + (b"" if method == "HEAD" else body))
+
+async def _head(client: socket.socket) -> bytes | None:
+    """What comes before the first empty line, or as much as is too much for it; None: the client has gone."""
+    loop = asyncio.get_running_loop()
+    head = b""
+    while len(head) < _MAX_HEAD and not _END.search(head):
+        if not (more := await loop.sock_recv(client, _READ_BYTES)):
+            return None
+        head += more
+    return head if _END.search(head) else b""
+
+
+def _written(answer: Answer, *, with_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.kind}\r\n"
+        f"Content-Length: {len(answer.body)}\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (answer.body if with_body else b"")

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=9877,
         metavar="N",
-        help="criproxy's /status and /metrics on 127.0.0.1 (default: 9877)",
+        help="criproxy's /metrics on 127.0.0.1 (default: 9877)",
     )
     parser.add_argument(
         "--plot",

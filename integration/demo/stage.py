@@ -93,7 +93,7 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
         with _step(say, f"a private containerd in {place.lab}, with an image built from busybox"):
             containerd = Containerd(place.lab)
             containerd.start()
-        with _step(say, f"criproxy before it, at http://127.0.0.1:{port}/status and /metrics"):
+        with _step(say, f"criproxy before it, with metrics at http://127.0.0.1:{port}/metrics"):
             criproxy = Criproxy(place.lab, containerd.socket)
             criproxy.address = f"127.0.0.1:{port}"
             criproxy.configure(_config(criproxy.address, play))

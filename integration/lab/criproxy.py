@@ -5,12 +5,11 @@ import json
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from criproxy.observe import client
 from integration.lab.directory import socket_path
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
@@ -35,7 +34,8 @@ class Criproxy:
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
 
     `config` is what its file says, by table and key; sockets, port and checkpoint are the lab's unless it names them.
-    `socket` is where kubelet connects, `log` its log, `address` its HTTP address (host:port).
+    `socket` is where kubelet connects, `asked_at` where its status is asked for, `address` where Prometheus asks
+    (host:port), `log` its log.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Criproxy:
         self.directory = directory.absolute()
         self.log = self.directory / "criproxy.log"
         self.socket = socket_path(directory, "criproxy.sock")
+        self.asked_at = socket_path(directory, "criproxy-status.sock")
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.config_file = self.directory / "criproxy.toml"
         self._runtime = runtime.absolute()
@@ -107,20 +108,17 @@ class Criproxy:
         return self.http("/readyz")[0] == 200
 
     def http(self, path: str) -> tuple[int, str]:
-        """The status and body of a GET; (0, "") when nobody answers."""
+        """The status and body of a GET at its status socket; (0, "") when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=ANSWER_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
+            return client.fetch(self.asked_at, path, ANSWER_S)
+        except client.NotRunningError:
             return 0, ""
 
     def status(self) -> Any:
         """What /status says, parsed. Raises LabError when it does not answer with 200."""
         code, body = self.http("/status")
         if code != 200:
-            raise LabError(f"http://{self.address}/status answered {code}: {body}")
+            raise LabError(f"{self.asked_at} answered {code} to /status: {body}")
         return json.loads(body)
 
     def events(self) -> list[dict[str, Any]]:

@@ -14,6 +14,9 @@ from integration.systemd import service
 from integration.systemd.service import CHECKOUT, systemctl
 
 DEBS = Path(os.environ.get("CRIPROXY_DEBS", CHECKOUT / "dist"))
+MARKS: Mapping[str, str] = {"bookworm": "deb12", "trixie": "deb13", "forky": "deb14"}
+"""What the version of each release's package ends in. Testing has a name, and no number yet."""
+
 CODE = Path("/usr/lib/criproxy")
 DROPINS = Path("/etc/criproxy/config.d")
 DPKG_S = 300
@@ -22,13 +25,11 @@ DPKG_S = 300
 
 def deb(newer: bool = False) -> Path:
     """The package for this node's release. Raises LabError when it was not made."""
-    release = platform.freedesktop_os_release()["VERSION_ID"]
+    release = MARKS[platform.freedesktop_os_release()["VERSION_CODENAME"]]
     directory = DEBS / "next" if newer else DEBS
-    found = sorted(directory.glob(f"criproxy_*~deb{release}u*_amd64.deb"))
+    found = sorted(directory.glob(f"criproxy_*~{release}u*_amd64.deb"))
     if len(found) != 1:
-        raise LabError(
-            f"{directory} has {len(found)} packages for Debian {release}, not one: run integration/setup debs"
-        )
+        raise LabError(f"{directory} has {len(found)} packages of {release}, not one: run integration/setup debs")
     return found[0]
 
 

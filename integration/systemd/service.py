@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from criproxy.observe import client as asking
 from integration.lab import images
 from integration.lab.cgroups import version
 from integration.lab.client import CriClient
@@ -24,6 +25,7 @@ SWITCH = Path("/usr/lib/criproxy/criproxy-bypass")
 CONFIG = Path("/etc/criproxy/config.toml")
 RUN = Path("/run/criproxy")
 LISTEN = RUN / "criproxy.sock"
+ASKED_AT = RUN / "criproxy-status.sock"
 FORWARDER = RUN / "bypass.sock"
 RUNTIME = Path("/run/containerd/containerd.sock")
 START_S = 120
@@ -54,6 +56,11 @@ def show(unit: str, name: str) -> str:
 
 def is_active(unit: str) -> bool:
     return show(unit, "ActiveState") == "active"
+
+
+def ask(question: str) -> str:
+    """What criproxy answers at its status socket."""
+    return asking.ask(ASKED_AT, question, START_S)
 
 
 def main_pid() -> int:

@@ -17,15 +17,12 @@ from typing import Any
 import pytest
 
 from criproxy.attach.command import run
-from integration.lab.criproxy import Config
 from integration.lab.kubelet import find_kubelet, static_pod
 from integration.lab.naming import driver
 from integration.lab.process import wait_until
 from integration.systemd import pods, service
 from integration.systemd.service import CONFIG, LISTEN, RUNTIME, systemctl
 
-OBSERVE = "127.0.0.1:9464"
-SETTINGS: Config = {**pods.STATIC, "observe": {"address": OBSERVE}}
 ON_PROXY, ON_RUNTIME = f"unix://{LISTEN}", f"unix://{RUNTIME}"
 FLAGS = f"--container-runtime=remote --container-runtime-endpoint={ON_RUNTIME}"
 UNIT = Path("/usr/lib/systemd/system/kubelet.service")
@@ -64,7 +61,7 @@ PLACES: dict[str, dict[Path, str]] = {
 @pytest.fixture(scope="module", autouse=True)
 def node() -> None:
     """criproxy runs, and kubelet as kubeadm makes it, with one ordinary pod."""
-    service.install(SETTINGS)
+    service.install(pods.STATIC)
     service.start()
     Path("/usr/bin/kubelet").symlink_to(find_kubelet())
     MANIFESTS.mkdir(parents=True)
@@ -154,15 +151,13 @@ def told_pod() -> tuple[str, int]:
 
 
 def calls() -> float:
-    with urllib.request.urlopen(f"http://{OBSERVE}/metrics", timeout=10) as answer:
-        lines = answer.read().decode()
+    lines = service.ask("/metrics")
     return sum(float(value) for value in re.findall(r"^criproxy_calls_total\{.*\} (\S+)$", lines, re.MULTILINE))
 
 
 def attached() -> str:
-    with urllib.request.urlopen(f"http://{OBSERVE}/status", timeout=10) as answer:
-        state: str = json.load(answer)["attached"]["state"]
-        return state
+    state: str = json.loads(service.ask("/status"))["attached"]["state"]
+    return state
 
 
 def spawn(verb: str) -> subprocess.Popen[str]:
@@ -236,5 +231,5 @@ def test_detach_with_criproxy_dead_its_config_broken_and_its_record_lost_is_done
         assert run("detach", CONFIG, dry_run=False) == 0
         assert (files(), endpoint(), is_well()) == (kubeadm, ON_RUNTIME, True)
     finally:
-        service.configure(SETTINGS)
+        service.configure(pods.STATIC)
         service.start()

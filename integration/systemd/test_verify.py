@@ -2,7 +2,6 @@
 
 import json
 import re
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,8 @@ def _restart_containerd() -> None:
 
 
 def placement() -> dict[str, Any]:
-    with urllib.request.urlopen("http://127.0.0.1:9464/status", timeout=30) as answer:
-        placement: dict[str, Any] = json.load(answer)["placement"]
-        return placement
+    placement: dict[str, Any] = json.loads(service.ask("/status"))["placement"]
+    return placement
 
 
 def wait_placement(holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:

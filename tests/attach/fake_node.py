@@ -14,6 +14,7 @@ import yaml
 from criproxy.attach.machine import NodeError
 
 LISTEN = "/run/criproxy/criproxy.sock"
+STATUS = "/run/criproxy/criproxy-status.sock"
 RUNTIME = "/run/containerd/containerd.sock"
 UNIT = "kubelet.service"
 DROPIN = "/etc/systemd/system/kubelet.service.d/zz-criproxy.conf"
@@ -242,9 +243,12 @@ class FakeNode:
             seen = self.endpoint == f"unix://{LISTEN}" and not self.silent and self.engine != "blind"
             self.calls += self.others_call or seen
             return "ok"
-        if not self.criproxy:
-            raise NodeError(f"http://{host}:{port}{path} does not answer (Connection refused)")
-        if path == "/metrics":
+        raise AssertionError(path)
+
+    def ask(self, socket: str, question: str) -> str:
+        if not self.criproxy or socket != STATUS:
+            raise NodeError(f"no criproxy answers at {socket} (No such file or directory)")
+        if question == "/metrics":
             return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
         pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
         runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}

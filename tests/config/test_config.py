@@ -418,6 +418,24 @@ def test_socket_paths_are_plain_and_normal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("listen", "status"),
+    [
+        ("/run/criproxy/criproxy.sock", "/run/criproxy/criproxy-status.sock"),
+        ("unix:///run/criproxy/run/crio/crio.sock", "/run/criproxy/run/crio/crio-status.sock"),
+        ("/run.d/plain", "/run.d/plain-status"),
+    ],
+)
+def test_status_socket_lies_beside_the_listen_socket(listen: str, status: str) -> None:
+    assert read(f'[proxy]\nlisten = "{listen}"').config.proxy.status_path == status
+
+
+def test_status_socket_in_the_runtimes_place_is_refused() -> None:
+    loaded = read('[proxy]\nlisten = "/run/c.sock"\nruntime = "/run/c-status.sock"')
+    assert keys(loaded) == ["proxy.listen"]
+    assert "the socket of criproxy's status" in str(loaded.errors[0])
+
+
+@pytest.mark.parametrize(
     ("text", "carrier"),
     [
         pytest.param("", "relay", id="default"),

@@ -14,7 +14,7 @@ import pytest
 from criproxy.handover import command as module
 from criproxy.handover.command import NotUpgradedError, Running
 
-NOBODY = ("127.0.0.1", 1)
+NOBODY = Path("/run/criproxy/nobody.sock")
 SERVE = """
 import os, signal, socket, sys, time
 name, symlink, how = sys.argv[1:]
@@ -57,7 +57,7 @@ def listen(tmp_path: Path) -> Path:
 
 def why(listen: Path) -> str:
     with pytest.raises(NotUpgradedError) as refused:
-        Running(listen, *NOBODY).upgrade()
+        Running(listen, NOBODY).upgrade()
     return str(refused.value)
 
 

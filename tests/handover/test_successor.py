@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -31,7 +32,13 @@ async def main():
     if step == "hang-at-start":
         time.sleep(100)
     listen = "/elsewhere" if step == "elsewhere" else os.environ["LISTEN"]
-    take = await predecessor.turn(Ready("9", listen, ("cpu: bad",) if step == "bad-config" else ()))
+    takes = {"takes_listeners": True} if step == "takes" else {}
+    take = await predecessor.turn(Ready("9", listen, ("cpu: bad",) if step == "bad-config" else (), **takes))
+    if step == "takes":
+        for listener in predecessor.listeners():
+            assert not listener.get_inheritable()
+            client, _ = listener.accept()
+            client.sendall(str(os.getpid()).encode())
     if take is None or step == "crash-at-take":
         sys.exit(4)
     if step == "hang-at-take":
@@ -49,12 +56,19 @@ LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
 class FakeParts:
     did: list[str] = field(default_factory=list)
     stuck: bool = False
+    questions: list[socket.socket] = field(default_factory=list)
 
     async def rest(self) -> tuple[Learned | Take, ...]:
         self.did.append("rest")
         if self.stuck:
             raise UpgradeError("a write is blocked")
         return Learned("cpu", LEARNED), Take("/offline", ())
+
+    def listeners(self) -> list[socket.socket]:
+        return self.questions
+
+    def leave_listeners(self) -> None:
+        self.did.append("leave")
 
     async def resume(self) -> None:
         self.did.append("resume")
@@ -92,8 +106,8 @@ def wait_gone(pid: int) -> None:
         ("hang-at-start", "was not ready within 3 s", ["resume"]),
         ("elsewhere", "proxy.listen is '/elsewhere' now", ["resume"]),
         ("bad-config", "the config has errors: cpu: bad: correct it", ["resume"]),
-        ("crash-at-take", "ended before it was serving", ["rest", "resume"]),
-        ("hang-at-take", "was not serving within 1 s", ["rest", "resume"]),
+        ("crash-at-take", "ended before it was serving", ["rest", "leave", "resume"]),
+        ("hang-at-take", "was not serving within 1 s", ["rest", "leave", "resume"]),
     ],
 )
 def test_new_process_that_fails_is_ended_and_the_parts_resume(
@@ -138,8 +152,37 @@ def test_new_process_takes_over_as_no_child_of_ours_and_not_watched_as_us(tmp_pa
 
     parts = FakeParts()
     asyncio.run(end())
-    assert parts.did == ["rest"]
+    assert parts.did == ["rest", "leave"], "it is of a version that takes no listeners"
     wait_gone(started(tmp_path)[0])
+
+
+def test_new_process_gets_the_listeners_and_who_waits_at_them(tmp_path: Path) -> None:
+    async def play(parts: FakeParts) -> None:
+        successor = await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "takes"))
+        await successor.kill()
+
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "s"))
+        unix.listen()
+        waiting = [socket.create_connection(tcp.getsockname()), socket.socket(socket.AF_UNIX)]
+        waiting[1].connect(str(tmp_path / "s"))
+        parts = FakeParts(questions=[tcp, unix])
+        asyncio.run(play(parts))
+        for client in waiting:
+            assert int(client.recv(100)) == started(tmp_path)[0]
+            client.close()
+    assert parts.did == ["rest"]
+
+
+def test_new_process_that_takes_listeners_need_not_get_any(tmp_path: Path) -> None:
+    parts = FakeParts()
+
+    async def play() -> None:
+        successor = await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "takes"))
+        await successor.kill()
+
+    asyncio.run(play())
+    assert parts.did == ["rest"]
 
 
 def test_parts_that_cannot_rest_keep_what_they_have(tmp_path: Path) -> None:

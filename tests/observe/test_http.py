@@ -1,23 +1,26 @@
-"""The endpoints, over a real socket."""
+"""The endpoints, over real sockets."""
 
-import http.client
 import io
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import structlog
+from answering import HOST, Served, answering
 from msgspec.structs import replace
 from status_samples import STATUS
 
-from criproxy.observe import log, why
-from criproxy.observe.http import Endpoints, HttpServer, serve
+from criproxy.observe import client, http, log, why
+from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
 
 WELL = Endpoints(
+    page=lambda: "criproxy 9: all is well",
     metrics=lambda: b"m 1\n",
     unhealthy=lambda: None,
     unready=lambda: None,
@@ -25,6 +28,7 @@ WELL = Endpoints(
     why=lambda asked_s: Why(asked_s, None, None),
 )
 ILL = replace(WELL, unhealthy=lambda: "the loop hangs", unready=lambda: "no runtime \udcff")
+PATHS = b"/metrics /healthz /readyz\n"
 
 
 @pytest.fixture(autouse=True)
@@ -35,26 +39,22 @@ def logged() -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-@contextmanager
-def serving(endpoints: Endpoints, host: str = "127.0.0.1") -> Iterator[int]:
-    server = HttpServer(host, 0, endpoints)
-    try:
-        yield server.port
-    finally:
-        server.close()
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "c-status.sock"
 
 
-def ask(
-    port: int, path: str, method: str = "GET", host: str = "127.0.0.1"
-) -> tuple[int, bytes, http.client.HTTPMessage]:
-    with closing(http.client.HTTPConnection(host, port, timeout=20)) as connection:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read(), answer.headers
+@pytest.fixture
+def served(path: Path) -> Iterator[Served]:
+    with answering(path, WELL) as served:
+        yield served
+
+
+# --- what is answered ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("endpoints", "path", "status", "body"),
+    ("endpoints", "asked", "status", "body"),
     [
         pytest.param(WELL, "/metrics", 200, b"m 1\n", id="metrics"),
         pytest.param(WELL, "/healthz", 200, b"ok\n", id="healthy"),
@@ -62,64 +62,76 @@ def ask(
         pytest.param(WELL, "/readyz?verbose", 200, b"ok\n", id="query"),
         pytest.param(ILL, "/healthz", 503, b"the loop hangs\n", id="unhealthy"),
         pytest.param(ILL, "/readyz", 503, b"no runtime \\udcff\n", id="unready"),
-        pytest.param(WELL, "/", 404, b"/metrics /healthz /readyz /status /why\n", id="root"),
-        pytest.param(WELL, "/../etc/passwd", 404, b"/metrics /healthz /readyz /status /why\n", id="path"),
+        pytest.param(WELL, "/", 200, b"criproxy 9: all is well\n" + PATHS, id="page"),
+        pytest.param(WELL, "/../etc/passwd", 404, PATHS, id="path"),
     ],
 )
-def test_path_answers(endpoints: Endpoints, path: str, status: int, body: bytes) -> None:
-    with serving(endpoints) as port:
-        assert ask(port, path)[:2] == (status, body)
+def test_path_answers(path: Path, endpoints: Endpoints, asked: str, status: int, body: bytes) -> None:
+    with answering(path, endpoints) as served:
+        assert served.ask(asked)[:2] == (status, body)
 
 
-def test_status_is_json() -> None:
-    with serving(WELL) as port:
-        status, body, headers = ask(port, "/status")
-    assert (status, headers["Content-Type"]) == (200, "application/json")
-    assert from_json(body.decode()) == STATUS
+@pytest.mark.parametrize("asked", ["/metrics", "/healthz", "/readyz"])
+@pytest.mark.parametrize("endpoints", [WELL, ILL], ids=["well", "ill"])
+def test_socket_answers_as_tcp_does(path: Path, endpoints: Endpoints, asked: str) -> None:
+    with answering(path, endpoints) as served:
+        status, body, _ = served.ask(asked)
+        assert client.fetch(path, asked, 20) == (status, body.decode())
+
+
+def test_status_is_json_at_the_socket(served: Served) -> None:
+    assert from_json(client.ask(served.path, "/status", 20)) == STATUS
+
+
+@pytest.mark.parametrize("asked", ["/status", "/why", "/why?at=1"])
+def test_status_over_tcp_is_gone_and_says_where_it_is(served: Served, asked: str) -> None:
+    status, body, _ = served.ask(asked)
+    assert status == 410
+    assert f"curl --unix-socket {served.path} http://localhost{asked.partition('?')[0]}\n".encode() in body
+
+
+def test_status_is_there_over_tcp_when_pods_names_may_be_known(path: Path) -> None:
+    with answering(path, WELL, pod_names=True) as served:
+        status, body, headers = served.ask("/status")
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        assert from_json(body.decode()) == STATUS
 
 
 @pytest.mark.parametrize(("query", "asked_s"), [("", None), ("?at=12.5", 12.5), ("?at=-1&x=2", -1.0)])
-def test_why_is_asked_for_the_moment(query: str, asked_s: float | None) -> None:
-    with serving(WELL) as port:
-        status, body, headers = ask(port, f"/why{query}")
-    assert (status, headers["Content-Type"]) == (200, "application/json")
-    assert why.from_json(body.decode()) == Why(asked_s, None, None)
+def test_why_is_asked_for_the_moment(served: Served, query: str, asked_s: float | None) -> None:
+    assert why.from_json(client.ask(served.path, f"/why{query}", 20)) == Why(asked_s, None, None)
 
 
 @pytest.mark.parametrize("query", ["?at=noon", "?at=nan", "?at=inf", "?at=1&at=2"])
-def test_why_of_no_moment_is_a_bad_request(query: str) -> None:
-    with serving(WELL) as port:
-        assert ask(port, f"/why{query}")[:2] == (400, b"at is a moment in seconds since 1970\n")
+def test_why_of_no_moment_is_a_bad_request(served: Served, query: str) -> None:
+    assert client.fetch(served.path, f"/why{query}", 20) == (400, "at is a moment in seconds since 1970\n")
 
 
-def test_metrics_carry_the_type_that_prometheus_asks_for() -> None:
-    with serving(WELL) as port:
-        assert ask(port, "/metrics")[2]["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+def test_metrics_carry_the_type_that_prometheus_asks_for(served: Served) -> None:
+    assert served.ask("/metrics")[2]["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_head_answers_without_a_body() -> None:
-    with serving(WELL) as port:
-        status, body, headers = ask(port, "/metrics", "HEAD")
+def test_head_answers_without_a_body(served: Served) -> None:
+    status, body, headers = served.ask("/metrics", "HEAD")
     assert (status, body, headers["Content-Length"]) == (200, b"", "4")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_other_method_is_not_allowed(method: str) -> None:
-    with serving(WELL) as port:
-        status, _, headers = ask(port, "/metrics", method)
+def test_other_method_is_not_allowed(served: Served, method: str) -> None:
+    status, _, headers = served.ask("/metrics", method)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.StringIO) -> None:
+def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(path: Path, logged: io.StringIO) -> None:
     def fail() -> bytes:
         raise RuntimeError("secret")
 
-    with serving(replace(WELL, metrics=fail)) as port:
-        status, body, _ = ask(port, "/metrics")
+    with answering(path, replace(WELL, metrics=fail, status=fail)) as served:  # type: ignore[arg-type]
+        status, body, _ = served.ask("/metrics")
         assert (status, b"secret" in body) == (500, False)
-        assert ask(port, "/healthz")[0] == 200
-    (line,) = logged.getvalue().splitlines()
-    assert json.loads(line)["event"] == "observe_failed"
+        assert client.fetch(path, "/status", 20)[0] == 500
+        assert served.ask("/healthz")[0] == 200
+    assert [json.loads(line)["event"] for line in logged.getvalue().splitlines()] == ["observe_failed"] * 2
 
 
 @pytest.mark.parametrize(
@@ -128,63 +140,173 @@ def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(logged: io.String
         pytest.param(b"hello\r\n\r\n", id="no-request"),
         pytest.param(b"GET / HTTP/2\r\n\r\n", id="another-version"),
         pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long-target"),
-        pytest.param(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", id="many-headers"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 4000 + b"\r\n", id="many-headers"),
         pytest.param(b"\xff\xfe\r\n\r\n", id="bytes"),
     ],
 )
-def test_what_is_no_request_is_a_bad_one(said: bytes) -> None:
-    with serving(WELL) as port, closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as client:
-        client.sendall(said)
-        assert client.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+def test_what_is_no_request_is_a_bad_one(served: Served, said: bytes) -> None:
+    with served.connect() as connection:
+        connection.sendall(said)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
-def test_client_that_hangs_keeps_nobody_waiting() -> None:
-    with serving(WELL) as port, closing(socket.create_connection(("127.0.0.1", port))) as hanging:
-        hanging.sendall(b"GET /metr")
-        assert ask(port, "/healthz")[0] == 200
+def test_request_in_pieces_and_with_bare_newlines_is_answered(served: Served) -> None:
+    with served.connect() as connection:
+        for piece in (b"GET /hea", b"lthz HTTP/1.0\nHost: x\n", b"\n"):
+            connection.sendall(piece)
+            time.sleep(0.01)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_clients_beyond_the_bound_are_turned_away() -> None:
-    with serving(WELL) as port:
-        clients = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(9)]
-        # The ninth is closed at once; the others are waited for.
-        assert clients[8].recv(1) == b""
-        for client in clients:
-            client.close()
+# --- clients that mean no good ---------------------------------------------------------------------------------------
 
 
-def test_ipv6_is_served() -> None:
+def test_slow_clients_by_the_dozen_keep_nobody_waiting(served: Served) -> None:
+    hanging = [served.connect() for _ in range(40)]
+    for connection in hanging:
+        connection.sendall(b"GET /metr")
+    assert served.ask("/healthz")[0] == 200
+    for connection in hanging:
+        connection.close()
+
+
+def test_clients_beyond_the_bound_end_the_oldest(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_MAX_CLIENTS", 2)
+    first, second = served.connect(), served.connect()
+    assert served.ask("/healthz")[0] == 200
+    assert first.recv(1) == b""
+    second.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert second.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\n\r\n"])
+def test_client_that_takes_too_long_is_left(path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_DEADLINE_S", 0.2)
+    with answering(path, replace(WELL, metrics=lambda: b"x" * 50_000_000)) as served, served.connect() as connection:
+        connection.sendall(said)
+        time.sleep(0.5)
+        size = 0
+        while part := connection.recv(1 << 20):
+            size += len(part)
+        assert size < 50_000_000
+
+
+def test_metrics_over_tcp_are_made_once_a_second_however_many_ask(path: Path) -> None:
+    made = []
+    metrics = replace(WELL, metrics=lambda: str(made.append(1) or len(made)).encode())  # type: ignore[func-returns-value]
+    with answering(path, metrics) as served:
+        began_s = time.monotonic()
+        answers = [served.ask("/metrics")[1] for _ in range(20)]
+        took_s = time.monotonic() - began_s
+    assert len(set(answers)) <= 1 + took_s
+
+
+def test_status_at_the_socket_is_made_after_it_was_asked_for(path: Path) -> None:
+    """Who has just changed something sees it; a cache would tell how it was."""
+    now = STATUS
+    with answering(path, replace(WELL, status=lambda: now)) as served:
+        for pid in range(5):
+            now = replace(STATUS, pid=pid)
+            assert from_json(client.ask(served.path, "/status", 20)).pid == pid
+
+
+def test_status_is_made_once_for_all_who_wait(path: Path) -> None:
+    made: list[float] = []
+    status = replace(WELL, status=lambda: made.append(time.monotonic()) or STATUS)  # type: ignore[func-returns-value]
+    with answering(path, status) as served:
+        asking = [threading.Thread(target=client.ask, args=(served.path, "/status", 20)) for _ in range(20)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    assert len(made) < 10
+
+
+def test_status_that_hangs_is_told_and_leaves_the_rest_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("criproxy.observe.routes._BUILD_S", 0.2)
+    back = threading.Event()
+    with answering(path, replace(WELL, status=lambda: back.wait(20) and STATUS)) as served:  # type: ignore[arg-type, return-value]
+        status, words = client.fetch(path, "/status", 20)
+        assert (status, "a file that it reads hangs" in words) == (503, True)
+        assert served.ask("/metrics")[0] == 200
+        assert client.fetch(path, "/metrics", 20)[0] == 200
+        back.set()
+        _wait(lambda: client.fetch(path, "/status", 20)[0] == 200)
+
+
+def test_thread_that_cannot_be_made_costs_one_answer_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("criproxy.observe.routes.Worker", no_thread)
+        served = Served(path, WELL).open()
+        try:
+            for _ in range(40):
+                assert client.fetch(path, "/status", 20) == (503, "can't start new thread: ask again later\n")
+            assert served.ask("/metrics")[0] == 200
+            patch.undo()
+            assert client.fetch(path, "/status", 20)[0] == 200
+        finally:
+            served.end()
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def test_ipv6_is_served(path: Path) -> None:
     if not socket.has_ipv6 or not _has_loopback6():
         pytest.skip("this machine has no ::1")
-    with serving(WELL, "::1") as port:
-        assert ask(port, "/healthz", host="::1")[0] == 200
+    with answering(path, WELL, host="::1") as served:
+        assert served.ask("/healthz")[0] == 200
 
 
 def _has_loopback6() -> bool:
     try:
-        with closing(socket.socket(socket.AF_INET6, socket.SOCK_STREAM)) as probe:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))
     except OSError:
         return False
     return True
 
 
-def test_port_that_is_taken_is_one_error_and_no_server(logged: io.StringIO) -> None:
-    with serving(WELL) as port:
-        assert serve("127.0.0.1", port, WELL) is None
-    (line,) = logged.getvalue().splitlines()
-    error = json.loads(line)
-    assert (error["event"], error["address"], error["error"]) == (
-        "observe_not_listening",
-        f"127.0.0.1:{port}",
-        "Address already in use",
-    )
-    assert "observe.address" in error["remedy"]
+def test_port_that_is_taken_is_one_error_and_taken_up_when_it_is_free(
+    path: Path, logged: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("criproxy.observe.listener._AGAIN_S", 0.05)
+    served = Served(path, WELL)
+    with socket.create_server((HOST, served.port)):
+        served.open()
+        time.sleep(0.3)
+        (line,) = logged.getvalue().splitlines()
+        error = json.loads(line)
+        assert (error["event"], error["address"], error["error"]) == (
+            "observe_not_listening",
+            f"{HOST}:{served.port}",
+            "Address already in use",
+        )
+        assert "observe.address" in error["remedy"]
+        assert served.public.problem is not None
+        assert f"criproxy cannot listen at {HOST}:{served.port} (Address already in use)" in served.public.problem
+        assert served.private.problem is None
+    try:
+        _wait(lambda: served.public.problem is None)
+        assert served.ask("/healthz")[0] == 200
+    finally:
+        served.end()
+    assert "observe_listening" in logged.getvalue()
 
 
-def test_port_is_free_again_after_close() -> None:
-    with serving(WELL) as port:
-        pass
-    server = serve("127.0.0.1", port, WELL)
-    assert server is not None
-    server.close()
+def test_port_is_free_again_after_its_end(path: Path) -> None:
+    served = Served(path, WELL).open()
+    served.ask("/healthz")
+    served.end()
+    socket.create_server((HOST, served.port)).close()
+    assert not path.exists()
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)

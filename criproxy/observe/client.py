@@ -1,0 +1,92 @@
+"""Asks a running criproxy at its status socket; an answer is believed only of root, or of our own user."""
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Final
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Source: unix(7), SO_PEERCRED: pid, uid, gid."""
+
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_READ_BYTES: Final = 64 * 1024
+
+
+class NotRunningError(Exception):
+    """Nobody answers at the socket."""
+
+
+class NotAllowedError(Exception):
+    """This user may not ask."""
+
+
+class NotCriproxyError(Exception):
+    """What answers is not to be believed, or not what was asked for."""
+
+
+def ask(path: Path, question: str, timeout_s: float) -> str:
+    """The body of the answer to a GET of `question`, at the socket `path`.
+
+    Raises NotRunningError, NotAllowedError or NotCriproxyError, which name the socket and the remedy.
+    """
+    status, body = fetch(path, question, timeout_s)
+    if status != 200:
+        raise NotCriproxyError(f"{path} answers {status} to {question}: {body.strip()[:200]}; its log may say more")
+    return body
+
+
+def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
+    """The status and body. Raises as `ask` does."""
+    end_s = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(os.fspath(path))
+            _check_peer(path, connection)
+            connection.sendall(f"GET {question} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            return _parsed(path, _read(connection, end_s))
+        except PermissionError as error:
+            raise NotAllowedError(f"{path}: {error.strerror}: only root may ask: run this as root") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise NotRunningError(
+                f"no criproxy answers at {path} ({reason}): is it running, with this config file?"
+            ) from error
+
+
+def _check_peer(path: Path, connection: socket.socket) -> None:
+    """The credentials are of the process that began to listen there, whoever accepts."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if uid not in (0, os.geteuid()):
+        raise NotCriproxyError(f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed")
+
+
+def _read(connection: socket.socket, end_s: float) -> bytes:
+    """All up to the end. Raises OSError, also when it takes too long."""
+    parts, size = [], 0
+    while size < _MAX_BYTES:
+        connection.settimeout(max(0.001, end_s - time.monotonic()))
+        try:
+            part = connection.recv(_READ_BYTES)
+        except TimeoutError:
+            raise TimeoutError("no answer in time") from None
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    if not size:
+        raise ConnectionError("it ended without an answer")
+    return b"".join(parts)
+
+
+def _parsed(path: Path, answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    with contextlib.suppress(ValueError, IndexError):
+        if words[0].startswith(b"HTTP/1."):
+            return int(words[1]), body.decode()
+    raise NotCriproxyError(f"{path} does not answer like criproxy: is another program there?")

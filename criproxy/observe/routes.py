@@ -1,0 +1,188 @@
+"""What each path answers: over TCP, for everybody on this machine; at the status socket, for root.
+
+| path | TCP | status socket |
+|---|---|---|
+| / | a line or two, without pods' names | the same |
+| /metrics, /healthz, /readyz | yes; metrics up to a second old | yes, as they are now |
+| /status | where it is; with observe.pod_names the answer, up to a second old | yes, as it is now |
+| /why | where it is | yes |
+
+An answer that reads files of others (kubelet's, a disk's) is made in a thread: no call waits for it.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import parse_qs
+
+from msgspec import Struct
+
+from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.observe import why
+from criproxy.observe.http import Answer
+from criproxy.observe.status import Status, to_json
+
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+JSON: Final = "application/json"
+
+_RECENT_S: Final = 1.0
+_EVERY_S: Final = 0.1
+_BUILD_S: Final = 4.0
+"""Less than a client has for its connection, so that it is told."""
+
+_PATHS: Final = "/metrics /healthz /readyz"
+
+T = TypeVar("T")
+
+
+class Endpoints(Struct, frozen=True):
+    """What is answered with. `status` and `why` are called from a thread, the others from the event loop.
+
+    `page` is a line for people, without pods' names. `unhealthy` and `unready` say what is wrong, in words; None:
+    nothing is. `why` is asked for a moment (UTC), or None: now.
+    """
+
+    page: Callable[[], str]
+    metrics: Callable[[], bytes]
+    unhealthy: Callable[[], str | None]
+    unready: Callable[[], str | None]
+    status: Callable[[], Status]
+    why: Callable[[float | None], why.Why]
+
+
+class Routes:
+    """`public` answers over TCP, `private` at the socket `private_path`. `pod_names`: TCP has /status as well."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        private_path: Path,
+        *,
+        pod_names: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoints = endpoints
+        self._pod_names = pod_names
+        self._clock = clock
+        self._moved = f"ask at {private_path}, as root: `criproxy status`, or curl --unix-socket {private_path} "
+        self._worker: Worker | None = None
+        with contextlib.suppress(RuntimeError):  # it is tried again when there is a question
+            self._worker = self._thread()
+        self._status = _Shared(self._build_status, clock)
+        self._metrics: tuple[float, Answer] | None = None
+        self._recent_status: tuple[float, Answer] | None = None
+
+    async def public(self, path: str, query: str) -> Answer:
+        match path:
+            case "/metrics":
+                return self._recent_metrics()
+            case "/status" if self._pod_names:
+                return await self._status_of_late()
+            case "/status" | "/why":
+                return Answer.text(HTTPStatus.GONE, f"{self._moved}http://localhost{path}")
+        return self._common(path, _PATHS)
+
+    async def private(self, path: str, query: str) -> Answer:
+        match path:
+            case "/metrics":
+                return self._built_metrics()
+            case "/status":
+                return await self._status.get()
+            case "/why":
+                return await self._why(query)
+        return self._common(path, f"{_PATHS} /status /why")
+
+    def _common(self, path: str, paths: str) -> Answer:
+        match path:
+            case "/":
+                return Answer.text(HTTPStatus.OK, f"{self._endpoints.page()}\n{paths}")
+            case "/healthz":
+                return _probe(self._endpoints.unhealthy())
+            case "/readyz":
+                return _probe(self._endpoints.unready())
+        return Answer.text(HTTPStatus.NOT_FOUND, paths)
+
+    def _built_metrics(self) -> Answer:
+        answer = Answer(HTTPStatus.OK, METRICS, self._endpoints.metrics())
+        self._metrics = self._clock(), answer
+        return answer
+
+    def _recent_metrics(self) -> Answer:
+        if self._metrics is not None and self._clock() - self._metrics[0] < _RECENT_S:
+            return self._metrics[1]
+        return self._built_metrics()
+
+    async def _status_of_late(self) -> Answer:
+        if self._recent_status is not None and self._clock() - self._recent_status[0] < _RECENT_S:
+            return self._recent_status[1]
+        return await self._status.get()
+
+    async def _build_status(self) -> Answer:
+        answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._endpoints.status()).encode()))
+        if answer.status is HTTPStatus.OK:
+            self._recent_status = self._clock(), answer
+        return answer
+
+    async def _why(self, query: str) -> Answer:
+        """`?at=SECONDS`, since 1970, for another moment than now."""
+        try:
+            at_s = [float(value) for value in parse_qs(query).get("at", ())]
+        except ValueError:
+            at_s = [math.nan]
+        if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
+            return Answer.text(HTTPStatus.BAD_REQUEST, "at is a moment in seconds since 1970")
+        asked_s = at_s[0] if at_s else None
+        return await self._aside(
+            lambda: Answer(HTTPStatus.OK, JSON, why.to_json(self._endpoints.why(asked_s)).encode())
+        )
+
+    async def _aside(self, build: Callable[[], Answer]) -> Answer:
+        """What `build` makes, in a thread."""
+        try:
+            worker = self._thread()
+        except RuntimeError as error:
+            return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}: ask again later")
+        try:
+            return await worker.run("make the answer", build)
+        except StuckError as error:
+            return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}: a file that it reads hangs")
+
+    def _thread(self) -> Worker:
+        """Raises RuntimeError while the machine has none left."""
+        if self._worker is None:
+            self._worker = Worker("observe", _BUILD_S)
+        return self._worker
+
+
+class _Shared:
+    """One answer for all who wait for it, begun after the last of them has asked; at most ten a second."""
+
+    def __init__(self, build: Callable[[], Awaitable[Answer]], clock: Callable[[], float]) -> None:
+        self._build = build
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._not_before_s = -math.inf
+        self._next: asyncio.Task[Answer] | None = None
+
+    async def get(self) -> Answer:
+        if self._next is None:
+            self._next = asyncio.create_task(self._begin())
+        return await asyncio.shield(self._next)
+
+    async def _begin(self) -> Answer:
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._not_before_s - self._clock()))
+            self._next = None
+            self._not_before_s = self._clock() + _EVERY_S
+            return await self._build()
+
+
+def _probe(problem: str | None) -> Answer:
+    if problem is None:
+        return Answer.text(HTTPStatus.OK, "ok")
+    return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, problem)

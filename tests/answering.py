@@ -1,0 +1,89 @@
+"""criproxy's listeners, served for a test by an event loop in a thread."""
+
+import asyncio
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from criproxy.observe.http import HttpServer
+from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
+from criproxy.observe.routes import Endpoints, Routes
+from integration.lab.ports import free_ports
+
+HOST = "127.0.0.1"
+
+T = TypeVar("T")
+
+
+class Served:
+    """Both ends of a daemon's answering: `port` of TCP, and the status socket `path`."""
+
+    def __init__(self, path: Path, endpoints: Endpoints, *, host: str = HOST, pod_names: bool = False) -> None:
+        self.host = host
+        self.path = path
+        self.port = free_ports(1)[0]
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.public, self.private = self.run(lambda: self._listeners(endpoints, pod_names))
+
+    def run(self, job: Callable[[], T]) -> T:
+        """On the event loop."""
+
+        async def run() -> T:
+            return job()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
+
+    def open(self) -> "Served":
+        self.run(self.public.open)
+        self.run(self.private.open)
+        return self
+
+    def end(self) -> None:
+        self.run(self.public.release)
+        self.run(self.private.release)
+        asyncio.run_coroutine_threadsafe(self._clients_end(), self.loop).result(20)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _clients_end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def connect(self) -> socket.socket:
+        """A connection to the TCP end."""
+        return socket.create_connection((self.host, self.port), timeout=20)
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, bytes, http.client.HTTPMessage]:
+        """Over TCP, by another HTTP implementation."""
+        with closing(http.client.HTTPConnection(self.host, self.port, timeout=20)) as connection:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.headers
+
+    def _listeners(self, endpoints: Endpoints, pod_names: bool) -> tuple[Listener, Listener]:
+        routes = Routes(endpoints, self.path, pod_names=pod_names)
+        log = structlog.get_logger()
+        return (
+            Listener(TcpAddress(self.host, self.port), HttpServer(routes.public).serve, log),
+            Listener(UnixAddress(self.path), HttpServer(routes.private).serve, log),
+        )
+
+
+@contextmanager
+def answering(path: Path, endpoints: Endpoints, *, host: str = HOST, pod_names: bool = False) -> Iterator[Served]:
+    served = Served(path, endpoints, host=host, pod_names=pod_names)
+    try:
+        yield served.open()
+    finally:
+        served.end()
