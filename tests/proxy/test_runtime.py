@@ -195,6 +195,16 @@ async def test_socket_path_with_odd_characters_is_dialled_as_localhost(tmp_path:
         await link.close()
 
 
+async def test_runtime_s_process_is_known_while_it_is_connected(tmp_path: Path, quiet_log: None) -> None:
+    path = tmp_path / "runtime.sock"
+    async with watched(path, Inventory()) as link:
+        assert link.pid == 0
+        for _ in range(2):
+            with runtime_process(path) as process:
+                await eventually(lambda pid=process.pid: link.pid == pid)  # type: ignore[misc]
+            await eventually(lambda: link.pid == 0)
+
+
 # --- a runtime in a process of its own, killed --------------------------------------------------------------------
 
 
