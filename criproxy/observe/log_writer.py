@@ -27,7 +27,8 @@ class LogWriter(io.TextIOBase):
         self._descriptor = descriptor
         self._lost = lost
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        # Reentrant: asyncio tells of a forgotten task when that is collected, which may be in the middle of a write.
+        self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         """Lines, whom to tell that all before has been dealt with, and None where lines are missing."""
         self._queued_bytes = 0

@@ -145,6 +145,21 @@ def test_line_in_pieces_is_not_mixed_with_those_of_another_thread(pipe: Pipe) ->
     assert pipe.read_while(lambda lines: "begun" not in lines) == ["other", "a b", "begun"]
 
 
+def test_line_in_the_middle_of_another_s_writing_is_no_deadlock(tmp_path: Path) -> None:
+    """What a finalizer writes, which may run anywhere."""
+
+    class Text(str):
+        def __radd__(self, begun: str) -> str:
+            writer.write("finalizer\n")
+            return begun + str(self)
+
+    with open(tmp_path / "log", "wb") as log:
+        writer = LogWriter(log.fileno(), lost)
+        writer.write(Text("line\n"))
+        assert writer.drain(LONG_S)
+    assert (tmp_path / "log").read_text() == "finalizer\nline\n"
+
+
 PROGRAM = """
 import structlog, sys, threading, warnings
 from criproxy.observe import log
