@@ -6,9 +6,11 @@ Needs root. `python -m benchmarks.starts [--pods N] [--rounds N]`
 import argparse
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ _CONFIG: Config = {"control": {"predictor": "histogram"}, "cpu": {"watermark_rat
 """Online's load leaves CPUs idle, but the watermark none of them to the box."""
 _BUSY_RATIO = 0.6
 _PERIOD_S = 0.05
-_LONGEST_S = 300.0
+_STRETCH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,26 @@ def _starter(client: CriClient, parents: str, began_s: float) -> Callable[[str],
     return start
 
 
+@contextmanager
+def _busy(on: Stage) -> Iterator[None]:
+    """Online's load, in stretches: what was told it ends, and nothing else stops it."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        until_s = time.monotonic()
+        while not ended.wait(until_s - time.monotonic() - _STRETCH_S / 2):
+            on.burn(until_s, _STRETCH_S, _BUSY_RATIO * _PERIOD_S, _PERIOD_S)
+            until_s += _STRETCH_S
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.starts", description=__doc__)
     parser.add_argument("--pods", type=int, default=10, help="how many start at once (%(default)s)")
@@ -71,8 +93,7 @@ def main() -> int:
     options = parser.parse_args()
     with claimed() as directory:
         try:
-            with stage(directory, _CONFIG) as on:
-                on.burn(time.monotonic(), options.rounds * _LONGEST_S, _BUSY_RATIO * _PERIOD_S, _PERIOD_S)
+            with stage(directory, _CONFIG) as on, _busy(on):
                 rows = [measure(on, directory, options.pods, number) for number in range(options.rounds)]
         finally:
             clean(directory)
