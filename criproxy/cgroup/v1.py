@@ -38,6 +38,8 @@ class V1Driver:
         self._meminfo = f"{proc}/meminfo"
         self._ledger = Ledger()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._followed: set[str] = set()
+        """The boxes' cpuset files that all below was brought to."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -226,40 +228,54 @@ class V1Driver:
             child.mems = parent.mems
 
     def _follow(self, box: str, attribute: str, want: set[int]) -> Iterator[LimitChange]:
-        """Bring the box, and all in it that has the same, to these CPUs or memory nodes.
+        """Bring the box, its pods, and all in them that has what the box had, to these CPUs or memory nodes.
 
-        Another value in the box (a container's own) stays, as far as it lies within. The kernel wants each child
-        within its parent at any moment: so first all are widened, from the top down, then narrowed, from the bottom
-        up. A container that comes amid this has what was; then it is done again.
+        Another value (a container's own) stays, as far as it lies within. The kernel wants each child within its parent
+        at any moment: so first all are widened, from the top down, then narrowed, from the bottom up. A container that
+        comes amid this has what was; then it is done again, and so it is when an earlier time did not come to its end.
         """
         top = CpuSet(self._tree, box)
-        held: set[int] = getattr(top, attribute)
-        if held == want or not want:
-            self._ledger.kept(top.file(attribute), format_cpus(held))
+        file, held = top.file(attribute), _held(top, attribute) or set()
+        if not want or (held == want and file in self._followed):
+            self._ledger.kept(file, format_cpus(held))
             return
-        if not want <= held:
-            for cpuset in self._cpusets(box):
-                if _held(cpuset, attribute) == held:
-                    _change(cpuset, attribute, want | held)
+        self._followed.discard(file)
         for tries_left in reversed(range(_TRIES)):
-            for cpuset in reversed(self._cpusets(box)[1:]):
-                own = _held(cpuset, attribute)
-                if own is not None and not own <= want:
-                    _change(cpuset, attribute, own & want or want)
+            plan = self._plan(box, attribute, held, want)
             try:
-                setattr(top, attribute, want)
+                for cpuset, own, target in plan:
+                    if not target <= own:
+                        _change(cpuset, attribute, own | target)
+                for cpuset, own, target in reversed(plan):
+                    if not own <= target:
+                        _change(cpuset, attribute, target)
                 break
             except CgroupError as error:
                 if error.errno != errno.EBUSY or not tries_left:
                     raise
         new = getattr(top, attribute)
         if new != want:
-            raise contested(top.file(attribute), format_cpus(want), format_cpus(new))
-        yield self._ledger.changed(top.file(attribute), format_cpus(held), format_cpus(want))
+            raise contested(file, format_cpus(want), format_cpus(new))
+        self._followed.add(file)
+        if held != want:
+            yield self._ledger.changed(file, format_cpus(held), format_cpus(want))
 
-    def _cpusets(self, box: str) -> list[CpuSet]:
-        """The box's and all below it, parents first."""
-        return [CpuSet(self._tree, directory) for directory in self._tree.below(box)]
+    def _plan(
+        self, box: str, attribute: str, held: set[int], want: set[int]
+    ) -> list[tuple[CpuSet, set[int], set[int]]]:
+        """What the box and all below it have and shall have, parents first. `held`: what the box had."""
+        plan: list[tuple[CpuSet, set[int], set[int]]] = []
+        targets: dict[str, set[int]] = {}
+        for directory in self._tree.below(box):
+            cpuset, parent = CpuSet(self._tree, directory), directory.rpartition("/")[0]
+            own = _held(cpuset, attribute)
+            if not own and directory != box:
+                continue  # it has gone, or has not been given any yet, and takes no process
+            own, above = own or set(), targets.get(parent, want)
+            follows = box in (directory, parent) or own in (held, held | want)
+            targets[directory] = above if follows else own & above or above
+            plan.append((cpuset, own, targets[directory]))
+        return plan
 
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The box is kept to CPUs: files of both versions, and systemd's properties."""
 
+import contextlib
 import errno
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,24 +198,53 @@ def test_v1_somebody_elses_cpus_are_put_back_and_counted(v1: V1) -> None:
     assert [(change.old, change.new, change.drift) for change in changes] == [("0-3", "0", True)]
 
 
-@settings(max_examples=30)
-@given(steps=st.lists(st.frozensets(st.integers(0, 3), min_size=1), max_size=6), own=st.frozensets(st.integers(0, 3)))
+CPUS = st.frozensets(st.integers(0, 3), min_size=1)
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(CPUS, max_size=6), own=CPUS, nested=CPUS)
 def test_v1_any_order_of_changes_keeps_all_within(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[frozenset[int]], own: frozenset[int]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[frozenset[int]], own: frozenset[int], nested: frozenset[int]
 ) -> None:
     """The fake kernel refuses each write that leaves a child outside its parent."""
     kernel = FakeKernel(tmp_path_factory.mktemp("node"), 1)
     node = V1(kernel, detect(kernel, kernel.root))
     node.driver.ensure(BOX)
     node.driver.ensure_pod(POD, 0)
-    node.make_container(format_cpus(own or {0, 1, 2, 3}))
+    node.make_container(format_cpus(own))
+    node.make_container(format_cpus(own & nested or own), f"{CONTAINER}/nested")
 
     for step in steps:
         node.driver.confine(BOX, step)
-        box, pod, container = map(parse_cpus, node.held(BOX, POD, CONTAINER))
+        box, pod, container, inner = map(parse_cpus, node.held(BOX, POD, CONTAINER, f"{CONTAINER}/nested"))
         assert box == pod == step
-        assert container <= step
-        assert container
+        assert set() < inner <= container <= step
+
+
+@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("then", ["0-1", "0", "2"])
+def test_v1_change_that_was_cut_off_is_made_up_for_by_the_next_process(
+    v1: V1, monkeypatch: pytest.MonkeyPatch, writes: int, then: str
+) -> None:
+    v1.make_container("0-3")
+    v1.driver.confine(BOX, cpus("0"))
+    write, left = v1.kernel.write, [()] * writes
+
+    def write_until_killed(file: str, value: str) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        write(file, value)
+
+    monkeypatch.setattr(v1.kernel, "write", write_until_killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        v1.driver.confine(BOX, cpus("0-1"))
+    monkeypatch.undo()
+
+    detect(v1.kernel, v1.kernel.root).confine(BOX, cpus(then))
+
+    assert v1.held(BOX, POD) == [then] * 2
+    assert parse_cpus(v1.held(CONTAINER)[0]) <= cpus(then)
 
 
 # --- cgroup v2 ---------------------------------------------------------------------------------------------------
