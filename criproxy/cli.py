@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG: Final = Path("/etc/criproxy/config.toml")
 _REDRAW: Final = "\x1b[H\x1b[2J"
-_TIMEOUT_S: Final = 6.0
+_TIMEOUT_S: Final = 12.0
 """Longer than criproxy waits for a file that hangs, so that it is told."""
 
 _NOT_WELL: Final = 1

@@ -46,7 +46,7 @@ from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
-from criproxy.observe.routes import Routes
+from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.observe.status import AttachStatus
 from criproxy.overhead import Overhead, Reader
 from criproxy.proxy import codec
@@ -290,8 +290,8 @@ class Daemon:
         endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
         routes = Routes(endpoints, private.path, pod_names=config.observe.pod_names)
         listeners = (
-            Listener(private, HttpServer(routes.private).serve, self._log),
-            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public).serve, self._log),
+            Listener(private, HttpServer(routes.private, PRIVATE_S).serve, self._log),
+            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public, PUBLIC_S).serve, self._log),
         )
         self._reporter.deaf = lambda: [listener.problem for listener in listeners if listener.problem is not None]
         return listeners

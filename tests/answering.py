@@ -13,7 +13,7 @@ import structlog
 
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
-from criproxy.observe.routes import Endpoints, Routes
+from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Endpoints, Routes
 from integration.lab.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -75,8 +75,8 @@ class Served:
         routes = Routes(endpoints, self.path, pod_names=pod_names)
         log = structlog.get_logger()
         return (
-            Listener(TcpAddress(self.host, self.port), HttpServer(routes.public).serve, log),
-            Listener(UnixAddress(self.path), HttpServer(routes.private).serve, log),
+            Listener(TcpAddress(self.host, self.port), HttpServer(routes.public, PUBLIC_S).serve, log),
+            Listener(UnixAddress(self.path), HttpServer(routes.private, PRIVATE_S).serve, log),
         )
 
 

@@ -183,8 +183,10 @@ def test_status_why_of_no_moment_is_status_2(capsys: pytest.CaptureFixture[str])
 def test_status_without_a_daemon_fails_in_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--config", str(config)]) == 3
     err = capsys.readouterr().err
-    path = config.with_name("c-status.sock")
-    assert err == f"no criproxy answers at {path} (No such file or directory): is it running, with this config file?\n"
+    told = (
+        f"no criproxy answers at {config.with_name('c-status.sock')} (No such file or directory): is it running, with "
+    )
+    assert err == f"{told}the proxy.listen of this config file?\n"
 
 
 def test_status_that_only_root_may_ask_for_is_status_5(

@@ -91,7 +91,10 @@ class Running:
 
     def _why_nobody_serves(self, status: Status | None) -> str:
         if status is None:
-            return f"no criproxy serves at {self._listen}: start it"
+            return (
+                f"no criproxy serves at {self._listen}: start it; where proxy.listen has changed since it started, "
+                "restart it, and kubelet with its new endpoint"
+            )
         return (
             f"pid {status.pid} does not serve at {self._listen}: has proxy.listen changed since it started? Restart "
             "criproxy, and kubelet with its new endpoint"

@@ -53,7 +53,7 @@ def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
         except OSError as error:
             reason = error.strerror or str(error)
             raise NotRunningError(
-                f"no criproxy answers at {path} ({reason}): is it running, with this config file?"
+                f"no criproxy answers at {path} ({reason}): is it running, with the proxy.listen of this config file?"
             ) from error
 
 

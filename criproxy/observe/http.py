@@ -15,9 +15,6 @@ from msgspec import Struct
 
 TEXT: Final = "text/plain; charset=utf-8"
 
-_DEADLINE_S: Final = 5.0
-"""For the whole of a connection."""
-
 _MAX_CLIENTS: Final = 32
 _MAX_HEAD: Final = 16 * 1024
 _READ_BYTES: Final = 4096
@@ -39,11 +36,12 @@ class Answer(Struct, frozen=True):
 class HttpServer:
     """Answers with what `answer` says to a path and a query.
 
-    Nobody waits for a client that is slow: each has five seconds for all, and beyond 32 the oldest one makes room.
+    Nobody waits for a client that is slow: each has `deadline_s` for all, and beyond 32 the oldest one makes room.
     """
 
-    def __init__(self, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
+    def __init__(self, answer: Callable[[str, str], Awaitable[Answer]], deadline_s: float) -> None:
         self._answer = answer
+        self._deadline_s = deadline_s
         self._clients: dict[asyncio.Task[None], None] = {}
 
     def serve(self, client: socket.socket) -> None:
@@ -60,7 +58,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         with client:
             try:
-                async with asyncio.timeout(_DEADLINE_S):
+                async with asyncio.timeout(self._deadline_s):
                     if (head := await _head(client)) is not None:
                         await loop.sock_sendall(client, await self._response(head))
                         client.shutdown(socket.SHUT_WR)

@@ -30,10 +30,14 @@ from criproxy.observe.status import Status, to_json
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 JSON: Final = "application/json"
 
+PUBLIC_S: Final = 5.0
+PRIVATE_S: Final = 15.0
+"""What a client has for all of its connection; on a node that is starved, a status takes long."""
+
 _RECENT_S: Final = 1.0
 _EVERY_S: Final = 0.1
-_BUILD_S: Final = 4.0
-"""Less than a client has for its connection, so that it is told."""
+_BUILD_S: Final = 10.0
+"""Less than root's client has, so that it is told."""
 
 _PATHS: Final = "/metrics /healthz /readyz"
 

@@ -82,7 +82,9 @@ def test_nobody_is_told(path: Path, there: str) -> None:
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
     asked = path.with_name("x" * 200) if there == "long" else path
-    with pytest.raises(NotRunningError, match=r"no criproxy answers at .*: is it running, with this config file\?"):
+    with pytest.raises(
+        NotRunningError, match=r"no criproxy answers at .*: is it running, with the proxy.listen of this config file"
+    ):
         ask(asked, "/x", 20)
 
 
