@@ -25,14 +25,16 @@ from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
-from criproxy.control.loop import Loop
+from criproxy.control.loop import Loop, Observers
+from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
 from criproxy.duty import Duty
 from criproxy.handover.admission import Admissions
 from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
-from criproxy.model import Sandbox
+from criproxy.memory_relief import MemoryRelief
+from criproxy.model import PodRef, Sandbox
 from criproxy.observe import http
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
@@ -163,9 +165,19 @@ class Daemon:
             on_misplaced=self._metrics.on_misplaced,
             clock=self._clock,
         )
+        self._relief = MemoryRelief(
+            standing.relief(),
+            self._inventory,
+            self._box,
+            stop_sandbox=self._stop_sandbox,
+            read_hard=self._eviction_hard,
+            on_stopped=self._metrics.on_memory_eviction,
+            clock=self._clock,
+        )
 
     def _make_control(self, standing: Standing, driver: CgroupDriver) -> None:
         """What bounds the box."""
+        self._reporter.relief = self._relief
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
@@ -180,9 +192,10 @@ class Daemon:
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
             standing.loop(),
-            observer=self._reporter,
+            observer=Observers(self._reporter, self._relief),
             log=self._log,
             guard=self._guard.ceiling,
+            kept_free=self._relief.kept_free,
         )
         self._checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(self._checkpoint, self._clock, self._loop.checkpoint, self._log)
@@ -199,7 +212,7 @@ class Daemon:
             child_quota=driver.capabilities.child_quota,
             on_started=self._pod_started,
             on_removed=self._pod_removed,
-            held=self._verifier.held,
+            held=self._held,
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
@@ -238,6 +251,8 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
+            self._relief.relieve(),
+            self._relief.follow_kubelet(),
             self._upkeep.run(),
             self._upkeep.tend(),
             self._verifier.run(),
@@ -256,6 +271,7 @@ class Daemon:
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
+        self._relief.configure(standing.relief())
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -307,6 +323,15 @@ class Daemon:
         from criproxy.attach.seen import attachment  # late: only who asks for the status needs it
 
         return attachment(str(self._socket.path))
+
+    def _eviction_hard(self) -> EvictionHard:
+        from criproxy.attach.evictionhard import read  # late: it takes its time, and is not needed to serve
+
+        return read(str(self._socket.path))
+
+    def _held(self, pod: PodRef) -> str:
+        """Why a pod may not start in the box for now."""
+        return self._verifier.held(pod) or self._relief.held(pod)
 
     # --- the runtime ------------------------------------------------------------------------------------------------
 

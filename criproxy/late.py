@@ -10,6 +10,7 @@ from typing import Final
 from criproxy import lean
 
 MODULES: Final = (
+    "criproxy.attach.evictionhard",
     "criproxy.attach.seen",
     "criproxy.proxy.cri_pb2",
     "jeepney",

@@ -15,6 +15,7 @@ from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
+from criproxy.memory_relief import MemoryRelief
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot
 from criproxy.observe import why
 from criproxy.observe.http import Endpoints
@@ -104,6 +105,8 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods that started have told; to be set."""
+        self.relief: MemoryRelief | None = None
+        """To be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -180,6 +183,9 @@ class Reporter:
         self._metrics.bypass(self.bypass())
         state = self._box.state()
         self._metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
+        if self.relief is not None:
+            eviction = self.relief.status()
+            self._metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
         for resource, seconds in self._above.seconds(self._clock()).items():
             self._metrics.above_bound(resource, seconds)
         return self._metrics.render()
@@ -203,6 +209,8 @@ class Reporter:
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from self._above.problems(self._clock())
+        if self.relief is not None:
+            yield from self.relief.problems()
         if misplaced := len(self._verifier.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
@@ -242,6 +250,7 @@ class Reporter:
             decisions=latest_decisions(history.records(), _DECISIONS),
             upgrade=self.upgrade,
             attached=attached,
+            eviction=None if self.relief is None else self.relief.status(),
         )
 
     def _why(self, history: History, asked_s: float | None) -> why.Why:

@@ -6,6 +6,7 @@ from criproxy import derive
 from criproxy.config import Config
 from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
+from criproxy.memory_relief import Settings as ReliefSettings
 from criproxy.proxy.intercept import Settings as InterceptSettings
 from criproxy.timetable import Stage
 from criproxy.unbounded import Settings as UnboundedSettings
@@ -50,6 +51,9 @@ class Standing(Struct, frozen=True):
 
     def verify(self) -> VerifySettings:
         return VerifySettings(evict=self.writes and self.config.colocation.on_unbounded == "evict")
+
+    def relief(self) -> ReliefSettings:
+        return ReliefSettings(active=self.writes, evict=self.config.memory.on_over_limit == "evict")
 
     def upkeep(self) -> UpkeepSettings:
         adopt = not self.pass_through and not self.dry_run

@@ -77,6 +77,25 @@ class Observer(Protocol):
     def ticks_missed(self, count: int) -> None: ...
 
 
+class Observers:
+    """Several in one, in this order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+        for observer in self._observers:
+            observer.ticked(snapshot, decision, changes, seconds)
+
+    def tick_failed(self, seconds: float) -> None:
+        for observer in self._observers:
+            observer.tick_failed(seconds)
+
+    def ticks_missed(self, count: int) -> None:
+        for observer in self._observers:
+            observer.ticks_missed(count)
+
+
 class Loop:
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods."""
 
@@ -90,8 +109,9 @@ class Loop:
         observer: Observer,
         log: structlog.typing.FilteringBoundLogger,
         guard: Callable[[], GuardCeiling | None] = lambda: None,
+        kept_free: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`guard` tells the guard's ceiling of this moment."""
+        """`guard` tells the guard's ceiling of this moment, `kept_free` how much of so much memory stays free."""
         self._box = box
         self._read_capacity = read_capacity
         self._clock = clock
@@ -99,6 +119,7 @@ class Loop:
         self._observer = observer
         self._log = log
         self._guard = guard
+        self._kept_free = kept_free
         self._sampler = Sampler()
         self._predictors = _predictors(settings.predictor)
         self._state = PolicyState()
@@ -161,7 +182,10 @@ class Loop:
     async def _apply(self, snapshot: Snapshot, prediction: Prediction) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
         settings = self._settings
-        decision, self._state = decide(snapshot, prediction, self._state, settings.policy, self._guard())
+        kept_bytes = self._kept_free(snapshot.capacity_bytes)
+        decision, self._state = decide(
+            snapshot, prediction, self._state, settings.policy, self._guard(), kept_bytes=kept_bytes
+        )
         self._decided = snapshot.capacity_cores, prediction.cpu_cores
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)

@@ -1,6 +1,7 @@
 """The policy: what the box may use, decided from one snapshot, one prediction and the guard, and why.
 
 limit = capacity x watermark - what online is expected to use - reserve, within floor and ceiling, in whole steps.
+Of memory, what kubelet must find free is never given, whatever the watermark says: limit <= capacity - kept - expected.
 Lowered at once; raised only by more than a threshold, or when the last change is old enough, and in bounded strides.
 What is not known leaves the floor. The guard's ceiling then takes off what it says, at once and for as long as it says.
 """
@@ -9,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from criproxy.model import (
     UNLIMITED,
@@ -124,6 +125,8 @@ class _Facts(Struct, frozen=True):
     guard: GuardCeiling | None
     step: float
     amount: Callable[[float], str]
+    kept: float = 0.0
+    """What must stay free of the capacity."""
 
 
 def decide(
@@ -132,10 +135,13 @@ def decide(
     state: PolicyState,
     settings: PolicySettings,
     guard: GuardCeiling | None = None,
+    *,
+    kept_bytes: float = 0.0,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
-    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. Time must not go back from call to call.
+    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. `kept_bytes` of memory must stay free,
+    lest kubelet evict pods. Time must not go back from call to call.
     """
     cpu_facts = _Facts(
         t_s=snapshot.t_s,
@@ -156,6 +162,7 @@ def decide(
         guard=None,
         step=MEMORY_STEP_BYTES,
         amount=bytes_in_words,
+        kept=kept_bytes,
     )
     cpu, cpu_reason, cpu_state = _resource(cpu_facts, state.cpu, settings.cpu)
     memory, memory_reason, memory_state = _resource(memory_facts, state.memory, settings.memory)
@@ -167,7 +174,7 @@ def decide(
         cpu_reason=cpu_reason,
         memory_reason=memory_reason,
         cpu_bounds=settings.cpu.bounds,
-        memory_bounds=settings.memory.bounds,
+        memory_bounds=structs.replace(settings.memory.bounds, kept=kept_bytes),
         before=state.before,
         guard=guard,
         window=settings.window,
@@ -235,10 +242,15 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.amount(limit)}"
     if not 0.0 < facts.capacity < math.inf:
         return limit, why
-    most = max(settings.floor, facts.capacity - settings.reserve)
-    if limit <= most or (limit == math.inf and not settings.reserve):
+    most, words = facts.capacity - settings.reserve, f"all of {facts.amount(facts.capacity)}"
+    words += _less(facts, settings.reserve)
+    expected, note = _expected(facts)
+    if facts.kept and most > facts.capacity - facts.kept - expected:
+        most, words = _in_steps(facts, facts.capacity - facts.kept - expected), f"{_free(facts)} - {note}"
+    most = max(settings.floor, most)
+    if limit <= most or (limit == math.inf and not settings.reserve and not facts.kept):
         return limit, why
-    return most, f"all of {facts.amount(facts.capacity)}{_less(facts, settings.reserve)}, below {why}"
+    return most, f"{words}, below {why}"
 
 
 def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
@@ -248,19 +260,38 @@ def _target(facts: _Facts, settings: DynamicSettings) -> tuple[float, str]:
         return settings.floor, f"the floor, as the capacity is not known ({facts.capacity})"
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf or not math.isfinite(facts.online):
         return settings.floor, f"the floor, as online usage can't be predicted{_in_brackets(facts.note)}"
-    expected, words = facts.predicted, "predicted"
-    if facts.online > expected:
-        expected, words = facts.online, "online's present use, above the predicted"
-    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words} {amount(expected)}"
-    why += f"{_less(facts, settings.reserve)}{_in_brackets(facts.note)}"
-    target = facts.capacity * settings.watermark_ratio - expected - settings.reserve
-    if abs(target) < facts.step * _MOST_STEPS:
-        target = math.floor(target / facts.step + _LEAST) * facts.step
+    expected, words = _expected(facts)
+    target = facts.capacity * settings.watermark_ratio - settings.reserve
+    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words}{_less(facts, settings.reserve)}"
+    if facts.kept and target > facts.capacity - facts.kept:
+        target, why = facts.capacity - facts.kept, f"{_free(facts)} - {words}"
+    why += _in_brackets(facts.note)
+    target = _in_steps(facts, target - expected)
     if target <= settings.floor:
         return settings.floor, f"the floor, above {why}"
     if settings.ceiling is not None and target > settings.ceiling:
         return settings.ceiling, f"the ceiling, below {why}"
     return target, why
+
+
+def _expected(facts: _Facts) -> tuple[float, str]:
+    """What online is expected to use, and that in words: never less than what it uses now."""
+    online = facts.online if math.isfinite(facts.online) else facts.capacity
+    if facts.predicted is None or not 0.0 <= facts.predicted < math.inf:
+        return online, f"online's present use {facts.amount(online)}"
+    if online > facts.predicted:
+        return online, f"online's present use, above the predicted {facts.amount(online)}"
+    return facts.predicted, f"predicted {facts.amount(facts.predicted)}"
+
+
+def _free(facts: _Facts) -> str:
+    return f"{facts.amount(facts.capacity)} - {facts.amount(facts.kept)} kept free, lest kubelet evict pods"
+
+
+def _in_steps(facts: _Facts, target: float) -> float:
+    if abs(target) < facts.step * _MOST_STEPS:
+        return math.floor(target / facts.step + _LEAST) * facts.step
+    return target
 
 
 def _less(facts: _Facts, reserve: float) -> str:

@@ -71,15 +71,19 @@ class PodStatus:
 class Kubelet:
     """A kubelet in `directory` (a lab's), whose pods run in `cgroup_root`, by default the lab's own.
 
+    `memory_available` is its evictionHard for memory.
     `log` is its log. Its node's name is the lab's, so a static pod `web` is called `web-<lab's name>`.
     """
 
-    def __init__(self, directory: Path, runtime_endpoint: Path, root_cgroup: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, runtime_endpoint: Path, root_cgroup: str | None = None, memory_available: str = "0%"
+    ) -> None:
         self.directory = directory.absolute() / "kubelet"
         self.log = directory.absolute() / "kubelet.log"
         self.node = lab_name(directory)
         self.cgroup_root = root_cgroup or cgroup_root(directory)
         self._endpoint = runtime_endpoint.absolute()
+        self._memory_available = memory_available
         self._manifests = self.directory / "manifests"
         self._process: Process | None = None
         self._port = 0
@@ -235,9 +239,8 @@ class Kubelet:
             "makeIPTablesUtilChains": False,
             # A full disk of the machine is not the lab's matter: no image is collected, no pod evicted.
             "imageGCHighThresholdPercent": 100,
-            "evictionHard": dict.fromkeys(
-                ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"
-            ),
+            "evictionHard": dict.fromkeys(("nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%")
+            | {"memory.available": self._memory_available},
         }
 
 
