@@ -144,20 +144,25 @@ def _configuration(words: Sequence[Argument], files: _Files) -> Iterator[str]:
 
 
 def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
-    """Pods may run one, too: those of another PID namespace are not the node's."""
+    """Pods may run one, too: those of another PID namespace are not the node's. One of another name must use us."""
     found: list[tuple[int, list[Argument]]] = []
     for entry in (root / "proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if not (entry / "comm").read_bytes().startswith(_KUBELET) or not _is_ours(entry, root):
+            name = (entry / "comm").read_bytes().strip()
+            if not name.startswith(_KUBELET) or not _is_ours(entry, root):
                 continue
-            words = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            texts = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        found.append((int(entry.name), [Argument(word, "") for word in words]))
-    uses = [one for one in found if (given := flag(one[1], ENDPOINT_FLAG)) and socket_path(given.text) == listen]
-    return next(iter(uses or found), None)
+        words = [Argument(text, "") for text in texts]
+        given = flag(words, ENDPOINT_FLAG)
+        if given and socket_path(given.text) == listen:
+            return int(entry.name), words
+        if name == _KUBELET:
+            found.append((int(entry.name), words))
+    return next(iter(found), None)
 
 
 def _is_ours(process: Path, root: Path) -> bool:

@@ -173,6 +173,17 @@ def test_what_can_not_be_read_is_said_and_kubelets_default_assumed(tmp_path: Pat
     assert hard.problem
 
 
+def test_process_of_another_name_counts_only_if_it_uses_this_criproxy(tmp_path: Path) -> None:
+    kubelet(tmp_path, "--eviction-hard=memory.available<1Gi", pid=5)
+    (tmp_path / "proc/5/comm").write_text("kubelet-exporte\n")
+    other = read(LISTEN, tmp_path)
+    kubelet(tmp_path, f"--container-runtime-endpoint={LISTEN}", "--eviction-hard=memory.available<2Gi", pid=6)
+    (tmp_path / "proc/6/comm").write_text("kubelet-v1.20.2\n")
+
+    assert other.problem
+    assert read(LISTEN, tmp_path).size_bytes == 2048 * MIB
+
+
 def test_node_without_a_kubelet_is_said(tmp_path: Path) -> None:
     (tmp_path / "proc/1").mkdir(parents=True)
     (tmp_path / "proc/1/comm").write_text("systemd\n")
