@@ -3,7 +3,8 @@
 import pytest
 
 from criproxy.config import Config
-from criproxy.config.settings import Colocation
+from criproxy.config.settings import Colocation, Memory
+from criproxy.memory_relief import Settings as ReliefSettings
 from criproxy.standing import Standing
 from criproxy.timetable import Timetable
 
@@ -27,3 +28,23 @@ def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is
     given: Standing, evicts: bool
 ) -> None:
     assert given.verify().evict == evicts
+
+
+@pytest.mark.parametrize(
+    ("config", "dry_run", "expected"),
+    [
+        pytest.param(Config(colocation=Colocation(enabled=True)), False, ReliefSettings(True, True), id="by-default"),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
+            False,
+            ReliefSettings(True, False),
+            id="report",
+        ),
+        pytest.param(Config(), False, ReliefSettings(False, True), id="off"),
+        pytest.param(Config(colocation=Colocation(enabled=True)), True, ReliefSettings(False, True), id="dry-run"),
+    ],
+)
+def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
+    config: Config, dry_run: bool, expected: ReliefSettings
+) -> None:
+    assert Standing(config, Timetable(config).stage(0.0), False, dry_run).relief() == expected
