@@ -29,7 +29,8 @@ from criproxy.control.capacity import CapacityReader
 from criproxy.control.checkpoint import Checkpointer, CheckpointFile
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
-from criproxy.control.loop import Loop
+from criproxy.control.loop import Loop, Observers
+from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
 from criproxy.cpumanager import CpuManager
 from criproxy.disk_watch import DiskWatch
@@ -39,7 +40,8 @@ from criproxy.handover.predecessor import Predecessor
 from criproxy.handover.successor import command_of
 from criproxy.hooks import offline_chain
 from criproxy.kubelets_driver import find_driver
-from criproxy.model import Sandbox
+from criproxy.memory_relief import MemoryRelief
+from criproxy.model import PodRef, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
@@ -212,9 +214,19 @@ class Daemon:
             on_misplaced=self._metrics.on_misplaced,
             clock=self._clock,
         )
+        self._relief = MemoryRelief(
+            standing.relief(),
+            self._inventory,
+            self._box,
+            stop_sandbox=self._stop_sandbox,
+            read_hard=self._eviction_hard,
+            on_stopped=self._metrics.on_memory_eviction,
+            clock=self._clock,
+        )
 
     def _make_control(self, standing: Standing, driver: CgroupDriver) -> None:
         """What bounds the box."""
+        self._reporter.relief = self._relief
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
@@ -229,10 +241,11 @@ class Daemon:
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
             standing.loop(),
-            observer=self._reporter,
+            observer=Observers(self._reporter, self._relief),
             log=self._log,
             guard=self._guard.ceiling,
             starting=lambda: self._box.starting,
+            kept_free=self._relief.kept_free,
         )
         checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
@@ -249,8 +262,8 @@ class Daemon:
             child_quota=driver.capabilities.child_quota,
             on_started=self._pod_started,
             on_removed=self._pod_removed,
-            held=lambda pod: self._verifier.held(pod) or self._overhead.held(pod),
             cpu_manager=self._cpu_manager,
+            held=self._held,
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
@@ -301,6 +314,8 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
+            self._relief.relieve(),
+            self._relief.follow_kubelet(),
             self._upkeep.run(),
             self._upkeep.tend(),
             self._cpu_manager.run(),
@@ -326,6 +341,7 @@ class Daemon:
         self._verifier.configure(standing.verify())
         self._realtime.evicts = standing.verify().evict
         self._overhead.settings = standing.overhead()
+        self._relief.configure(standing.relief())
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -388,6 +404,15 @@ class Daemon:
         from criproxy.attach.seen import attachment  # late: only who asks for the status needs it
 
         return attachment(str(self._socket.path))
+
+    def _eviction_hard(self) -> EvictionHard:
+        from criproxy.attach.evictionhard import read  # late: it takes its time, and is not needed to serve
+
+        return read(str(self._socket.path))
+
+    def _held(self, pod: PodRef) -> str:
+        """Why a pod may not start in the box for now."""
+        return self._verifier.held(pod) or self._overhead.held(pod) or self._relief.held(pod)
 
     # --- the runtime ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from criproxy import lean
 from criproxy.apart import run_apart
 
 MODULES: Final = (
+    "criproxy.attach.evictionhard",
     "criproxy.attach.seen",
     "criproxy.proxy.cri_pb2",
     "jeepney",

@@ -192,13 +192,15 @@ class GuardCeiling(Struct, frozen=True):
 class Bounds(Struct, frozen=True):
     """What a resource's limit was held within, in its unit (cores or bytes).
 
-    `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none.
+    `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none. `kept` must
+    stay free of the node's memory, lest kubelet evict pods.
     """
 
     floor: float
     ceiling: float | None
     reserve: float
     watermark_ratio: float | None
+    kept: float = 0.0
 
 
 class Decision(Struct, frozen=True):

@@ -16,6 +16,7 @@ from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
+from criproxy.memory_relief import MemoryRelief
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
 from criproxy.observe import why
 from criproxy.observe.metrics import Metrics
@@ -130,6 +131,8 @@ class Reporter:
         """Tells how many lines of the log were dropped of late; to be set."""
         self.deaf: Callable[[], Sequence[str]] = lambda: ()
         """Tells where nobody can ask, and why; to be set."""
+        self.relief: MemoryRelief | None = None
+        """To be set."""
         self.upgrade = UpgradeStatus()
         """To be replaced at any time."""
 
@@ -216,6 +219,9 @@ class Reporter:
             self._metrics.disk_weight(disk.disk, bool(disk.keeper))
         state = self._box.state()
         self._metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
+        if self.relief is not None:
+            eviction = self.relief.status()
+            self._metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
         for resource, seconds in self._above.seconds(self._clock()).items():
             self._metrics.above_bound(resource, seconds)
         return self._metrics.render()
@@ -258,6 +264,8 @@ class Reporter:
         if self._tick_failed:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from self._above.problems(self._clock())
+        if self.relief is not None:
+            yield from self.relief.problems()
         if self._discarded >= _DISCARDED:
             yield f"the last {self._discarded} samples are impossible and not used: {self._discarded_for}"
 
@@ -299,6 +307,7 @@ class Reporter:
             attached=attached,
             overhead=_overhead(self.overhead()[0]),
             disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in self.disks()),
+            eviction=None if self.relief is None else self.relief.status(),
         )
 
     def _why(self, history: History, asked_s: float | None) -> why.Why:

@@ -8,6 +8,7 @@ from criproxy import derive
 from criproxy.config import Config
 from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
+from criproxy.memory_relief import Settings as ReliefSettings
 from criproxy.overhead import Settings as OverheadSettings
 from criproxy.proxy.intercept import Settings as InterceptSettings
 from criproxy.timetable import Stage
@@ -67,6 +68,9 @@ class Standing(Struct, frozen=True):
         colocation = self.config.colocation
         evict = self.writes and colocation.on_runtime_overload == "evict"
         return OverheadSettings(colocation.runtime_max_cores, evict)
+
+    def relief(self) -> ReliefSettings:
+        return ReliefSettings(active=self.writes, evict=self.config.memory.on_over_limit == "evict")
 
     def upkeep(self) -> UpkeepSettings:
         adopt = not self.dry_run

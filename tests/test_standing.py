@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from criproxy import derive
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Memory
+from criproxy.memory_relief import Settings as ReliefSettings
 from criproxy.standing import Standing
 from criproxy.timetable import Timetable
 
@@ -42,3 +43,23 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     assert bad.guard().law is None
     dry = replace(bad, dry_run=True)
     assert (dry.loop().dry_run, dry.upkeep().adopt) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "dry_run", "expected"),
+    [
+        pytest.param(Config(colocation=Colocation(enabled=True)), False, ReliefSettings(True, True), id="by-default"),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
+            False,
+            ReliefSettings(True, False),
+            id="report",
+        ),
+        pytest.param(Config(), False, ReliefSettings(False, True), id="off"),
+        pytest.param(Config(colocation=Colocation(enabled=True)), True, ReliefSettings(False, True), id="dry-run"),
+    ],
+)
+def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
+    config: Config, dry_run: bool, expected: ReliefSettings
+) -> None:
+    assert Standing(config, Timetable(config).stage(0.0), False, dry_run).relief() == expected

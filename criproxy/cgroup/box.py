@@ -224,6 +224,10 @@ class Box:
         """Raises CgroupError."""
         return await self._reader.run("read usage", self._usage)
 
+    async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
+        """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
+        return await self._reader.run("read pods' memory", lambda: self._memory_of(tuple(pods)))
+
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
 
@@ -450,6 +454,10 @@ class Box:
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted.memory_bytes)
         return Usages(node, box, read_s)
+
+    def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
+        usages = ((pod, self._driver.usage(pod)) for pod in pods)
+        return {pod: usage.working_set_bytes for pod, usage in usages if usage is not None}
 
     def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
         if self._path is None:

@@ -233,6 +233,15 @@ class Memory(Struct, frozen=True, kw_only=True):
     static_bytes: (
         Annotated[int, Meta(ge=4 << 20, le=1 << 44, description='The limit under control.policy = "static".')] | None
     ) = None
+    on_over_limit: Annotated[
+        Literal["evict", "report"],
+        Meta(
+            description="When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
+            "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
+            "reclaimed: the largest offline pod is stopped, one each 10 s, until that is over (evict), or it is only "
+            "told (report)."
+        ),
+    ] = "evict"
 
 
 class Control(Struct, frozen=True, kw_only=True):

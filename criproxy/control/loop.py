@@ -84,6 +84,29 @@ class Observer(Protocol):
     def ticks_missed(self, count: int) -> None: ...
 
 
+class Observers:
+    """Several in one, in this order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+        for observer in self._observers:
+            observer.ticked(snapshot, decision, changes, seconds)
+
+    def tick_failed(self, seconds: float) -> None:
+        for observer in self._observers:
+            observer.tick_failed(seconds)
+
+    def sample_discarded(self, reason: str) -> None:
+        for observer in self._observers:
+            observer.sample_discarded(reason)
+
+    def ticks_missed(self, count: int) -> None:
+        for observer in self._observers:
+            observer.ticks_missed(count)
+
+
 class Loop:
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods."""
 
@@ -98,8 +121,11 @@ class Loop:
         log: structlog.typing.FilteringBoundLogger,
         guard: Callable[[], GuardCeiling | None] = lambda: None,
         starting: Callable[[], int] = lambda: 0,
+        kept_free: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are."""
+        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are, and `kept_free` how
+        much of so much memory stays free.
+        """
         self._box = box
         self._read_capacity = read_capacity
         self._clock = clock
@@ -108,6 +134,7 @@ class Loop:
         self._log = log
         self._guard = guard
         self._starting = starting
+        self._kept_free = kept_free
         self._sampler = Sampler()
         self._predictors = _predictors(settings.predictor)
         self._state = PolicyState()
@@ -176,8 +203,15 @@ class Loop:
     ) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
         settings = self._settings
+        kept_bytes = self._kept_free(snapshot.capacity_bytes)
         decision, self._state = decide(
-            snapshot, prediction, self._state, settings.policy, self._guard(), starting=starting
+            snapshot,
+            prediction,
+            self._state,
+            settings.policy,
+            self._guard(),
+            starting=starting,
+            kept_bytes=kept_bytes,
         )
         self._decided = snapshot.capacity_cores, prediction.cpu_cores
         changes = () if settings.dry_run else await self._box.apply(decision.limits)

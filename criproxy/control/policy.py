@@ -1,6 +1,7 @@
 """The policy: what the box may use, decided from one snapshot, one prediction and the guard, and why.
 
 limit = capacity x watermark - what online is expected to use - reserve, within floor and ceiling, in whole steps.
+Of memory, what kubelet must find free is never given, whatever the watermark says: limit <= capacity - kept - expected.
 Lowered at once; raised only by more than a threshold, or when the last change is old enough, and in bounded strides.
 What is not known leaves the floor, which grows while pods start. The guard's ceiling then takes off what it says, at
 once and for as long as it says.
@@ -10,8 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
 from criproxy.model import (
     UNLIMITED,
@@ -133,6 +133,8 @@ class _Facts(Struct, frozen=True):
     step: float
     amount: Callable[[float], str]
     starting: int = 0
+    kept: float = 0.0
+    """What must stay free of the capacity."""
 
 
 def decide(
@@ -143,11 +145,12 @@ def decide(
     guard: GuardCeiling | None = None,
     *,
     starting: int = 0,
+    kept_bytes: float = 0.0,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
     `guard` is the guard's ceiling for the CPU limit, None while it is at rest. So many pods of the box are `starting`.
-    Time must not go back from call to call.
+    `kept_bytes` of memory must stay free, lest kubelet evict pods. Time must not go back from call to call.
     """
     cpu_facts = _Facts(
         t_s=snapshot.t_s,
@@ -169,6 +172,7 @@ def decide(
         guard=None,
         step=MEMORY_STEP_BYTES,
         amount=bytes_in_words,
+        kept=kept_bytes,
     )
     cpu, cpu_reason, cpu_state = _resource(cpu_facts, state.cpu, settings.cpu)
     memory, memory_reason, memory_state = _resource(memory_facts, state.memory, settings.memory)
@@ -180,7 +184,7 @@ def decide(
         cpu_reason=cpu_reason,
         memory_reason=memory_reason,
         cpu_bounds=settings.cpu.bounds,
-        memory_bounds=settings.memory.bounds,
+        memory_bounds=structs.replace(settings.memory.bounds, kept=kept_bytes),
         before=state.before,
         guard=guard,
         window=settings.window,
@@ -253,10 +257,15 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.amount(limit)}"
     if not 0.0 < facts.capacity < math.inf:
         return limit, why
-    most = max(settings.floor, facts.capacity - settings.reserve)
-    if limit <= most or (limit == math.inf and not settings.reserve):
+    most, words = facts.capacity - settings.reserve, f"all of {facts.amount(facts.capacity)}"
+    words += _less(facts, settings.reserve)
+    expected, note = _expected(facts)
+    if facts.kept and most > facts.capacity - facts.kept - expected:
+        most, words = _in_steps(facts, facts.capacity - facts.kept - expected), f"{_free(facts)} - {note}"
+    most = max(settings.floor, most)
+    if limit <= most or (limit == math.inf and not settings.reserve and not facts.kept):
         return limit, why
-    return most, f"all of {facts.amount(facts.capacity)}{_less(facts, settings.reserve)}, below {why}"
+    return most, f"{words}, below {why}"
 
 
 def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
@@ -272,7 +281,7 @@ def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, s
     if floor <= settings.floor:
         return settings, "the floor"
     pods = "1 pod that starts" if facts.starting == 1 else f"{facts.starting} pods that start"
-    return replace(settings, floor=floor), f"the floor for {pods}"
+    return structs.replace(settings, floor=floor), f"the floor for {pods}"
 
 
 def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float, str]:
@@ -282,20 +291,40 @@ def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float
         return settings.floor, f"{floor}, as the capacity is not known ({facts.capacity})"
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf or not math.isfinite(facts.online):
         return settings.floor, f"{floor}, as online usage can't be predicted{_in_brackets(facts.note)}"
-    expected, online = min(facts.predicted, facts.capacity), min(facts.online, facts.capacity)
-    words = f"predicted {amount(expected)}"
-    if online > expected:
-        expected, words = online, f"{amount(online)} that online uses now, more than the {words}"
-    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words}"
-    why += f"{_less(facts, settings.reserve)}{_in_brackets(facts.note)}"
-    target = facts.capacity * settings.watermark_ratio - expected - settings.reserve
-    if abs(target) < facts.step * _MOST_STEPS:
-        target = math.floor(target / facts.step + _LEAST) * facts.step
+    expected, words = _expected(facts)
+    target = facts.capacity * settings.watermark_ratio - settings.reserve
+    why = f"{amount(facts.capacity)} x {settings.watermark_ratio:.2f} - {words}{_less(facts, settings.reserve)}"
+    if facts.kept and target > facts.capacity - facts.kept:
+        target, why = facts.capacity - facts.kept, f"{_free(facts)} - {words}"
+    why += _in_brackets(facts.note)
+    target = _in_steps(facts, target - expected)
     if target <= settings.floor:
         return settings.floor, f"{floor}, above {why}"
     if settings.ceiling is not None and target > settings.ceiling:
         return settings.ceiling, f"the ceiling, below {why}"
     return target, why
+
+
+def _expected(facts: _Facts) -> tuple[float, str]:
+    """What online is expected to use, within the capacity, and that in words: never less than what it uses now."""
+    online = min(facts.online, facts.capacity) if math.isfinite(facts.online) else facts.capacity
+    if facts.predicted is None or not 0.0 <= facts.predicted < math.inf:
+        return online, f"online's present use {facts.amount(online)}"
+    expected = min(facts.predicted, facts.capacity)
+    words = f"predicted {facts.amount(expected)}"
+    if online > expected:
+        return online, f"{facts.amount(online)} that online uses now, more than the {words}"
+    return expected, words
+
+
+def _free(facts: _Facts) -> str:
+    return f"{facts.amount(facts.capacity)} - {facts.amount(facts.kept)} kept free, lest kubelet evict pods"
+
+
+def _in_steps(facts: _Facts, target: float) -> float:
+    if abs(target) < facts.step * _MOST_STEPS:
+        return math.floor(target / facts.step + _LEAST) * facts.step
+    return target
 
 
 def _less(facts: _Facts, reserve: float) -> str:

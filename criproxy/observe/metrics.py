@@ -131,6 +131,18 @@ class Metrics:
             ("resource",),
             registry=registry,
         )
+        self._hard = _unknown(
+            "criproxy_eviction_hard_bytes", "kubelet's evictionHard for memory.available, or its default", registry
+        )
+        self._hard_known = Gauge(
+            "criproxy_eviction_hard_known", "Whether kubelet's evictionHard could be read", registry=registry
+        )
+        self._available = _unknown("criproxy_memory_available_bytes", "As kubelet counts it", registry)
+        self._memory_evictions = Counter(
+            "criproxy_memory_evictions",
+            "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
+            registry=registry,
+        )
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -273,6 +285,16 @@ class Metrics:
         self._held_cores.set(_number(None if limits is None else limits.cpu_cores))
         self._held_bytes.set(_number(None if limits is None else limits.memory_bytes))
         self._box_memory.set(_number(memory_bytes))
+
+    def on_memory_eviction(self) -> None:
+        """An offline pod was stopped, lest kubelet evict an online one."""
+        self._memory_evictions.inc()
+
+    def eviction(self, hard_bytes: int | None, available_bytes: int | None, *, known: bool) -> None:
+        """How near kubelet is to evicting pods for memory; None: not sampled yet."""
+        self._hard.set(_number(hard_bytes))
+        self._available.set(_number(available_bytes))
+        self._hard_known.set(known)
 
     def above_bound(self, resource: str, seconds: float) -> None:
         """For how long a resource of the box has been above its bound; 0: it is within."""

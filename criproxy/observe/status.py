@@ -195,6 +195,22 @@ class AttachStatus(Struct, frozen=True):
     problem: str = ""
 
 
+class EvictionStatus(Struct, frozen=True):
+    """How near the node is to kubelet's eviction of pods for memory. Bytes are None before the first sample.
+
+    `hard_bytes` is kubelet's evictionHard for memory.available, set where `source` says (0: it has none); `problem`
+    says why it is not known, so that kubelet's default stands there. Below `halfway_bytes`, while the box is above its
+    limit, the largest offline pod is stopped. `last`: the last one, and why; "": none was.
+    """
+
+    source: str
+    problem: str
+    hard_bytes: int | None
+    halfway_bytes: int | None
+    available_bytes: int | None
+    last: str
+
+
 class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
@@ -224,6 +240,7 @@ class Status(Struct, frozen=True):
     attached: AttachStatus = AttachStatus("unknown", "")
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskStatus, ...] = ()
+    eviction: EvictionStatus | None = None
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision, held: Limits | None = None) -> CpuStatus:

@@ -14,6 +14,7 @@ from criproxy.observe.status import (
     ConfigStatus,
     DecisionStatus,
     DiskStatus,
+    EvictionStatus,
     OverheadStatus,
     PlacementStatus,
     Status,
@@ -67,6 +68,8 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _config_lines(status.config)
     yield _row("cgroups", _cgroup(status.cgroup))
     yield from _box_lines(status.box)
+    if status.eviction is not None:
+        yield from _eviction_lines(status.eviction)
     yield from _guard_lines(status.guard)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
@@ -192,6 +195,18 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
     yield f"  CPU: {cpu.reason}"
     yield f"  memory: {memory.reason}"
+
+
+def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
+    if eviction.hard_bytes == 0:
+        yield _row("eviction", f"kubelet evicts no pod for memory ({eviction.source})")
+        return
+    why = f"assumed, as {eviction.problem}" if eviction.problem else eviction.source
+    available, halfway = _size(eviction.available_bytes), _size(eviction.halfway_bytes)
+    yield _row("eviction", f"kubelet evicts pods below {_size(eviction.hard_bytes)} of memory.available ({why})")
+    yield f"  memory.available is {available}; below {halfway}, a pod goes while the box is above its memory limit"
+    if eviction.last:
+        yield f"  stopped last: {eviction.last}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:

@@ -185,7 +185,8 @@ def _resource(name: str, why: ResourceWhy, amount: Callable[[float], str]) -> It
     yield _row("why", why.reason)
     bounds = why.bounds
     watermark = "" if bounds.watermark_ratio is None else f", watermark {bounds.watermark_ratio:.2f}"
-    yield _row("capacity", f"{amount(why.capacity)}{watermark}, reserve {amount(bounds.reserve)}")
+    kept = f", kept free for kubelet {amount(bounds.kept)}" if bounds.kept else ""
+    yield _row("capacity", f"{amount(why.capacity)}{watermark}, reserve {amount(bounds.reserve)}{kept}")
     note = f" ({why.note})" if why.note else ""
     yield _row("online", f"{amount(why.online)}, predicted {words(why.predicted, 'not known')}{note}")
     yield _row("limits", f"before {words(why.before, 'none')}, after {words(why.limit, '')}")

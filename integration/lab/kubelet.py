@@ -40,6 +40,7 @@ SYSCTLS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+EVICTION_SIGNALS = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
 CONFINE = """\
 set -e
 sysctls=$1
@@ -245,9 +246,7 @@ class Kubelet:
             "makeIPTablesUtilChains": False,
             # A full disk of the machine is not the lab's matter: no image is collected, no pod evicted.
             "imageGCHighThresholdPercent": 100,
-            "evictionHard": dict.fromkeys(
-                ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"
-            ),
+            "evictionHard": dict.fromkeys(EVICTION_SIGNALS, "0%"),
             **self._settings,
         }
 

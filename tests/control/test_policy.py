@@ -534,3 +534,73 @@ def test_decide_over_any_day_never_leaves_more_than_the_watermark(steps, setting
         limit, _, after = cpu(snapshot(t, online=0.0), predicted, state, settings)
         state = PolicyState(cpu=after)
         assert limit <= max(settings.floor, 4.0 * settings.watermark_ratio - predicted + 1e-9)
+
+
+# --- what kubelet must find free -------------------------------------------------------------------------------------
+
+
+def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
+    taken = replace(snapshot(), online_bytes=online)
+    prediction = Prediction(1.0, predicted)
+    decision, _ = decide(taken, prediction, PolicyState(), PolicySettings(CPU, settings), kept_bytes=kept)
+    return decision.limits.memory_bytes, decision.memory_reason, decision.memory_bounds.kept
+
+
+@pytest.mark.parametrize(
+    ("kept", "settings", "limit", "reason"),
+    [
+        pytest.param(0, MEMORY, 9.4 * GIB, "16.00 GiB x 0.90 - predicted 5.00 GiB", id="nothing"),
+        pytest.param(GIB, MEMORY, 9.4 * GIB, "16.00 GiB x 0.90 - predicted 5.00 GiB", id="less-than-the-watermark"),
+        pytest.param(
+            4 * GIB,
+            MEMORY,
+            7 * GIB,
+            "16.00 GiB - 4.00 GiB kept free, lest kubelet evict pods - predicted 5.00 GiB",
+            id="more-than-the-watermark",
+        ),
+        pytest.param(
+            GIB,
+            replace(MEMORY, watermark_ratio=1.0),
+            10 * GIB,
+            "16.00 GiB - 1.00 GiB kept free, lest kubelet evict pods - predicted 5.00 GiB",
+            id="watermark-1",
+        ),
+        pytest.param(
+            GIB, replace(MEMORY, reserve=3 * GIB), 6.4 * GIB, "- predicted 5.00 GiB - reserve 3.00 GiB", id="reserve"
+        ),
+        pytest.param(15 * GIB, MEMORY, GIB, "the floor, above 16.00 GiB - 15.00 GiB kept free", id="the-floor-stays"),
+        pytest.param(
+            2 * GIB,
+            StaticSettings(12 * GIB, GIB),
+            9 * GIB,
+            "kept free, lest kubelet evict pods - predicted 5.00 GiB, below static, as configured: 12.00 GiB",
+            id="static",
+        ),
+        pytest.param(
+            2 * GIB, StaticSettings(8 * GIB, GIB), 8 * GIB, "static, as configured: 8.00 GiB", id="static-fits"
+        ),
+        pytest.param(
+            2 * GIB, StaticSettings(UNLIMITED, GIB), 9 * GIB, "below static, as configured: unlimited", id="unlimited"
+        ),
+    ],
+)
+def test_memory_that_kubelet_must_find_free_is_not_given(kept, settings, limit, reason):
+    size, words, told = memory(kept, settings)
+    assert size == int(limit) // 2**20 * 2**20
+    assert reason in words
+    assert told == kept
+
+
+@no_deadline
+@given(
+    st.floats(0, 20 * GIB),
+    st.integers(0, 20 * GIB),
+    st.none() | st.floats(0, 20 * GIB),
+    st.sampled_from(
+        [MEMORY, replace(MEMORY, watermark_ratio=1.0), StaticSettings(12 * GIB, GIB), StaticSettings(UNLIMITED)]
+    ),
+)
+def test_limit_and_online_never_take_what_is_kept(kept, online, predicted, settings):
+    size, _, _ = memory(kept, settings, predicted, online=online)
+    if kept:
+        assert size <= max(settings.floor, 16 * GIB - kept - online) + 1

@@ -11,6 +11,7 @@ from criproxy.observe.status import (
     AttachStatus,
     CgroupStatus,
     DiskStatus,
+    EvictionStatus,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
@@ -175,3 +176,39 @@ def test_json_is_what_other_programs_read() -> None:
     data = json.loads(to_json(STATUS))
     assert data["box"]["memory"]["limit_bytes"] == "unlimited"
     assert data["box"]["cpu"]["limit_cores"] == 1.5
+
+
+GIB_BYTES = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("eviction", "shown"),
+    [
+        pytest.param(
+            EvictionStatus("--eviction-hard", "", GIB_BYTES, 2 * GIB_BYTES, 4 * GIB_BYTES, ""),
+            "eviction      kubelet evicts pods below 1.00 GiB of memory.available (--eviction-hard)\n"
+            "  memory.available is 4.00 GiB; below 2.00 GiB, a pod goes while the box is above its memory limit\n",
+            id="known",
+        ),
+        pytest.param(
+            EvictionStatus("kubelet's default", "no kubelet", 100 << 20, 150 << 20, GIB_BYTES, "a/b: why"),
+            "of memory.available (assumed, as no kubelet)\n",
+            id="assumed",
+        ),
+        pytest.param(
+            EvictionStatus("x", "", 100 << 20, 150 << 20, GIB_BYTES, "a/b: why"),
+            "  stopped last: a/b: why\n",
+            id="last",
+        ),
+        pytest.param(
+            EvictionStatus("evictionHard in /c", "", 0, 0, GIB_BYTES, ""),
+            "eviction      kubelet evicts no pod for memory (evictionHard in /c)\n",
+            id="none",
+        ),
+        pytest.param(
+            EvictionStatus("x", "", None, None, None, ""), "kubelet evicts pods below not known", id="no-sample-yet"
+        ),
+    ],
+)
+def test_text_tells_how_near_kubelets_eviction_is(eviction: EvictionStatus, shown: str) -> None:
+    assert shown in render(replace(STATUS, eviction=eviction))

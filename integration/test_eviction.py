@@ -1,0 +1,124 @@
+"""kubelet near its evictionHard for memory: the largest offline pod goes before kubelet ranks any pod for eviction.
+
+A real kubelet, whose threshold lies 2,000 MiB below what is available now; an offline pod holds 600 MiB, and an online
+one, above its request, grows to 1,600 MiB. It never evicts static pods, as these are, but says whom it ranks first.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.lab.clean import clean
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.directory import claimed
+from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, static_pod
+from integration.lab.process import wait_until
+
+pytestmark = pytest.mark.timeout(1200)
+
+Say = Callable[[str], object]
+
+MIB = 1 << 20
+ROOM_BYTES = 2000 * MIB
+OFFLINE_MIB, ONLINE_MIB, STEP_MIB = 600, 1600, 100
+WAIT_S = 120.0
+HOLD = "dd if=/dev/zero bs={size}M count=1 2>/dev/null | sleep 2147483647"
+STEPS = ONLINE_MIB // STEP_MIB
+GROW = f"i=0; while [ $i -lt {STEPS} ]; do ({HOLD.format(size=STEP_MIB)}) & i=$((i+1)); sleep 2; done; wait"
+
+
+@dataclass(frozen=True)
+class Node:
+    kubelet: Kubelet
+    criproxy: Criproxy
+
+    def ranked(self) -> list[str]:
+        """The pod that kubelet ranked first, each time."""
+        return re.findall(r"pods ranked for eviction: (\S+?)-criproxy-lab", self.kubelet.log.read_text())
+
+    def evicted(self) -> list[str]:
+        return [event["pod"] for event in self.criproxy.events() if event["event"] == "evict"]
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", self.criproxy.http("/metrics")[1], re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+
+@pytest.fixture(params=["evict", "report"])
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    with claimed() as lab:
+        try:
+            containerd = Containerd(lab)
+            containerd.start()
+            config = {
+                "colocation": {"enabled": True},
+                "memory": {"on_over_limit": request.param},
+                "control": {**QUICK, "raise_threshold_ratio": 0.0, "raise_after_s": 1.0},
+            }
+            criproxy = Criproxy(lab, containerd.socket, config)
+            hard = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": str(available_bytes() - ROOM_BYTES)}
+            kubelet = Kubelet(lab, criproxy.socket, settings={"evictionHard": hard})
+            criproxy.start()
+            kubelet.start()
+            yield Node(kubelet, criproxy)
+        finally:
+            clean(lab)
+
+
+def available_bytes() -> int:
+    """memory.available as kubelet counts it: on v1 by the root cgroup, on v2 by /proc/meminfo."""
+    meminfo = {key: int(rest.split()[0]) * 1024 for key, rest in _pairs(Path("/proc/meminfo"), ":")}
+    root = Path("/sys/fs/cgroup/memory")
+    if (root / "memory.usage_in_bytes").exists():
+        inactive = dict(_pairs(root / "memory.stat", " "))["total_inactive_file"]
+        return meminfo["MemTotal"] - int((root / "memory.usage_in_bytes").read_text()) + int(inactive)
+    return meminfo["MemFree"] + meminfo["Inactive(file)"]
+
+
+def _pairs(file: Path, separator: str) -> list[tuple[str, str]]:
+    return [(key, rest) for key, _, rest in (line.partition(separator) for line in file.read_text().splitlines())]
+
+
+def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(node: Node, say: Say) -> None:
+    evicts = "evict" in node.criproxy.config_file.read_text()
+    wait_until(lambda: node.metric("criproxy_eviction_hard_known") == 1, WAIT_S, "kubelet's threshold to be read")
+    wait_until(
+        lambda: node.metric("criproxy_limit_bytes") > (OFFLINE_MIB + 100) * MIB, WAIT_S, "room for the offline pod"
+    )
+    hog = static_pod(
+        "hog", ("sh", "-c", HOLD.format(size=OFFLINE_MIB)), labels={"colocation.criproxy.io/class": "offline"}
+    )
+    node.kubelet.add_pod(hog)
+    wait_until(
+        lambda: node.metric("criproxy_box_memory_bytes") > (OFFLINE_MIB - 10) * MIB, WAIT_S, "the offline pod's memory"
+    )
+    assert node.ranked() == []
+
+    online = static_pod("online", ("sh", "-c", GROW), resources={"requests": {"memory": "64Mi"}})
+    node.kubelet.add_pod(online)
+    if evicts:
+        wait_until(node.evicted, WAIT_S, "the offline pod to be stopped")
+        time.sleep(60)  # all of online's growth, and kubelet's next looks
+        problems: list[str] = []
+    else:
+        wait_until(node.ranked, WAIT_S, "kubelet to rank pods")
+        problems = node.criproxy.status()["problems"]
+
+    pod = node.kubelet.pods()["online"]
+    say(f"kubelet ranked first: {node.ranked() or 'nobody'}; criproxy stopped {node.evicted() or 'nobody'}")
+    assert (pod.is_running, pod.restarts) == (True, 0)
+    if evicts:
+        assert set(node.evicted()) == {f"default/hog-{node.kubelet.node}"}
+        assert node.ranked() == []
+        assert node.metric("criproxy_memory_evictions_total") >= 1
+    else:
+        assert node.evicted() == []
+        assert node.ranked()[0] == "online"
+        assert any("kubelet evicts pods below" in problem for problem in problems)
+        assert any("above its bound" in problem for problem in problems)
