@@ -34,6 +34,7 @@ from criproxy.observe.status import (
     latest_decisions,
     memory_status,
     offline_pod,
+    pids_status,
 )
 from criproxy.proxy.inventory import Inventory
 from criproxy.proxy.runtime import RuntimeLink
@@ -171,6 +172,7 @@ class Reporter:
         self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.placed))
+        self._metrics.pids(self._box.state().pids)
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
@@ -263,6 +265,7 @@ class Reporter:
             tick_failures=self._tick_failures,
             cpu=cpu_status(*last) if last else None,
             memory=memory_status(*last) if last else None,
+            pids=None if box.pids is None else pids_status(box.pids),
         )
 
 

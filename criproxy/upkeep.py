@@ -39,6 +39,8 @@ class Box(Protocol):
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
 
+    async def carry(self) -> tuple[str, ...]: ...
+
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]: ...
 
     async def tend(self) -> tuple[str, ...]: ...
@@ -154,6 +156,7 @@ class Upkeep:
                     await self._list()
                 await self._adopt()
                 if refresh:
+                    await self._carry()
                     await self._reap()
                 await self._sweep()
                 await self._evict()
@@ -192,6 +195,10 @@ class Upkeep:
         self._on_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
+
+    async def _carry(self) -> None:
+        if carried := await self._box.carry():
+            self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
 
     async def _reap(self) -> None:
         if killed := await self._box.reap(self._inventory.uids):

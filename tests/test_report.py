@@ -1,5 +1,6 @@
 """What a daemon tells of itself, on a clock that the test moves."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
-from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import AttachStatus, Status
+from criproxy.observe.status import AttachStatus, PidsStatus, Status
 from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.report import Reporter
 from criproxy.verify import Finding
@@ -60,9 +61,20 @@ class Box:
     path: str | None = "/offline"
     version: int = 1
     fault: str = ""
+    pids: Pids | None = None
 
     def state(self) -> BoxState:
-        return BoxState(self.path, self.version, self.limits, not self.fault, self.fault, drift=3, timeouts=0, pods=())
+        return BoxState(
+            self.path,
+            self.version,
+            self.limits,
+            not self.fault,
+            self.fault,
+            drift=3,
+            timeouts=0,
+            pods=(),
+            pids=self.pids,
+        )
 
 
 @dataclass
@@ -242,6 +254,23 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
     bench = Bench()
     bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
     assert bench.status().problems == ("attach again",)
+
+
+@pytest.mark.parametrize(
+    ("pids", "told", "limit"),
+    [
+        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(None, None, math.nan, id="no-controller"),
+    ],
+)
+def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+    bench = Bench()
+    bench.box.pids = pids
+
+    assert bench.status().box.pids == told
+    assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
+    assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
 
 def test_status_and_metrics_tell_of_the_guard() -> None:

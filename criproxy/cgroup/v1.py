@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import Capabilities, CgroupError, contested, too_full
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, too_full
+from criproxy.cgroup.hugetlb import Hugetlb
 from criproxy.cgroup.ledger import Ledger
+from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import Cpu, CpuAcct, CpuSet, Memory
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage
 
 LOWEST_SHARES: Final = 2
 
@@ -33,6 +35,8 @@ class V1Driver:
         self._meminfo = f"{proc}/meminfo"
         self._ledger = Ledger()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._pids = PidsController(mounts.get("pids"), tree, proc, self._ledger)
+        self._hugetlb = Hugetlb(mounts.get("hugetlb"), tree, "limit_in_bytes")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -104,6 +108,16 @@ class V1Driver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
 
+    def pids_share(self, box: str, ratio: float) -> int | None:
+        return self._pids.share(box, ratio)
+
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        share = self._pids.share(box, ratio)
+        return () if share is None else tuple(self._pids.settle(box, share))
+
+    def read_pids(self, path: str) -> Pids | None:
+        return self._pids.read(path)
+
     @property
     def node_cpu_counter(self) -> str | None:
         return self._cpuacct("").file("usage")
@@ -114,7 +128,7 @@ class V1Driver:
     def pressure_file(self, path: str) -> str | None:
         return None
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._expect_slice(pod)
         by_systemd = is_slice(pod)
         box, pod = checked_pod(pod)
@@ -122,13 +136,25 @@ class V1Driver:
             if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
                 self._make(hierarchy, box)
             self._make_one(hierarchy, box, pod)
-        tuple(self._settle(self._cpu(pod), "shares", LOWEST_SHARES))
-        if memory_bytes > 0:
-            memory, size_bytes = self._memory(pod), self._whole_pages(memory_bytes)
+        tuple(self._settle(self._cpu(pod), "shares", limits.cpu_weight or LOWEST_SHARES))
+        if limits.pids is not None:
+            tuple(self._pids.settle(pod, limits.pids))
+        self._hugetlb.settle(pod, limits.hugetlb)
+        if limits.memory_bytes is not None:
+            memory, size_bytes = self._memory(pod), self._whole_pages(limits.memory_bytes)
             tuple(self._bring(memory, "limit_in_bytes", "usage_in_bytes", size_bytes))
             if memory.limit_in_bytes != size_bytes:
                 held = _text(memory.limit_in_bytes)
                 raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
+
+    def pod_limits(self, path: str) -> PodLimits:
+        pids, memory = self._pids.read(path), self.read(path).memory_bytes
+        return PodLimits(
+            memory_bytes=None if memory is UNLIMITED else memory,
+            cpu_weight=self._cpu(checked_path(path)).shares,
+            pids=None if pids is None else pids.limit,
+            hugetlb=self._hugetlb.read(path),
+        )
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         return ()

@@ -5,12 +5,9 @@ from typing import Final
 
 from criproxy.model import Call, Change
 
-LOWEST_CPU_SHARES: Final = 2
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
 _UNIFIED_DROPPED: Final = {
-    "cpu.weight": "offline work has the lowest weight",
-    "cpu.weight.nice": "offline work has the lowest weight",
     "cpuset.cpus": "a cpuset would pin offline work to CPUs that online pods need",
     "cpuset.cpus.partition": "a cpuset would pin offline work to CPUs that online pods need",
     "cpuset.mems": "a cpuset would pin offline work to memory nodes that online pods need",
@@ -19,7 +16,9 @@ _UNIFIED_DROPPED: Final = {
 
 
 class ResourcesHook:
-    """Lowest CPU shares, no cpuset, highest oom_score_adj, no CPU quota of its own on cgroup v1; memory limits stay.
+    """No cpuset, highest oom_score_adj, no CPU quota of its own on cgroup v1; CPU shares and memory limits stay.
+
+    Shares compare siblings only: in the box they divide what the box gets, whose own weight is what keeps online first.
 
     A quota on cgroup v1: a child's ratio above its parent's is EINVAL, when the child is made and when the box
     shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays.
@@ -29,8 +28,6 @@ class ResourcesHook:
 
     def adjust(self, call: Call) -> Iterator[Change]:
         now = call.resources
-        if now.cpu_shares != LOWEST_CPU_SHARES:
-            yield Change("cpu_shares", LOWEST_CPU_SHARES, "offline work has the lowest weight")
         if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
             yield Change("oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "offline work is the first to go when memory ends")
         if now.cpuset_cpus:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from criproxy.bypass import BypassStatus
-from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot, type_unlimited
+from criproxy.model import UNLIMITED, Decision, LimitChange, Pids, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 
@@ -93,6 +93,8 @@ class Metrics:
         )
         self._limit_cores = _unknown("criproxy_limit_cores", "The box's CPU limit", registry)
         self._limit_bytes = _unknown("criproxy_limit_bytes", "The box's memory limit", registry)
+        self._pids = _unknown("criproxy_box_pids", "Processes and threads in the box", registry)
+        self._limit_pids = _unknown("criproxy_limit_pids", "The box's limit on processes and threads", registry)
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -204,6 +206,11 @@ class Metrics:
         self._limit_bytes.set(_number(decision.limits.memory_bytes))
         self._throttled.set(snapshot.throttled_ratio)
         self._drift.inc(by=sum(change.drift for change in changes))
+
+    def pids(self, pids: Pids | None) -> None:
+        """None: not known."""
+        self._pids.set(_number(pids.current if pids else None))
+        self._limit_pids.set(_number(pids.limit if pids else None))
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""

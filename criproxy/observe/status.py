@@ -11,7 +11,7 @@ from msgspec import Struct
 from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
-from criproxy.model import UNLIMITED, Decision, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Pids, Sandbox, Snapshot
 
 
 class CpuStatus(Struct, frozen=True):
@@ -41,10 +41,18 @@ class MemoryStatus(Struct, frozen=True):
     reason: str
 
 
+class PidsStatus(Struct, frozen=True):
+    """Processes and threads in the box, and how many may be there."""
+
+    current: int
+    limit: int | Literal["unlimited"]
+
+
 class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod.
 
-    `drift` counts files that somebody else had changed.
+    `drift` counts files that somebody else had changed. `pids` None: there was no box to bound yet, or the kernel has
+    no pids controller.
     """
 
     path: str | None
@@ -53,6 +61,7 @@ class BoxStatus(Struct, frozen=True):
     tick_failures: int
     cpu: CpuStatus | None
     memory: MemoryStatus | None
+    pids: PidsStatus | None = None
 
 
 class RuntimeStatus(Struct, frozen=True):
@@ -206,6 +215,10 @@ def memory_status(snapshot: Snapshot, decision: Decision) -> MemoryStatus:
         limit_bytes="unlimited" if decision.limits.memory_bytes is UNLIMITED else decision.limits.memory_bytes,
         reason=decision.memory_reason,
     )
+
+
+def pids_status(pids: Pids) -> PidsStatus:
+    return PidsStatus(pids.current, "unlimited" if pids.limit is UNLIMITED else pids.limit)
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:

@@ -13,6 +13,7 @@ from criproxy.observe.status import (
     CgroupStatus,
     ConfigStatus,
     DecisionStatus,
+    PidsStatus,
     PlacementStatus,
     Status,
     StrayContainer,
@@ -135,6 +136,8 @@ def _config_lines(config: ConfigStatus) -> Iterator[str]:
 def _box_lines(box: BoxStatus) -> Iterator[str]:
     path = "none yet" if box.path is None else box.path
     yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
+    if box.path is not None:
+        yield f"  {_pids(box.pids)}"
     if box.cpu is None or box.memory is None:
         yield "  no sample yet"
         return
@@ -155,6 +158,12 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
     yield f"  CPU: {cpu.reason}"
     yield f"  memory: {memory.reason}"
+
+
+def _pids(pids: PidsStatus | None) -> str:
+    if pids is None:
+        return "processes and threads are not bounded, as there is no pids controller, or not yet"
+    return f"processes and threads: {pids.current}, limit {pids.limit}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:

@@ -9,9 +9,9 @@ from fake_driver import FakeDriver
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_S, Box
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
 
 FLOOR = Limits(0.1, 64 << 20)
 DECIDED = Limits(1.5, 512 << 20)
@@ -65,7 +65,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert driver.log[:3] == [("ensure", "/offline"), ("write", "/offline"), ("ensure_pod", "/offline/poda", "4096")]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write", "write_pids", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -157,7 +157,103 @@ def test_box_moves_with_kubelets_prefix_when_it_is_empty(box: Box, driver: FakeD
 def test_update_pod_changes_the_pods_own_limit(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, 8192))
 
-    assert driver.pods_in["/offline"]["poda"] == 8192
+    assert driver.pods_in["/offline"]["poda"].memory_bytes == 8192
+
+
+# --- processes and threads, and what kubelet sets on its own cgroup of a pod ------------------------------------
+
+
+@pytest.fixture
+def kubelets(driver: FakeDriver) -> PodLimits:
+    limits = PodLimits(memory_bytes=4096, cpu_weight=100, pids=64, hugetlb={"hugetlb.2MB.max": "0"})
+    driver.kubelets["/kubepods/besteffort/podb"] = limits
+    return limits
+
+
+def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    run(lambda: box.admit(A, 0))
+    first = box.state().pids
+    driver.pids["/offline"] = 1.0
+
+    (changes,) = run(lambda: box.apply(FLOOR))
+    box.close()
+
+    assert first == box.state().pids == Pids(7, 250)
+    assert [change.file for change in changes] == ["pids.max"]  # type: ignore[attr-defined]
+
+
+def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+
+    run(lambda: box.admit(A, 0), box.release)
+    box.close()
+
+    assert (driver.boxes["/offline"], box.state().pids) == (LIFTED, Pids(7, 250))
+
+
+def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+
+    run(lambda: box.adopt(A.box))
+    box.close()
+
+    assert driver.pids["/offline"] == 0.25
+
+
+def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
+    driver.fail_on = {"write_pids"}
+
+    with pytest.raises(AdmissionError, match="cannot write_pids"):
+        run(lambda: box.admit(A, 0))
+
+    assert driver.boxes["/offline"] == FLOOR
+    assert not box.state().welcome
+
+
+def test_pod_has_what_kubelet_set_on_its_own_cgroup(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+
+    assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": kubelets}
+
+
+def test_memory_limit_of_the_request_wins_over_kubelets_cgroup(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    run(lambda: box.admit(B, 8192))
+
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, memory_bytes=8192)
+
+
+def test_update_keeps_the_pids_and_takes_the_new_weight(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(B, 4096))
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=200)
+
+    run(lambda: box.update_pod(B, 8192))
+
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, cpu_weight=200, memory_bytes=8192)
+
+
+def test_carry_follows_kubelet_without_a_call_and_leaves_memory_alone(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, pids=128, memory_bytes=2048)
+    driver.log.clear()
+
+    (carried,) = run(box.carry)
+
+    assert (carried, driver.log) == (("podb",), [("ensure_pod", "/offline/podb")])
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, pids=128, memory_bytes=None)
+
+
+def test_carry_without_news_or_without_kubelets_cgroup_writes_nothing(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    (nowhere, *_) = run(box.carry, lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.log.clear()
+
+    assert (nowhere, run(box.carry), driver.log) == ((), [()], [])
 
 
 # --- limits ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.observe.status import (
     AttachStatus,
     CgroupStatus,
+    PidsStatus,
     PlacementStatus,
     ScheduleStatus,
     StrayContainer,
@@ -66,6 +67,12 @@ def test_text_shows(shown: str) -> None:
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
+        pytest.param(
+            {"box": replace(STATUS.box, pids=PidsStatus(12, 10813))},
+            "\n  processes and threads: 12, limit 10813\n",
+            id="pids",
+        ),
+        pytest.param({"box": STATUS.box}, "\n  processes and threads are not bounded, as there is no", id="no-pids"),
         pytest.param({"box": replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
         pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
