@@ -71,15 +71,23 @@ class PodStatus:
 class Kubelet:
     """A kubelet in `directory` (a lab's), whose pods run in `cgroup_root`, by default the lab's own.
 
-    `log` is its log. Its node's name is the lab's, so a static pod `web` is called `web-<lab's name>`.
+    `log` is its log, `settings` are added to its configuration. Its node's name is the lab's, so a static pod `web` is
+    called `web-<lab's name>`.
     """
 
-    def __init__(self, directory: Path, runtime_endpoint: Path, root_cgroup: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        runtime_endpoint: Path,
+        root_cgroup: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.directory = directory.absolute() / "kubelet"
         self.log = directory.absolute() / "kubelet.log"
         self.node = lab_name(directory)
         self.cgroup_root = root_cgroup or cgroup_root(directory)
         self._endpoint = runtime_endpoint.absolute()
+        self._settings = settings or {}
         self._manifests = self.directory / "manifests"
         self._process: Process | None = None
         self._port = 0
@@ -238,6 +246,7 @@ class Kubelet:
             "evictionHard": dict.fromkeys(
                 ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"
             ),
+            **self._settings,
         }
 
 
