@@ -13,7 +13,8 @@ SLICE = "/kubelet.slice/kubelet-offline.slice"
 
 def v1(cpu: str, memory: str, systemd: str = "/", pids: str | None = None) -> str:
     """As a hybrid machine shows it. `pids` None: with memory."""
-    return f"9:pids:{memory if pids is None else pids}\n8:memory:{memory}\n4:cpu,cpuacct:{cpu}\n1:name=systemd:{systemd}\n0::{systemd}\n"
+    pids = memory if pids is None else pids
+    return f"9:pids:{pids}\n8:memory:{memory}\n4:cpu,cpuacct:{cpu}\n1:name=systemd:{systemd}\n0::{systemd}\n"
 
 
 INSIDE = "/offline/pod1/c1"
