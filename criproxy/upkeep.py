@@ -156,11 +156,12 @@ class Upkeep:
                     await self._list()
                 await self._adopt()
                 if refresh:
-                    await self._carry()
                     await self._reap()
                 await self._sweep()
                 await self._evict()
                 await self._bound()
+                if refresh:
+                    await self._carry()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))

@@ -224,7 +224,7 @@ def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_li
     bench.round()
     assert bench.box.orders == []
     bench.round(refresh=True)
-    assert bench.box.orders == [("carry", set()), ("reap", {"a"})]
+    assert bench.box.orders == [("reap", {"a"}), ("carry", set())]
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:

@@ -294,14 +294,24 @@ class Box:
     def _carry(self) -> tuple[str, ...]:
         if self._path is None:
             return ()
-        box, changed = parse_box(self._path), []
-        for name in self._driver.pods(box.path):
-            place = PodParent(box, name)
-            wanted, held = self._set_by_kubelet(place), self._held_by(place.in_box)
-            if wanted is not None and held is not None and replace(wanted, memory_bytes=held.memory_bytes) != held:
-                self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None))
-                changed.append(name)
+        changed, failures = [], []
+        for name in self._driver.pods(self._path):
+            try:
+                if self._carry_to(PodParent(parse_box(self._path), name)):
+                    changed.append(name)
+            except CgroupError as error:  # the others' limits are carried all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return tuple(changed)
+
+    def _carry_to(self, place: PodParent) -> bool:
+        """False: the pod has what kubelet has set, or kubelet's cgroup or ours is gone."""
+        wanted, held = self._set_by_kubelet(place), self._held_by(place.in_box)
+        if wanted is None or held is None or replace(wanted, memory_bytes=held.memory_bytes) == held:
+            return False
+        self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None))
+        return True
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._settle_at(path)

@@ -17,6 +17,7 @@ class FakeDriver:
         self.log: list[tuple[str, ...]] = []
         self.boxes: dict[str, Limits] = {}
         self.pods_in: dict[str, dict[str, PodLimits]] = {}
+        self.stubborn: set[str] = set()
         self.kubelets: dict[str, PodLimits] = {}
         self.pids: dict[str, float] = {}
         self.busy: set[str] = set()
@@ -89,6 +90,8 @@ class FakeDriver:
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._call("ensure_pod", pod)
+        if pod in self.stubborn:
+            raise CgroupError(f"cannot write {pod}: EBUSY")
         place = parse_placement(pod)
         self.pods_in[place.box.path][place.name] = limits
 

@@ -247,6 +247,18 @@ def test_carry_follows_kubelet_without_a_call_and_leaves_memory_alone(
     assert driver.pods_in["/offline"]["podb"] == replace(kubelets, pids=128, memory_bytes=None)
 
 
+def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
+        driver.kubelets[path] = replace(kubelets, pids=128)
+    driver.stubborn = {"/offline/poda"}
+
+    with pytest.raises(CgroupError, match="poda: EBUSY"):
+        run(box.carry)
+
+    assert driver.pods_in["/offline"]["podb"].pids == 128
+
+
 def test_carry_without_news_or_without_kubelets_cgroup_writes_nothing(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
