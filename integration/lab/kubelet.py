@@ -71,8 +71,8 @@ class PodStatus:
 class Kubelet:
     """A kubelet in `directory` (a lab's), whose pods run in `cgroup_root`, by default the lab's own.
 
-    `log` is its log, `settings` are added to its configuration. Its node's name is the lab's, so a static pod `web` is
-    called `web-<lab's name>`.
+    `log` is its log. Its node's name is the lab's, so a static pod `web` is called `web-<lab's name>`. `settings` are
+    more keys of its configuration.
     """
 
     def __init__(
@@ -80,12 +80,14 @@ class Kubelet:
         directory: Path,
         runtime_endpoint: Path,
         root_cgroup: str | None = None,
+        *,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory = directory.absolute() / "kubelet"
         self.log = directory.absolute() / "kubelet.log"
         self.node = lab_name(directory)
         self.cgroup_root = root_cgroup or cgroup_root(directory)
+        self.root_dir = self.directory / "root"
         self._endpoint = runtime_endpoint.absolute()
         self._settings = settings or {}
         self._manifests = self.directory / "manifests"
@@ -215,7 +217,7 @@ class Kubelet:
             *runtime,
             f"--container-runtime-endpoint=unix://{self._endpoint}",
             f"--hostname-override={self.node}",
-            f"--root-dir={self.directory / 'root'}",
+            f"--root-dir={self.root_dir}",
             f"--cert-dir={self.directory / 'pki'}",
             "--v=2",
         ]
