@@ -33,7 +33,8 @@ BOMB = 3000
 OF_THE_BOX = 495
 """33 % of `NODE`."""
 OF_A_POD = 64
-QUIET_S = 3.0
+BEGUN = 20
+QUIET_S = 5.0
 WELL_S = 240.0
 CONFIG: Config = {
     "colocation": {"enabled": True},
@@ -75,6 +76,7 @@ class Node:
 
     def settled(self, path: str) -> int:
         """How many processes a bomb has come to, once it goes no further."""
+        wait_until(lambda: self.processes(path) >= BEGUN, WELL_S, "the bomb to begin")
         found, since_s = 0, time.monotonic()
         while time.monotonic() - since_s < QUIET_S:
             if (now := self.processes(path)) > found:

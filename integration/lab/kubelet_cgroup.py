@@ -16,7 +16,8 @@ def make(path: str, *, pids: int | None = None, shares: int | None = None) -> st
         names = {"TasksMax": pids, "CPUShares" if version() == 1 else "CPUWeight": weight}
         values = [f"{name}={value}" for name, value in names.items() if value is not None]
         unit = os.path.basename(spelled(path))
-        subprocess.run(["systemctl", "set-property", "--runtime", unit, *values], check=True, timeout=60)
+        if values:
+            subprocess.run(["systemctl", "set-property", "--runtime", unit, *values], check=True, timeout=60)
         return path
     if pids is not None:
         Cgroup(path).file("pids", "pids.max").write_text(str(pids))
