@@ -134,7 +134,8 @@ class Daemon:
         stage = timetable.stage(self._clock.wall_s())
         standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
-        self._box = Box(driver, safe_limits(derive.policy(loaded.config)), time.monotonic)
+        floor, pids_ratio = safe_limits(derive.policy(loaded.config)), loaded.config.pids.max_ratio
+        self._box = Box(driver, floor, time.monotonic, pids_ratio=pids_ratio)
         self._box.only_lower = standing.pass_through
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
         self._make_pods(standing, driver)
@@ -333,6 +334,7 @@ class Daemon:
         """Set the parts to how things stand."""
         self._box.floor = safe_limits(derive.policy(standing.config))
         self._box.only_lower = standing.pass_through
+        self._box.pids_ratio = standing.config.pids.max_ratio
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
         self._guard.replace_settings(standing.guard())

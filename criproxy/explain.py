@@ -94,6 +94,9 @@ def _lines(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
         yield f"refused        {explanation.refused}"
         return
     yield f"CPU quota      {_quota(node)}"
+    shares = manifest.sandbox_resources().cpu_shares
+    yield f"CPU shares     {shares}, as kubelet says, among the pods of the box; the box comes after all online pods"
+    yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
     yield ""
     yield from _table(list(_rows(explanations, node)))
 

@@ -167,6 +167,13 @@ class Limits(Struct, frozen=True):
     memory_bytes: int | type_unlimited
 
 
+class Pids(Struct, frozen=True):
+    """Processes and threads of a cgroup: how many there are, and how many there may be."""
+
+    current: int
+    limit: int | type_unlimited
+
+
 class Prediction(Struct, frozen=True):
     """The levels that online usage should not exceed before the next decisions; None: not known yet.
 

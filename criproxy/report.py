@@ -40,6 +40,7 @@ from criproxy.observe.status import (
     latest_decisions,
     memory_status,
     offline_pod,
+    pids_status,
 )
 from criproxy.overhead import Work
 from criproxy.proxy.inventory import Inventory
@@ -210,6 +211,7 @@ class Reporter:
         self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.running_pods))
+        self._metrics.pids(self._box.state().pids)
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
@@ -351,6 +353,7 @@ class Reporter:
             cpu=cpu_status(*last, box.limits) if last else None,
             memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
             cpus=box.cpus,
+            pids=None if box.pids is None else pids_status(box.pids),
         )
 
 

@@ -39,6 +39,8 @@ class Box(Protocol):
 
     async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
 
+    async def carry(self) -> tuple[str, ...]: ...
+
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]: ...
 
     async def tend(self) -> tuple[str, ...]: ...
@@ -158,6 +160,8 @@ class Upkeep:
                 await self._sweep()
                 await self._evict()
                 await self._bound()
+                if refresh:
+                    await self._carry()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
@@ -192,6 +196,10 @@ class Upkeep:
         self._on_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
+
+    async def _carry(self) -> None:
+        if carried := await self._box.carry():
+            self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
 
     async def _reap(self) -> None:
         if killed := await self._box.reap(self._inventory.uids):

@@ -19,7 +19,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
@@ -74,7 +74,7 @@ class Ground:
         return Path(f"{root}{path}/{name}")
 
     def pod(self, name: str) -> str:
-        self.driver.ensure_pod(f"{self.box}/{name}", 0)
+        self.driver.ensure_pod(f"{self.box}/{name}", PodLimits())
         return f"{self.box}/{name}"
 
     def start(self, cgroup: str) -> subprocess.Popen[str]:
@@ -311,10 +311,10 @@ def test_pod_limit_below_its_usage_is_an_error_and_kills_nobody(ground: Ground) 
     tell(child, "hold 64")
 
     with pytest.raises(CgroupError, match="bytes are in use"):
-        ground.driver.ensure_pod(pod, 16 * MIB)
+        ground.driver.ensure_pod(pod, PodLimits(memory_bytes=16 * MIB))
 
     tell(child, "drop")
-    ground.driver.ensure_pod(pod, 128 * MIB)
+    ground.driver.ensure_pod(pod, PodLimits(memory_bytes=128 * MIB))
     assert ground.file(pod, "memory.limit_in_bytes", "memory.max").read_text() == f"{128 * MIB}\n"
 
 

@@ -489,7 +489,7 @@ def test_dry_run_makes_no_cgroup_and_changes_no_request_but_tells_what_it_would(
     assert node.runtime_annotations() == {}
     would = [event for event in node.proxy.events() if event["event"] == "would_rewrite"]
     assert [(event["method"], event["pod_uid"]) for event in would] == [("RunPodSandbox", offline.config.metadata.uid)]
-    assert {change["field"] for change in would[0]["changes"]} >= {"cgroup_parent", "cpu_shares"}
+    assert {change["field"] for change in would[0]["changes"]} >= {"cgroup_parent", "oom_score_adj"}
     status = node.proxy.status()
     assert (status["dry_run"], status["box"]["path"], status["pods"]) == (True, None, [])
 

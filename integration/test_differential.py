@@ -720,7 +720,6 @@ SHOWS_OFFLINE = {
     "PodSandboxStatus of web, verbose True",
     "ContainerStatus of main, verbose True",
     "ContainerStatus after the updates",
-    "ExecSync, the kernel's limits",
 }
 """Some of the steps that tell an offline pod from an online one."""
 

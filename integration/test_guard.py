@@ -17,7 +17,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
@@ -142,7 +142,7 @@ async def until(condition: object, what: str) -> None:
 
 def test_counters_of_a_cgroup_that_is_removed_and_made_anew_are_the_new_ones(node: Node) -> None:
     tree = Tree()
-    node.driver.ensure_pod(pod := f"{node.prefix}/offline/pod1", 0)
+    node.driver.ensure_pod(pod := f"{node.prefix}/offline/pod1", PodLimits())
     node.burn(pod, 1)
     time.sleep(0.2)
     node.rest()

@@ -199,9 +199,10 @@ LIMITED = cri.LinuxContainerResources(
 )
 
 
-def assert_lowest(site: Site, cgroup: str, memory_bytes: int) -> None:
-    """In this container's cgroup: lowest shares, no cpuset, no quota where v1 would refuse it, its own memory limit."""
-    assert kernel(cgroup, "cpu.shares", "cpu.weight") == ("2" if cgroups.version() == 1 else "1")
+def assert_bounded(site: Site, cgroup: str, memory_bytes: int, shares: int = 2048) -> None:
+    """In this container's cgroup: no cpuset, no quota where v1 would refuse it; its own shares and memory limit."""
+    weight = str(1 + (shares - 2) * 9999 // 262142)
+    assert kernel(cgroup, "cpu.shares", "cpu.weight") == (str(shares) if cgroups.version() == 1 else weight)
     assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(memory_bytes)
     for file in ("cpuset.cpus", "cpuset.mems"):
         everything = kernel(site.box, file, file) if cgroups.version() == 1 else ""
@@ -218,7 +219,7 @@ def test_offline_container_with_a_quota_runs_while_the_box_is_far_below_it(site:
     started = start(through, site, OFFLINE, "", resources=LIMITED)
     assert 0 < box_quota_us(site) <= BOX_CORES * PERIOD_US
     cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
-    assert_lowest(site, cgroup, 64 * MIB)
+    assert_bounded(site, cgroup, 64 * MIB)
     assert Path(f"/proc/{through.pid(started.container)}/oom_score_adj").read_text() == "1000\n"
 
 
@@ -274,13 +275,14 @@ def test_online_container_keeps_what_its_request_says(site: Site, through: CriCl
         ),
     ],
 )
-def test_update_of_an_offline_container_succeeds_and_leaves_it_at_the_bottom(
+def test_update_of_an_offline_container_succeeds_and_leaves_it_bounded(
     site: Site, through: CriClient, update: cri.LinuxContainerResources, memory_bytes: int, length: int
 ) -> None:
     started = start(through, site, OFFLINE, "", resources=LIMITED)
     request = cri.UpdateContainerResourcesRequest(container_id=started.container.id[:length], linux=update)
     through.call("UpdateContainerResources", request)
-    assert_lowest(site, f"{site.box}/pod{started.uid}/{started.container.id}", memory_bytes)
+    cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
+    assert_bounded(site, cgroup, memory_bytes, update.cpu_shares or LIMITED.cpu_shares)
     assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
 
 

@@ -172,7 +172,7 @@ def test_pods_in_the_box_are_verified_after_their_start_and_again_after_a_restar
 
 
 @pytest.mark.skipif(version() != 1, reason="v2 has one hierarchy")
-@pytest.mark.parametrize("controller", ["cpu", "cpuacct", "memory"])
+@pytest.mark.parametrize("controller", ["cpu", "cpuacct", "memory", "pids"])
 def test_process_that_somebody_moves_out_of_one_hierarchy_is_found_until_it_is_back(
     node: Node, controller: str
 ) -> None:

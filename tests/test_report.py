@@ -1,5 +1,6 @@
 """What a daemon tells of itself, on a clock that the test moves."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +20,9 @@ from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
-from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import AttachStatus, DiskStatus, OverheadStatus, PodOverhead, Status
+from criproxy.observe.status import AttachStatus, DiskStatus, OverheadStatus, PidsStatus, PodOverhead, Status
 from criproxy.overhead import PodWork, Work
 from criproxy.proxy.runtime import RuntimeInfo
 from criproxy.report import Reporter
@@ -65,6 +66,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
+    pids: Pids | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -79,6 +81,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
+            pids=self.pids,
         )
 
 
@@ -303,6 +306,23 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
     bench = Bench()
     bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
     assert bench.status().problems == ("attach again",)
+
+
+@pytest.mark.parametrize(
+    ("pids", "told", "limit"),
+    [
+        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(None, None, math.nan, id="no-controller"),
+    ],
+)
+def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+    bench = Bench()
+    bench.box.pids = pids
+
+    assert bench.status().box.pids == told
+    assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
+    assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
 
 def test_status_and_metrics_tell_of_the_guard() -> None:

@@ -76,6 +76,10 @@ class Box:
             raise CgroupError("no systemd")
         return self.anchors
 
+    async def carry(self) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset()))
+        return ()
+
     async def reap(self, uids: frozenset[str]) -> tuple[str, ...]:
         self.orders.append(("reap", uids))
         return ()
@@ -215,12 +219,12 @@ def test_round_sweeps_what_the_runtime_does_not_know() -> None:
     assert bench.swept == [1]
 
 
-def test_round_kills_what_pods_have_left_only_by_a_fresh_list() -> None:
+def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
     bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
     bench.round()
     assert bench.box.orders == []
     bench.round(refresh=True)
-    assert bench.box.orders == [("reap", {"a"})]
+    assert bench.box.orders == [("reap", {"a"}), ("carry", set())]
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:

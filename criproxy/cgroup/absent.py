@@ -3,8 +3,8 @@
 from typing import NoReturn
 
 from criproxy.cgroup.cpulist import Cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError
-from criproxy.model import LimitChange, Limits, Usage, type_unlimited
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
+from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
 
 
 class AbsentDriver:
@@ -43,6 +43,12 @@ class AbsentDriver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._fail()
 
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        self._fail()
+
+    def read_pids(self, path: str) -> Pids | None:
+        self._fail()
+
     @property
     def node_cpu_counter(self) -> str | None:
         self._fail()
@@ -53,7 +59,10 @@ class AbsentDriver:
     def pressure_file(self, path: str) -> str | None:
         return None
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        self._fail()
+
+    def pod_limits(self, path: str) -> PodLimits:
         self._fail()
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class BoxState(Struct, frozen=True):
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
+    `pids` are as of the last write, too; None: there was none, or there is no pids controller.
     """
 
     path: str | None
@@ -69,6 +70,7 @@ class BoxState(Struct, frozen=True):
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
+    pids: Pids | None = None
 
 
 class Usages(Struct, frozen=True):
@@ -82,11 +84,18 @@ class Usages(Struct, frozen=True):
 class Box:
     """`floor` holds until the first decision and again after `release`. `clock`: monotonic, in s.
 
+    `pids_ratio` is the box's share of the processes and threads that the node can have.
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
 
     def __init__(
-        self, driver: CgroupDriver, floor: Limits, clock: Callable[[], float], *, timeout_s: float = 10.0
+        self,
+        driver: CgroupDriver,
+        floor: Limits,
+        clock: Callable[[], float],
+        *,
+        pids_ratio: float = 1.0,
+        timeout_s: float = 10.0,
     ) -> None:
         self._driver = driver
         self._version = driver.capabilities.version
@@ -94,6 +103,7 @@ class Box:
         self.only_lower = False
         """While the config is not known: a box that is taken over never gets more than the kernel gave it then."""
         self._most: Limits | None = None
+        self.pids_ratio = pids_ratio
         self._clock = clock
         self._writer = Worker("cgroup-writer", timeout_s)
         # Readings have a thread of their own: a blocked write must not blind the loop.
@@ -109,6 +119,7 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
+        self._pids: Pids | None = None
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
@@ -125,18 +136,21 @@ class Box:
     # --- for requests ----------------------------------------------------------------------------------------------
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
-        """Bound the box, then make the pod's cgroup in it. `memory_bytes`: the pod's own limit, 0: none.
+        """Bound the box, then make the pod's cgroup in it, with what kubelet has set on its own one.
 
-        Raises AdmissionError.
+        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. Raises AdmissionError.
         """
         await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Set an admitted pod's own memory limit; 0: leave it alone. Raises AdmissionError."""
+        """Give an admitted pod what kubelet has by now set on its own cgroup of it; `memory_bytes` as in `admit`.
+
+        Raises AdmissionError.
+        """
         if memory_bytes > 0:
             job = lambda: self._make_room(place.in_box, memory_bytes)  # noqa: E731
             await self._for_request(f"make room in {place.in_box}", job, self._reclaimer)
-        job = lambda: self._driver.ensure_pod(place.in_box, memory_bytes)  # noqa: E731
+        job = lambda: self._driver.ensure_pod(place.in_box, self._pod_limits(place, memory_bytes))  # noqa: E731
         await self._for_request(f"resize {place.in_box}", job)
 
     def forget(self, name: str) -> None:
@@ -220,6 +234,13 @@ class Box:
             return ()
         return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
+    async def carry(self) -> tuple[str, ...]:
+        """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
+
+        This follows a resize of which the runtime is not told. Raises CgroupError.
+        """
+        return await self._writer.run("carry limits of pods", self._carry)
+
     async def usage(self) -> Usages:
         """Raises CgroupError."""
         return await self._reader.run("read usage", self._usage)
@@ -294,6 +315,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
+            pids=self._pids,
         )
 
     def close(self) -> None:
@@ -349,11 +371,50 @@ class Box:
     def _admit(self, place: PodParent, memory_bytes: int) -> None:
         self._settle_at(place.box.path)
         self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
-        self._driver.ensure_pod(place.in_box, memory_bytes)
+        self._driver.ensure_pod(place.in_box, self._pod_limits(place, memory_bytes))
         self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
         self._admitted[place.name] = self._starting[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))
+
+    def _pod_limits(self, place: PodParent, memory_bytes: int) -> PodLimits:
+        found = self._set_by_kubelet(place) or PodLimits()
+        return replace(found, memory_bytes=memory_bytes) if memory_bytes else found
+
+    def _set_by_kubelet(self, place: PodParent) -> PodLimits | None:
+        """What kubelet has set on its own cgroup of the pod; None: it has none (any more)."""
+        return next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
+
+    def _held_by(self, path: str) -> PodLimits | None:
+        """The limits of a pod's cgroup; None: it has gone."""
+        try:
+            return self._driver.pod_limits(path) if self._driver.exists(path) else None
+        except CgroupError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def _carry(self) -> tuple[str, ...]:
+        if self._path is None:
+            return ()
+        changed, failures = [], []
+        for name in self._driver.pods(self._path):
+            try:
+                if self._carry_to(PodParent(parse_box(self._path), name)):
+                    changed.append(name)
+            except CgroupError as error:  # the others' limits are carried all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return tuple(changed)
+
+    def _carry_to(self, place: PodParent) -> bool:
+        """False: the pod has what kubelet has set, or kubelet's cgroup or ours is gone."""
+        wanted, held = self._set_by_kubelet(place), self._held_by(place.in_box)
+        if wanted is None or held is None or replace(wanted, memory_bytes=held.memory_bytes) == held:
+            return False
+        self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None))
+        return True
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._settle_at(path)
@@ -417,9 +478,9 @@ class Box:
         try:
             confined = self._keep_to_cpus(path)
         finally:
-            changes = self._driver.write(path, limits)
+            changes = (*self._driver.write(path, limits), *self._driver.write_pids(path, self.pids_ratio))
             self._drift += sum(change.drift for change in changes)
-            self._limits = self._driver.read(path)
+            self._limits, self._pids = self._driver.read(path), self._driver.read_pids(path)
         return (*confined, *changes)
 
     def _confine(self) -> tuple[LimitChange, ...]:

@@ -5,10 +5,10 @@ The shape is kubelet's, so that the choice is no option of ours; the kernel's ve
 
 from criproxy.cgroup.anchor import Anchors
 from criproxy.cgroup.cpulist import Cpus
-from criproxy.cgroup.driver import Capabilities
+from criproxy.cgroup.driver import Capabilities, PodLimits
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.systemd import Files, SystemdDriver
-from criproxy.model import LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
 
 
 class ByShape:
@@ -33,8 +33,11 @@ class ByShape:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return (self._systemd if is_slice(box) else self._kernel).squeeze(box, cores)
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        (self._systemd if is_slice(pod) else self._kernel).ensure_pod(pod, memory_bytes)
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        return (self._systemd if is_slice(box) else self._kernel).write_pids(box, ratio)
+
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        (self._systemd if is_slice(pod) else self._kernel).ensure_pod(pod, limits)
 
     def remove_pod(self, pod: str) -> bool:
         return (self._systemd if is_slice(pod) else self._kernel).remove_pod(pod)
@@ -72,6 +75,12 @@ class ByShape:
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         return self._kernel.reclaim(path, size_bytes)
+
+    def read_pids(self, path: str) -> Pids | None:
+        return self._kernel.read_pids(path)
+
+    def pod_limits(self, path: str) -> PodLimits:
+        return self._kernel.pod_limits(path)
 
     def cpu_counter(self, path: str) -> str:
         return self._kernel.cpu_counter(path)

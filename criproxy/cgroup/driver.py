@@ -5,12 +5,13 @@ are called from the threads of `cgroup.box`, never from the event loop. What cha
 but for `reclaim`.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.cpulist import Cpus
-from criproxy.model import LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
 
 
 class Capabilities(Struct, frozen=True):
@@ -49,6 +50,20 @@ def no_cpus(box: str) -> CgroupError:
         f"{box} keeps the CPUs that it has: kubelet's CPU manager has left none that is there to offline pods; leave "
         "some with --reserved-cpus, or run fewer pods with CPUs of their own"
     )
+
+
+class PodLimits(Struct, frozen=True):
+    """What one pod may have, as kubelet sets it on its own cgroup of the pod; None: leave alone.
+
+    `cpu_weight` is in the unit of the kernel's file (v1: cpu.shares, v2: cpu.weight), and the lowest where it is None.
+    `cpu_cores` is None on v1, where no child of the box can have a quota. `hugetlb`: files of that controller, by name.
+    """
+
+    memory_bytes: int | None = None
+    cpu_weight: int | None = None
+    cpu_cores: float | type_unlimited | None = None
+    pids: int | type_unlimited | None = None
+    hugetlb: Mapping[str, str] = field(default_factory=dict)
 
 
 class CgroupDriver(Protocol):
@@ -112,6 +127,17 @@ class CgroupDriver(Protocol):
         """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
         ...
 
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        """Bound the box's processes and threads to a share of what the node can have; see `pids.PidsController.share`.
+
+        Does nothing where there is no pids controller.
+        """
+        ...
+
+    def read_pids(self, path: str) -> Pids | None:
+        """None: there is no pids controller."""
+        ...
+
     @property
     def node_cpu_counter(self) -> str | None:
         """The file with the whole node's CPU time, for `counter.CpuTimes`.
@@ -128,8 +154,12 @@ class CgroupDriver(Protocol):
         """The file with a cgroup's CPU pressure; None where there can be none (v1)."""
         ...
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        """Make a pod's cgroup in the box, at the lowest weight. `memory_bytes`: its own limit, 0: leave alone."""
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        """Make a pod's cgroup in the box, with its own limits."""
+        ...
+
+    def pod_limits(self, path: str) -> PodLimits:
+        """The limits of a pod, in kubelet's tree or in the box; what its cgroup has no file for is None."""
         ...
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:

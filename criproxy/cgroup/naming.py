@@ -63,6 +63,13 @@ class PodParent(Struct, frozen=True):
     def in_box(self) -> str:
         return self.box.pod(self.name)
 
+    @property
+    def at_kubelet(self) -> tuple[str, ...]:
+        """What kubelet's own cgroup of the pod may be: one of these, by its QoS class."""
+        if self.box.driver is Driver.SYSTEMD:
+            return tuple(f"{parent.removesuffix('.slice')}-{self.name}.slice" for parent in self.box.online_parents)
+        return tuple(f"{parent}/{self.name}" for parent in self.box.online_parents)
+
     def is_of(self, uid: str) -> bool:
         """Whether this is the cgroup of the pod with this uid."""
         return self.name in pod_names(uid)

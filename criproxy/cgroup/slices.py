@@ -6,8 +6,9 @@ Source: systemd.resource-control(5); systemd.slice(5).
 from collections.abc import Mapping
 from typing import Final
 
+from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.files import CFS_PERIOD_US
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED, Limits, type_unlimited
 
 Value = bool | int | bytes | str
 """A property's value; its type in Python tells the one on the bus (`b`, `t`, `ay`, `s`)."""
@@ -33,11 +34,18 @@ def standing_properties(version: int, *, cpu_idle: bool) -> Properties:
     return {**_accounting("CPU", "Memory", "IO", "Tasks"), **cpu, "IOWeight": 1}
 
 
-def pod_properties(version: int, memory_bytes: int) -> Properties:
-    """What a new pod's slice has; `memory_bytes` 0: no limit of its own."""
-    cpu = {"CPUShares": 2} if version == 1 else {"CPUWeight": 1}
-    memory = {"MemoryMax": memory_bytes} if memory_bytes > 0 else {}
-    return {**_accounting("CPU", "Memory", "Tasks"), **cpu, **memory}
+def pod_properties(version: int, limits: PodLimits) -> Properties:
+    """What a pod's slice has; systemd knows no limits on huge pages."""
+    weight = {"CPUShares": limits.cpu_weight or 2} if version == 1 else {"CPUWeight": limits.cpu_weight or 1}
+    quota = {} if limits.cpu_cores is None else _quota_properties(limits.cpu_cores)
+    pids = {} if limits.pids is None else pids_properties(limits.pids)
+    memory = {} if limits.memory_bytes is None else {"MemoryMax": limits.memory_bytes}
+    return {**_accounting("CPU", "Memory", "Tasks"), **weight, **quota, **pids, **memory}
+
+
+def pids_properties(limit: int | type_unlimited) -> Properties:
+    """The property that makes systemd write this limit on processes and threads."""
+    return {"TasksMax": INFINITY if limit is UNLIMITED else limit}
 
 
 def limit_properties(version: int, limits: Limits) -> Properties:
@@ -45,12 +53,16 @@ def limit_properties(version: int, limits: Limits) -> Properties:
 
     MemoryHigh is never below MemoryMax, which the usage never exceeds: so systemd never waits for reclaim.
     """
-    quota = INFINITY if limits.cpu_cores is UNLIMITED else round(limits.cpu_cores * 1_000_000)
     size = INFINITY if limits.memory_bytes is UNLIMITED else limits.memory_bytes
-    cpu = {"CPUQuotaPerSecUSec": quota, "CPUQuotaPeriodUSec": CFS_PERIOD_US}
+    cpu = _quota_properties(limits.cpu_cores)
     if version == 1:
         return {**cpu, "MemoryMax": size}
     return {**cpu, "MemoryHigh": size, "MemoryMax": size, "MemorySwapMax": INFINITY if size == INFINITY else 0}
+
+
+def _quota_properties(cores: float | type_unlimited) -> dict[str, int]:
+    quota = INFINITY if cores is UNLIMITED else round(cores * 1_000_000)
+    return {"CPUQuotaPerSecUSec": quota, "CPUQuotaPeriodUSec": CFS_PERIOD_US}
 
 
 def _accounting(*names: str) -> dict[str, bool]:

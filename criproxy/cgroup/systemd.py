@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.cpulist import Cpus, mask_of
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, no_cpus
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits, no_cpus
 from criproxy.cgroup.places import checked_box, checked_pod
 from criproxy.cgroup.slices import (
     Properties,
     Value,
     limit_properties,
+    pids_properties,
     pod_properties,
     standing_properties,
 )
@@ -32,17 +33,23 @@ class Files(CgroupDriver, Protocol):
         """Tells a cgroup from an earlier one of the same name; None: there is none."""
         ...
 
+    def pids_share(self, box: str, ratio: float) -> int | None:
+        """What `write_pids` makes the limit; None: there is no pids controller."""
+        ...
+
 
 class _Slice(Struct):
     """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write.
 
     `cpus`: the CPUs that systemd was told.
+    `tasks`: the limit on processes and threads that systemd was told, None: none yet.
     """
 
     cgroup: int | None
     told: dict[str, Value]
     left: Limits | None = None
     cpus: Cpus | type_unlimited = UNLIMITED
+    tasks: int | None = None
 
 
 class SystemdDriver:
@@ -125,15 +132,26 @@ class SystemdDriver:
             record.left = replace(record.left or self._kernel.read(box), cpu_cores=held.cpu_cores)
         return changes
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        """A pod whose slice is there keeps what it has, but for the limit."""
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        """The file, and systemd, which would put another value back."""
+        record, share = self._slices[box], self._kernel.pids_share(box, ratio)
+        changes = self._kernel.write_pids(box, ratio)
+        if share is not None and (changes or record.tasks != share):
+            record.tasks = None  # it may be done also when no answer comes
+            self._units.set(box, pids_properties(share))
+            record.tasks = share
+        return changes
+
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        """The memory limit of a slice that is there sinks in the file first."""
         checked_pod(pod)
-        size_bytes = files.whole_pages(memory_bytes, self._page_bytes)
-        new = not self._kernel.exists(pod)
-        self._units.start(pod, pod_properties(self._version, size_bytes if new else 0))
+        new, size_bytes = not self._kernel.exists(pod), None
+        if limits.memory_bytes is not None:
+            size_bytes = files.whole_pages(limits.memory_bytes, self._page_bytes)
+        self._units.start(pod, pod_properties(self._version, replace(limits, memory_bytes=size_bytes if new else None)))
         if size_bytes and not new and self._rises(self._kernel.read(pod).memory_bytes, size_bytes):
             self._units.set(pod, {"MemoryMax": size_bytes})
-        self._kernel.ensure_pod(pod, memory_bytes)
+        self._kernel.ensure_pod(pod, limits)
         if size_bytes and not new:
             self._units.set(pod, {"MemoryMax": size_bytes})
 

@@ -68,6 +68,15 @@ class Tree:
             except FileNotFoundError:
                 return ()
 
+    def files(self, directory: str, prefix: str) -> tuple[str, ...]:
+        """Names of the files that begin so; none when the directory does not exist."""
+        with _Named(f"list {directory}"):
+            try:
+                with os.scandir(directory) as entries:
+                    return tuple(sorted(entry.name for entry in entries if entry.name.startswith(prefix)))
+            except FileNotFoundError:
+                return ()
+
     def below(self, directory: str) -> list[str]:
         """The directory and all cgroups below it, parents first; without recursion, as containers nest at will."""
         found = [directory] if self.exists(directory) else []

@@ -7,12 +7,14 @@ from typing import Final
 
 from criproxy.cgroup import files
 from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError, contested, no_cpus, too_full
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, no_cpus, too_full
+from criproxy.cgroup.hugetlb import Hugetlb
 from criproxy.cgroup.ledger import Ledger
+from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 
 LOWEST_SHARES: Final = 2
 LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}
@@ -40,6 +42,8 @@ class V1Driver:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._followed: set[str] = set()
         """The boxes' cpuset files that all below was brought to."""
+        self._pids = PidsController(mounts.get("pids"), tree, proc, self._ledger)
+        self._hugetlb = Hugetlb(mounts.get("hugetlb"), tree, "limit_in_bytes")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,6 +147,16 @@ class V1Driver:
             self._ledger.kept(file, _text(memory.limit_in_bytes))
         return reached and step > want
 
+    def pids_share(self, box: str, ratio: float) -> int | None:
+        return self._pids.share(box, ratio)
+
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        share = self._pids.share(box, ratio)
+        return () if share is None else tuple(self._pids.settle(box, share))
+
+    def read_pids(self, path: str) -> Pids | None:
+        return self._pids.read(path)
+
     @property
     def node_cpu_counter(self) -> str | None:
         return self._cpuacct("").file("usage")
@@ -153,7 +167,7 @@ class V1Driver:
     def pressure_file(self, path: str) -> str | None:
         return None
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._expect_slice(pod)
         by_systemd = is_slice(pod)
         box, pod = checked_pod(pod)
@@ -161,13 +175,25 @@ class V1Driver:
             if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
                 self._make(hierarchy, box)
             self._make_one(hierarchy, box, pod)
-        tuple(self._settle(self._cpu(pod), "shares", LOWEST_SHARES))
-        if memory_bytes > 0:
-            memory, size_bytes = self._memory(pod), self._whole_pages(memory_bytes)
+        tuple(self._settle(self._cpu(pod), "shares", limits.cpu_weight or LOWEST_SHARES))
+        if limits.pids is not None:
+            tuple(self._pids.settle(pod, limits.pids))
+        self._hugetlb.settle(pod, limits.hugetlb)
+        if limits.memory_bytes is not None:
+            memory, size_bytes = self._memory(pod), self._whole_pages(limits.memory_bytes)
             tuple(self._bring(memory, "limit_in_bytes", "usage_in_bytes", size_bytes))
             if memory.limit_in_bytes != size_bytes:
                 held = _text(memory.limit_in_bytes)
                 raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
+
+    def pod_limits(self, path: str) -> PodLimits:
+        pids, memory = self._pids.read(path), self.read(path).memory_bytes
+        return PodLimits(
+            memory_bytes=None if memory is UNLIMITED else memory,
+            cpu_weight=self._cpu(checked_path(path)).shares,
+            pids=None if pids is None else pids.limit,
+            hugetlb=self._hugetlb.read(path),
+        )
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         return ()

@@ -8,11 +8,13 @@ from typing import Final
 from criproxy.cgroup import files
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError, contested, no_cpus, too_full
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, no_cpus, too_full
+from criproxy.cgroup.hugetlb import Hugetlb
 from criproxy.cgroup.ledger import Ledger
+from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 
 NO_LIMIT: Final = "max"
 LOWEST_WEIGHT: Final = "1"
@@ -44,6 +46,8 @@ class V2Driver:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._confined: set[str] = set()
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
+        self._pids = PidsController(mount, tree, proc, self._ledger)
+        self._hugetlb = Hugetlb(mount, tree, "max")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,10 +111,9 @@ class V2Driver:
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         directory = self._mount + checked_box(box)
-        quota = NO_LIMIT if limits.cpu_cores is UNLIMITED else str(files.quota_us(limits.cpu_cores))
         return (
             *self._settle_priority(directory),
-            *self._settle(f"{directory}/cpu.max", f"{quota} {files.CFS_PERIOD_US}"),
+            *self._settle(f"{directory}/cpu.max", _quota(limits.cpu_cores)),
             *self._settle_swap(directory, limited=limits.memory_bytes is not UNLIMITED),
             *self._settle_memory(
                 directory, None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
@@ -135,7 +138,17 @@ class V2Driver:
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         file = f"{self._mount}{checked_box(box)}/cpu.max"
-        return tuple(self._settle(file, f"{files.quota_us(cores)} {files.CFS_PERIOD_US}"))
+        return tuple(self._settle(file, _quota(cores)))
+
+    def pids_share(self, box: str, ratio: float) -> int | None:
+        return self._pids.share(box, ratio)
+
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        share = self._pids.share(box, ratio)
+        return () if share is None else tuple(self._pids.settle(box, share))
+
+    def read_pids(self, path: str) -> Pids | None:
+        return self._pids.read(path)
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         """By memory.high: standing at a size below the usage, it slows down whoever allocates more."""
@@ -163,17 +176,36 @@ class V2Driver:
     def pressure_file(self, path: str) -> str | None:
         return f"{self._mount}{checked_path(path)}/cpu.pressure"
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        directory = self._mount + checked_pod(pod)[1]
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        box, path = checked_pod(pod)
+        directory = self._mount + path
         self._made(directory) if is_slice(pod) else self._make(directory)
-        tuple(self._settle(f"{directory}/cpu.weight", LOWEST_WEIGHT))
-        if memory_bytes > 0:
-            size_bytes = self._whole_pages(memory_bytes)
+        weight = LOWEST_WEIGHT if limits.cpu_weight is None else str(limits.cpu_weight)
+        tuple(self._settle(f"{directory}/cpu.weight", weight))
+        if limits.cpu_cores is not None:
+            tuple(self._settle(f"{directory}/cpu.max", _quota(limits.cpu_cores)))
+        if limits.pids is not None:
+            tuple(self._pids.settle(pod, limits.pids))
+        if limits.hugetlb:  # a controller that systemd does not know
+            self._enable_controllers(self._mount + box, frozenset({"hugetlb"}))
+        self._hugetlb.settle(path, limits.hugetlb)
+        if limits.memory_bytes is not None:
+            size_bytes = self._whole_pages(limits.memory_bytes)
             tuple(self._settle_memory(directory, size_bytes))
             held = self._tree.read(f"{directory}/memory.max")
             if held != str(size_bytes):
                 in_use_bytes = self._number(f"{directory}/memory.current")
                 raise too_full(f"{directory}/memory.max", held, size_bytes, in_use_bytes)
+
+    def pod_limits(self, path: str) -> PodLimits:
+        pids, limits, weight = self._pids.read(path), self.read(path), f"{self._mount}{checked_path(path)}/cpu.weight"
+        return PodLimits(
+            memory_bytes=None if limits.memory_bytes is UNLIMITED else limits.memory_bytes,
+            cpu_weight=self._number(weight) if self._tree.exists(weight) else None,
+            cpu_cores=limits.cpu_cores,
+            pids=None if pids is None else pids.limit,
+            hugetlb=self._hugetlb.read(path),
+        )
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         return ()
@@ -206,10 +238,10 @@ class V2Driver:
         if not self._tree.exists(directory):
             raise CgroupError(f"{directory} does not exist: systemd has not made it, or has stopped it")
 
-    def _enable_controllers(self, directory: str) -> None:
+    def _enable_controllers(self, directory: str, wanted: frozenset[str] = _CONTROLLERS) -> None:
         available = set(self._tree.read(f"{directory}/cgroup.controllers").split())
         enabled = set(self._tree.read(f"{directory}/cgroup.subtree_control").split())
-        if missing := sorted((available & _CONTROLLERS) - enabled):
+        if missing := sorted((available & wanted) - enabled):
             self._tree.write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
 
     # --- settling: read, compare, write, verify --------------------------------------------------------------------
@@ -275,6 +307,11 @@ class V2Driver:
 
     def _whole_pages(self, size_bytes: int) -> int:
         return files.whole_pages(size_bytes, self._page_bytes)
+
+
+def _quota(cores: float | type_unlimited) -> str:
+    """What cpu.max holds."""
+    return f"{NO_LIMIT if cores is UNLIMITED else files.quota_us(cores)} {files.CFS_PERIOD_US}"
 
 
 def _size(text: str) -> int | None:

@@ -9,6 +9,9 @@ from criproxy.cgroup.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
 _BOUNDING_V2: Final = ("",)
+_PIDS: Final = "pids"
+"""Not every kernel has this controller of v1."""
+
 _DELETED: Final = " (deleted)"
 
 
@@ -23,11 +26,14 @@ def astray(cgroups: str, box: str) -> str:
         paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
     within = f"{directory_of(box)}/"
     elsewhere: dict[str, list[str]] = {}
-    for controller in _BOUNDING_V1 if _BOUNDING_V1[0] in paths else _BOUNDING_V2:
+    bounding = list(_BOUNDING_V1 if _BOUNDING_V1[0] in paths else _BOUNDING_V2)
+    if _PIDS in paths:
+        bounding.append(_PIDS)
+    for controller in bounding:
         path = paths.get(controller, "no cgroup")
         if not path.startswith(within):
             elsewhere.setdefault(path, []).append(controller)
-    if list(elsewhere.values()) in ([list(_BOUNDING_V1)], [list(_BOUNDING_V2)]):
+    if list(elsewhere.values()) == [bounding]:
         return next(iter(elsewhere))
     return ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
 

@@ -244,6 +244,21 @@ class Memory(Struct, frozen=True, kw_only=True):
     ] = "evict"
 
 
+class Pids(Struct, frozen=True, kw_only=True):
+    """The box's limit on processes and threads."""
+
+    max_ratio: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=1.0,
+            description="Offline pods together never have more than this share of the processes and threads that the "
+            "node can have (the least of kernel.pid_max, kernel.threads-max and what kubelet leaves to pods), so that "
+            "a fork bomb in one leaves the rest to online pods. Beside it, each pod has kubelet's podPidsLimit.",
+        ),
+    ] = 0.33
+
+
 class Control(Struct, frozen=True, kw_only=True):
     """The loop that measures, predicts and sets the box's limits."""
 
@@ -342,6 +357,7 @@ class Config(Struct, frozen=True, kw_only=True):
     colocation: Colocation = Colocation()
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
+    pids: Pids = Pids()
     control: Control = Control()
     schedule: Schedule = Schedule()
     guard: Guard = Guard()

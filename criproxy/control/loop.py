@@ -123,8 +123,8 @@ class Loop:
         starting: Callable[[], int] = lambda: 0,
         kept_free: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are, and `kept_free` how
-        much of so much memory stays free.
+        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are starting, and
+        `kept_free` how much of so much memory stays free.
         """
         self._box = box
         self._read_capacity = read_capacity

@@ -59,7 +59,7 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
 
 
 class Resize(msgspec.Struct, frozen=True, tag="resize"):
-    """Change a pod's own memory limit; answered as Admit is."""
+    """Take up a pod's resize by kubelet; answered as Admit is."""
 
     number: int
     place: str

@@ -6,19 +6,18 @@ from typing import Final
 from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.model import UNLIMITED, Call, Change, type_unlimited
 
-LOWEST_CPU_SHARES: Final = 2
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
 _UNIFIED_DROPPED: Final = {
-    "cpu.weight": "offline work has the lowest weight",
-    "cpu.weight.nice": "offline work has the lowest weight",
     "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
 }
 """Entries of `unified` (cgroup v2 files) that offline work may not have. Source: kernel, cgroup-v2.rst."""
 
 
 class ResourcesHook:
-    """Lowest CPU shares, highest oom_score_adj, no CPU quota of its own on cgroup v1; memory limits stay.
+    """Highest oom_score_adj, no CPU quota of its own on cgroup v1; CPU shares and memory limits stay.
+
+    Shares compare siblings only: in the box they divide what the box gets, whose own weight is what keeps online first.
 
     CPUs and memory nodes are kubelet's to give (static CPU and memory manager): its shared pool, or a container's own.
     They stay, but for CPUs that have become an online pod's alone since: for these, kubelet sends an update later.
@@ -31,8 +30,6 @@ class ResourcesHook:
 
     def adjust(self, call: Call) -> Iterator[Change]:
         now = call.resources
-        if now.cpu_shares != LOWEST_CPU_SHARES:
-            yield Change("cpu_shares", LOWEST_CPU_SHARES, "offline work has the lowest weight")
         if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
             yield Change("oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "offline work is the first to go when memory ends")
         if (cpus := _left_of(now.cpuset_cpus, call.cpus)) != now.cpuset_cpus:

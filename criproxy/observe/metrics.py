@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from criproxy.bypass import BypassStatus
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, type_unlimited
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 
@@ -143,6 +143,8 @@ class Metrics:
             "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
             registry=registry,
         )
+        self._pids = _unknown("criproxy_box_pids", "Processes and threads in the box", registry)
+        self._limit_pids = _unknown("criproxy_limit_pids", "The box's limit on processes and threads", registry)
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -299,6 +301,11 @@ class Metrics:
     def above_bound(self, resource: str, seconds: float) -> None:
         """For how long a resource of the box has been above its bound; 0: it is within."""
         self._above.set(seconds, resource)
+
+    def pids(self, pids: Pids | None) -> None:
+        """None: not known."""
+        self._pids.set(_number(pids.current if pids else None))
+        self._limit_pids.set(_number(pids.limit if pids else None))
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""

@@ -12,7 +12,7 @@ from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Decision, Limits, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
 
 
 class CpuStatus(Struct, frozen=True):
@@ -52,11 +52,19 @@ class MemoryStatus(Struct, frozen=True):
     used_bytes: int | None = None
 
 
+class PidsStatus(Struct, frozen=True):
+    """Processes and threads in the box, and how many may be there."""
+
+    current: int
+    limit: int | Literal["unlimited"]
+
+
 class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod.
 
     `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
-    offline pods ("0-3,8"), "": it bounds nobody.
+    offline pods ("0-3,8"), "": it bounds nobody. `pids` None: there was no box to bound yet, or the kernel has no pids
+    controller.
     """
 
     path: str | None
@@ -66,6 +74,7 @@ class BoxStatus(Struct, frozen=True):
     cpu: CpuStatus | None
     memory: MemoryStatus | None
     cpus: str = ""
+    pids: PidsStatus | None = None
 
 
 class RuntimeStatus(Struct, frozen=True):
@@ -275,6 +284,10 @@ def memory_status(
         in_force_bytes=None if held is None else "unlimited" if held.memory_bytes is UNLIMITED else held.memory_bytes,
         used_bytes=used_bytes,
     )
+
+
+def pids_status(pids: Pids) -> PidsStatus:
+    return PidsStatus(pids.current, "unlimited" if pids.limit is UNLIMITED else pids.limit)
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:

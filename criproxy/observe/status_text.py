@@ -16,6 +16,7 @@ from criproxy.observe.status import (
     DiskStatus,
     EvictionStatus,
     OverheadStatus,
+    PidsStatus,
     PlacementStatus,
     Status,
     StrayContainer,
@@ -171,6 +172,8 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
     if box.cpus:
         yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
+    if box.path is not None:
+        yield f"  {_pids(box.pids)}"
     if box.cpu is None or box.memory is None:
         yield "  no sample yet"
         return
@@ -207,6 +210,12 @@ def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
     yield f"  memory.available is {available}; below {halfway}, a pod goes while the box is above its memory limit"
     if eviction.last:
         yield f"  stopped last: {eviction.last}"
+
+
+def _pids(pids: PidsStatus | None) -> str:
+    if pids is None:
+        return "processes and threads are not bounded, as there is no pids controller, or not yet"
+    return f"processes and threads: {pids.current}, limit {pids.limit}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:

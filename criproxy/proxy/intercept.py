@@ -44,11 +44,14 @@ class Admission(Protocol):
     """The box, as far as requests need it. Both raise AdmissionError."""
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
-        """Bound the box and make the pod's cgroup in it. `memory_bytes`: the pod's own limit, 0 for none."""
+        """Bound the box and make the pod's cgroup in it, with what kubelet has set on its own one.
+
+        `memory_bytes`: the pod's memory limit by the request, 0: it names none.
+        """
         ...
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Change a pod's own memory limit; 0 for none."""
+        """Take up what kubelet has set on its own cgroup of the pod by now; `memory_bytes` as in `admit`."""
         ...
 
     def forget(self, name: str) -> None:

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.units import SystemdUnits
@@ -76,7 +76,7 @@ class Box:
     def pod(self, memory_bytes: int = 0) -> str:
         """Make a pod's slice in the box; returns it."""
         name = f"offline-pod{uuid.uuid4().hex[:12]}.slice"
-        self.driver.ensure_pod(name, memory_bytes)
+        self.driver.ensure_pod(name, PodLimits(memory_bytes=memory_bytes or None))
         return name
 
     def run(self, slice_: str, *command: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from criproxy.cgroup.driver import PodLimits
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, V1, Box, directory, shown, systemctl, text
 
@@ -51,7 +52,7 @@ def box() -> Iterator[Box]:
 
 def start_in_box(box: Box, pod: Pod, *, anchored: bool = True) -> str:
     """As RunPodSandbox of an offline pod: returns the scope."""
-    box.driver.ensure_pod(pod.in_box, 0)
+    box.driver.ensure_pod(pod.in_box, PodLimits())
     if anchored:
         box.driver.keep_anchors(BOX)
     return box.run(pod.in_box)

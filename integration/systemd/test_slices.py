@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.units import SystemdUnits
 from criproxy.model import UNLIMITED, Limits
 from integration.lab.process import wait_until
@@ -313,7 +313,7 @@ def test_pod_has_its_own_limit_and_the_lowest_weight_and_is_resized(box: Box) ->
     box.run(pod)
     sizes = [box.driver.read(pod).memory_bytes]
     for size in (96 * MIB, 48 * MIB):
-        box.driver.ensure_pod(pod, size)
+        box.driver.ensure_pod(pod, PodLimits(memory_bytes=size))
         systemctl("daemon-reload")
         sizes.append(box.driver.read(pod).memory_bytes)
 
@@ -324,7 +324,7 @@ def test_pod_has_its_own_limit_and_the_lowest_weight_and_is_resized(box: Box) ->
 def test_pod_slice_in_use_is_not_removed_and_an_empty_one_leaves_nothing(box: Box) -> None:
     pod = box.pod(64 * MIB)
     scope = box.run(pod)
-    box.driver.ensure_pod(pod, 80 * MIB)
+    box.driver.ensure_pod(pod, PodLimits(memory_bytes=80 * MIB))
 
     assert not box.driver.remove_pod(pod)
     assert box.driver.processes(pod)

@@ -1,11 +1,12 @@
 """A `CgroupDriver` in memory: keeps what was asked in order, fails or blocks when told to."""
 
+import contextlib
 import threading
 
 from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_placement
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 
 
 class FakeDriver:
@@ -19,7 +20,10 @@ class FakeDriver:
     def __init__(self) -> None:
         self.log: list[tuple[str, ...]] = []
         self.boxes: dict[str, Limits] = {}
-        self.pods_in: dict[str, dict[str, int]] = {}
+        self.pods_in: dict[str, dict[str, PodLimits]] = {}
+        self.stubborn: set[str] = set()
+        self.kubelets: dict[str, PodLimits] = {}
+        self.pids: dict[str, float] = {}
         self.cpus: dict[str, Cpus | type_unlimited] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
@@ -51,7 +55,12 @@ class FakeDriver:
         return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
 
     def exists(self, path: str) -> bool:
-        return path in self.boxes
+        if path in self.boxes or path in self.kubelets:
+            return True
+        with contextlib.suppress(ValueError):
+            place = parse_placement(path)
+            return place.name in self.pods_in.get(place.box.path, {})
+        return False
 
     def ensure(self, box: str) -> None:
         self._call("ensure", box)
@@ -98,10 +107,26 @@ class FakeDriver:
     def pressure_file(self, path: str) -> str | None:
         return f"{path}/cpu.pressure"
 
-    def ensure_pod(self, pod: str, memory_bytes: int) -> None:
-        self._call("ensure_pod", pod, str(memory_bytes))
+    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+        self._call("write_pids", box)
+        old, self.pids[box] = self.pids.get(box), ratio
+        return () if old == ratio else (LimitChange("pids.max", str(old), str(ratio), self.drifted),)
+
+    def read_pids(self, path: str) -> Pids | None:
+        return Pids(7, int(1000 * self.pids[path]))
+
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        self._call("ensure_pod", pod)
+        if pod in self.stubborn:
+            raise CgroupError(f"cannot write {pod}: EBUSY")
         place = parse_placement(pod)
-        self.pods_in[place.box.path][place.name] = memory_bytes
+        self.pods_in[place.box.path][place.name] = limits
+
+    def pod_limits(self, path: str) -> PodLimits:
+        if path in self.kubelets:
+            return self.kubelets[path]
+        place = parse_placement(path)
+        return self.pods_in[place.box.path][place.name]
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         self._call("keep_anchors", box)

@@ -15,7 +15,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
 
 NO_LIMIT_V1 = 9223372036854771712
-V1 = ("cpu,cpuacct", "cpuset", "memory", "blkio", "pids", "systemd", "unified")
+V1 = ("cpu,cpuacct", "cpuset", "hugetlb", "memory", "blkio", "pids", "systemd", "unified")
 _V1_FILES = {
     "cpu,cpuacct": {
         "cpu.shares": "1024",
@@ -27,12 +27,18 @@ _V1_FILES = {
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "blkio": {"blkio.weight": "500", "blkio.bfq.weight": "100"},
+    "hugetlb": {
+        "hugetlb.2MB.limit_in_bytes": str(NO_LIMIT_V1),
+        "hugetlb.2MB.max_usage_in_bytes": "0",
+        "hugetlb.2MB.usage_in_bytes": "0",
+    },
     "memory": {
         "memory.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.use_hierarchy": "1",
         "memory.stat": "cache 5\ntotal_inactive_file 4096",
     },
+    "pids": {"pids.max": "max", "pids.current": "0"},
 }
 _V2_FILES = {
     "cpu": {
@@ -42,6 +48,7 @@ _V2_FILES = {
         "cpu.stat": "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 2500000",
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
+    "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
     "io": {"io.weight": "default 100"},
     "memory": {
         "memory.high": "max",
@@ -50,6 +57,7 @@ _V2_FILES = {
         "memory.oom.group": "0",
         "memory.stat": "inactive_file 4096",
     },
+    "pids": {"pids.max": "max", "pids.current": "0"},
 }
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n"
 
@@ -74,13 +82,17 @@ class FakeKernel(Tree):
         (root / "self").mkdir()
         (root / "self/mountinfo").write_text(self._mountinfo())
         (root / "meminfo").write_text(MEMINFO)
+        (root / "sys/kernel").mkdir(parents=True)
+        (root / "sys/kernel/pid_max").write_text("32768\n")
+        (root / "sys/kernel/threads-max").write_text("60000\n")
         if version == 1:
             for hierarchy in V1:
                 self._populate(f"{root}/{hierarchy}", hierarchy)
             Path(root, "cpuset/cpuset.cpus").write_text("0-3")
             Path(root, "cpuset/cpuset.mems").write_text("0")
         else:
-            self._populate(f"{root}/cg", None, controllers=f"cpu {'cpuset ' if cpusets else ''}io memory misc")
+            held = f"cpu {'cpuset ' if cpusets else ''}hugetlb io memory misc pids"
+            self._populate(f"{root}/cg", None, controllers=held)
             self.idle({0: 10.0, 1: 10.0, 2: 5.5, 3: 5.5})
 
     def file(self, path: str) -> str:
@@ -244,7 +256,9 @@ class FakeKernel(Tree):
         os.makedirs(directory, exist_ok=True)
         Path(directory, "cgroup.procs").write_text("")
         if hierarchy is not None:
-            self._files(directory, [_V1_FILES.get(hierarchy, {})])
+            limits_the_root = hierarchy not in ("hugetlb", "pids")
+            if limits_the_root or directory != f"{self.root}/{hierarchy}":
+                self._files(directory, [_V1_FILES.get(hierarchy, {})])
             return
         self._files(directory, [{"cgroup.controllers": controllers, "cgroup.subtree_control": ""}])
         if directory != f"{self.root}/cg":

@@ -24,7 +24,7 @@ class FakeSystemd:
         self.calls: list[tuple[str, str]] = []
         self.away = self.old = self.waited = self.stubborn = False
         if kernel.version == 2:
-            kernel.write(f"{kernel.root}/cg/cgroup.subtree_control", "+cpu +io +memory")
+            kernel.write(f"{kernel.root}/cg/cgroup.subtree_control", "+cpu +io +memory +pids")
 
     def start(self, unit: str, properties: Properties) -> None:
         self._call("start", unit, properties)
@@ -79,7 +79,7 @@ class FakeSystemd:
         for path in reversed(missing):
             self.kernel.mkdir(str(path))
             if self.kernel.version == 2:
-                self.kernel.write(f"{path}/cgroup.subtree_control", "+cpu +io +memory")
+                self.kernel.write(f"{path}/cgroup.subtree_control", "+cpu +io +memory +pids")
 
     def _write_v2(self, directory: str, told: Properties) -> None:
         self._write(directory, "cpu.idle", str(int(told.get("CPUWeight") == 0)))
@@ -98,10 +98,12 @@ class FakeSystemd:
             ("MemoryHigh", "memory.high"),
             ("MemoryMax", "memory.max"),
             ("MemorySwapMax", "memory.swap.max"),
+            ("TasksMax", "pids.max"),
         ):
             size = told.get(name, INFINITY)
             assert isinstance(size, int)
-            self.waited |= name != "MemorySwapMax" and size < int(self.kernel.read(f"{directory}/memory.current"))
+            if name in ("MemoryHigh", "MemoryMax"):
+                self.waited |= size < int(self.kernel.read(f"{directory}/memory.current"))
             self._write(directory, file, "max" if size == INFINITY else str(size))
 
     def _write_v1(self, path: str, told: Properties) -> None:
@@ -111,6 +113,8 @@ class FakeSystemd:
         cpu, memory = f"{self.kernel.root}/cpu,cpuacct{path}", f"{self.kernel.root}/memory{path}"
         self._write(cpu, "cpu.shares", str(told.get("CPUShares", 1024)))
         self._write(cpu, "cpu.cfs_quota_us", "-1" if quota == INFINITY else str(quota // 10))
+        tasks = told.get("TasksMax", INFINITY)
+        self._write(f"{self.kernel.root}/pids{path}", "pids.max", "max" if tasks == INFINITY else str(tasks))
         self.waited |= size < int(self.kernel.read(f"{memory}/memory.usage_in_bytes"))
         self._write(memory, "memory.limit_in_bytes", "-1" if size == INFINITY else str(size))
 

@@ -7,7 +7,7 @@ from fake_kernel import FakeKernel
 from fake_systemd import FakeSystemd
 
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.slices import Properties
 from criproxy.model import Limits
@@ -62,7 +62,7 @@ def node(tmp_path: Path) -> Node:
 )
 def test_slice_that_a_pod_came_from_is_anchored(node: Node, qos: str, anchor: str) -> None:
     node.from_kubelet(qos, "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
 
     assert node.driver.keep_anchors(BOX) == (anchor,)
     assert node.anchors() == {anchor}
@@ -71,14 +71,14 @@ def test_slice_that_a_pod_came_from_is_anchored(node: Node, qos: str, anchor: st
 
 def test_pods_of_kubelet_alone_need_no_anchor(node: Node) -> None:
     node.from_kubelet("-besteffort", "podb")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
 
     assert (node.driver.keep_anchors(BOX), node.anchors()) == ((), set())
 
 
 def test_anchor_that_holds_costs_no_call(node: Node) -> None:
     node.from_kubelet("-besteffort", "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     node.driver.keep_anchors(BOX)
     node.systemd.calls.clear()
 
@@ -88,7 +88,7 @@ def test_anchor_that_holds_costs_no_call(node: Node) -> None:
 @pytest.mark.parametrize("loss", ["stopped", "cpus taken away"])
 def test_anchor_that_is_lost_is_put_back(node: Node, loss: str) -> None:
     node.from_kubelet("-besteffort", "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     node.driver.keep_anchors(BOX)
     if loss == "stopped":
         node.systemd.stop(BESTEFFORT)
@@ -102,8 +102,8 @@ def test_anchor_that_is_lost_is_put_back(node: Node, loss: str) -> None:
 def test_anchor_goes_with_the_last_pod_of_its_slice(node: Node) -> None:
     node.from_kubelet("-besteffort", "poda")
     burstable = node.from_kubelet("-burstable", "podb")
-    node.driver.ensure_pod(POD, 0)
-    node.driver.ensure_pod("offline-podb.slice", 0)
+    node.driver.ensure_pod(POD, PodLimits())
+    node.driver.ensure_pod("offline-podb.slice", PodLimits())
     node.driver.keep_anchors(BOX)
 
     node.systemd.stop(burstable)
@@ -118,7 +118,7 @@ def test_anchor_goes_with_the_last_pod_of_its_slice(node: Node) -> None:
 def test_anchor_that_has_no_effect_is_an_error(node: Node) -> None:
     node.systemd.deaf = True
     node.from_kubelet("-besteffort", "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
 
     with pytest.raises(CgroupError, match=r"cpuset\.cpus is empty .* kubelet would kill"):
         node.driver.keep_anchors(BOX)
@@ -127,7 +127,7 @@ def test_anchor_that_has_no_effect_is_an_error(node: Node) -> None:
 def test_node_without_cpusets_needs_no_anchor(tmp_path: Path) -> None:
     node = Node(tmp_path, cpuset="")
     node.from_kubelet("-besteffort", "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
 
     assert node.driver.keep_anchors(BOX) == ()
 
@@ -135,7 +135,7 @@ def test_node_without_cpusets_needs_no_anchor(tmp_path: Path) -> None:
 def test_anchor_takes_a_cpu_of_its_parents(node: Node) -> None:
     node.from_kubelet("-besteffort", "poda")
     Path(f"{node.kernel.root}/cg/kubepods.slice/cpuset.cpus.effective").write_text("11-12")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
 
     node.driver.keep_anchors(BOX)
 
@@ -144,14 +144,14 @@ def test_anchor_takes_a_cpu_of_its_parents(node: Node) -> None:
 
 def test_cgroupfs_box_has_no_anchors(node: Node) -> None:
     node.driver.ensure("/offline")
-    node.driver.ensure_pod("/offline/poda", 0)
+    node.driver.ensure_pod("/offline/poda", PodLimits())
 
     assert node.driver.keep_anchors("/offline") == ()
 
 
 def test_kubelets_slices_are_looked_at_only(node: Node) -> None:
     kubelets = node.from_kubelet("-besteffort", "poda")
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     node.systemd.calls.clear()
 
     node.driver.keep_anchors(BOX)

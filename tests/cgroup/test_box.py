@@ -11,9 +11,9 @@ from fake_driver import FakeDriver
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
 
 FLOOR = Limits(0.1, 64 << 20)
 DECIDED = Limits(1.5, 512 << 20)
@@ -130,7 +130,7 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert driver.log[:3] == [("ensure", "/offline"), ("write", "/offline"), ("ensure_pod", "/offline/poda", "4096")]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write", "write_pids", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -222,7 +222,115 @@ def test_box_moves_with_kubelets_prefix_when_it_is_empty(box: Box, driver: FakeD
 def test_update_pod_changes_the_pods_own_limit(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, 8192))
 
-    assert driver.pods_in["/offline"]["poda"] == 8192
+    assert driver.pods_in["/offline"]["poda"].memory_bytes == 8192
+
+
+# --- processes and threads, and what kubelet sets on its own cgroup of a pod ------------------------------------
+
+
+@pytest.fixture
+def kubelets(driver: FakeDriver) -> PodLimits:
+    limits = PodLimits(memory_bytes=4096, cpu_weight=100, pids=64, hugetlb={"hugetlb.2MB.max": "0"})
+    driver.kubelets["/kubepods/besteffort/podb"] = limits
+    return limits
+
+
+def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    run(lambda: box.admit(A, 0))
+    first = box.state().pids
+    driver.pids["/offline"] = 1.0
+
+    (changes,) = run(lambda: box.apply(FLOOR))
+    box.close()
+
+    assert first == box.state().pids == Pids(7, 250)
+    assert [change.file for change in changes] == ["pids.max"]  # type: ignore[attr-defined]
+
+
+def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+
+    run(lambda: box.admit(A, 0), box.release)
+    box.close()
+
+    assert (driver.boxes["/offline"], box.state().pids) == (LIFTED, Pids(7, 250))
+
+
+def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
+    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+
+    run(lambda: box.adopt(A.box))
+    box.close()
+
+    assert driver.pids["/offline"] == 0.25
+
+
+def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
+    driver.fail_on = {"write_pids"}
+
+    with pytest.raises(AdmissionError, match="cannot write_pids"):
+        run(lambda: box.admit(A, 0))
+
+    assert driver.boxes["/offline"] == FLOOR
+    assert not box.state().welcome
+
+
+def test_pod_has_what_kubelet_set_on_its_own_cgroup(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+
+    assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": kubelets}
+
+
+def test_memory_limit_of_the_request_wins_over_kubelets_cgroup(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    run(lambda: box.admit(B, 8192))
+
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, memory_bytes=8192)
+
+
+def test_update_keeps_the_pids_and_takes_the_new_weight(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(B, 4096))
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=200)
+
+    run(lambda: box.update_pod(B, 8192))
+
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, cpu_weight=200, memory_bytes=8192)
+
+
+def test_carry_follows_kubelet_without_a_call_and_leaves_memory_alone(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, pids=128, memory_bytes=2048)
+    driver.log.clear()
+
+    (carried,) = run(box.carry)
+
+    assert (carried, driver.log) == (("podb",), [("ensure_pod", "/offline/podb")])
+    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, pids=128, memory_bytes=None)
+
+
+def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
+        driver.kubelets[path] = replace(kubelets, pids=128)
+    driver.stubborn = {"/offline/poda"}
+
+    with pytest.raises(CgroupError, match="poda: EBUSY"):
+        run(box.carry)
+
+    assert driver.pods_in["/offline"]["podb"].pids == 128
+
+
+def test_carry_without_news_or_without_kubelets_cgroup_writes_nothing(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    (nowhere, *_) = run(box.carry, lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.log.clear()
+
+    assert (nowhere, run(box.carry), driver.log) == ((), [()], [])
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
@@ -641,7 +749,7 @@ def test_cpu_limits_and_pods_never_wait_for_memory_that_is_reclaimed(box: Box, d
         return [squeezed, applied]
 
     assert sinking(box, driver, steps) == [Limits(0.3, 500 << 20), Limits(1.0, 500 << 20)]
-    assert driver.pods_in["/offline"] == {"poda": 0, "podb": 4096}
+    assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": PodLimits(memory_bytes=4096)}
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
 
 
@@ -733,5 +841,6 @@ def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDrive
 
     run(lambda: box.update_pod(A, 4096))
 
-    assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda", "4096")]
+    assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda")]
+    assert driver.pods_in["/offline"]["poda"].memory_bytes == 4096
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.cgroup.detect import detect, detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED, Limits
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -50,7 +50,7 @@ def v1(tmp_path: Path) -> V1:
     kernel = FakeKernel(tmp_path, 1)
     node = V1(kernel, detect(kernel, kernel.root))
     node.driver.ensure(BOX)
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     return node
 
 
@@ -104,7 +104,7 @@ def test_v1_container_none_of_whose_cpus_is_left_has_the_boxs(v1: V1) -> None:
 def test_v1_new_pod_starts_within_the_boxs_cpus(v1: V1) -> None:
     v1.driver.confine(BOX, cpus("0"))
 
-    v1.driver.ensure_pod("/kubelet/offline/podb", 0)
+    v1.driver.ensure_pod("/kubelet/offline/podb", PodLimits())
 
     assert v1.held("/kubelet/offline/podb") == ["0"]
 
@@ -210,7 +210,7 @@ def test_v1_any_order_of_changes_keeps_all_within(
     kernel = FakeKernel(tmp_path_factory.mktemp("node"), 1)
     node = V1(kernel, detect(kernel, kernel.root))
     node.driver.ensure(BOX)
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     node.make_container(format_cpus(own))
     node.make_container(format_cpus(own & nested or own), f"{CONTAINER}/nested")
 
@@ -432,7 +432,7 @@ def test_systemd_v1_box_that_lost_its_cpuset_has_its_cpus_once_it_is_kept_to_the
     node = made(tmp_path, 1)
     node.tick("0")
     node.kernel.rmdir(f"{node.kernel.root}/cpuset{SLICE_DIRECTORY}")
-    node.driver.ensure_pod("offline-poda.slice", 0)
+    node.driver.ensure_pod("offline-poda.slice", PodLimits())
 
     node.driver.confine(SLICE, cpus("0"))
 

@@ -9,7 +9,7 @@ from fake_kernel import FakeKernel
 from sinking import bring
 
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.v2 import V2Driver
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 
@@ -301,7 +301,7 @@ def test_node_usage_of_v2_is_what_its_cpus_were_not_idle_and_the_nodes_memory(tm
 
 
 def test_pod_is_made_at_the_lowest_weight_with_its_own_limit(box: Node) -> None:
-    box.driver.ensure_pod(POD, 64 * MIB)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
 
     assert box.driver.pods(BOX) == ("poda",)
     assert box.kernel.file(f"{box.cpu}{POD}/{box.names('cpu.shares', 'cpu.weight')}") == box.names("2", "1")
@@ -310,36 +310,36 @@ def test_pod_is_made_at_the_lowest_weight_with_its_own_limit(box: Node) -> None:
 
 
 def test_pod_without_memory_limit_keeps_the_one_it_has(box: Node) -> None:
-    box.driver.ensure_pod(POD, 64 * MIB)
-    box.driver.ensure_pod(POD, 0)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
+    box.driver.ensure_pod(POD, PodLimits())
 
     assert box.limit(POD) == str(64 * MIB)
 
 
 def test_pod_limit_below_its_usage_is_an_error_and_no_kill(box: Node) -> None:
-    box.driver.ensure_pod(POD, 64 * MIB)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
     box.use(POD, anon=32 * MIB)
 
     with pytest.raises(CgroupError, match="bytes are in use"):
-        box.driver.ensure_pod(POD, 16 * MIB)
+        box.driver.ensure_pod(POD, PodLimits(memory_bytes=16 * MIB))
 
 
 def test_pod_without_a_box_is_refused_by_the_kernel(node: Node) -> None:
     with pytest.raises(CgroupError) as caught:
-        node.driver.ensure_pod(POD, 0)
+        node.driver.ensure_pod(POD, PodLimits())
 
     assert caught.value.errno == errno.ENOENT
 
 
 def test_pods_leave_out_what_is_not_a_pods(box: Node) -> None:
-    box.driver.ensure_pod(POD, 0)
+    box.driver.ensure_pod(POD, PodLimits())
     box.kernel.mkdir(f"{box.kernel.root}/{box.cpu}{BOX}/other")
 
     assert box.driver.pods(BOX) == ("poda",)
 
 
 def test_remove_takes_an_empty_pod_from_every_controller(box: Node) -> None:
-    box.driver.ensure_pod(POD, 0)
+    box.driver.ensure_pod(POD, PodLimits())
     for hierarchy in (box.cpu, box.memory):
         box.kernel.mkdir(f"{box.kernel.root}/{hierarchy}{POD}/container")
 
@@ -351,7 +351,7 @@ def test_remove_takes_an_empty_pod_from_every_controller(box: Node) -> None:
 
 
 def test_remove_of_a_pod_with_a_process_leaves_it_whole(box: Node) -> None:
-    box.driver.ensure_pod(POD, 0)
+    box.driver.ensure_pod(POD, PodLimits())
     for container in ("empty", "busy", "empty_too"):
         box.kernel.mkdir(f"{box.kernel.root}/{box.memory}{POD}/{container}")
     box.enter(f"{POD}/busy", "17")
@@ -364,8 +364,8 @@ def test_remove_of_a_pod_with_a_process_leaves_it_whole(box: Node) -> None:
 
 
 def test_kill_of_a_pod_ends_all_that_is_in_it_and_nothing_beside_it(box: Node) -> None:
-    box.driver.ensure_pod(POD, 0)
-    box.driver.ensure_pod(f"{BOX}/podb", 0)
+    box.driver.ensure_pod(POD, PodLimits())
+    box.driver.ensure_pod(f"{BOX}/podb", PodLimits())
     box.kernel.mkdir(f"{box.kernel.root}/{box.memory}{POD}/container")
     box.enter(f"{POD}/container", "17")
     box.enter(f"{BOX}/podb", "18")
@@ -403,7 +403,7 @@ def test_remove_and_make_of_what_is_no_pod_in_a_box_are_refused(box: Node, path:
     with pytest.raises(CgroupError):
         box.driver.kill_pod(path)
     with pytest.raises(CgroupError):
-        box.driver.ensure_pod(path, 0)
+        box.driver.ensure_pod(path, PodLimits())
 
     assert sorted(Path(box.kernel.root).rglob("*")) == before
     assert box.kernel.writes == []

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, type_unlimited
 
@@ -82,7 +82,7 @@ def made(root: Path, version: int, lacks: tuple[str, ...], limits: Limits) -> No
     node = Node(root, version, lacks)
     node.driver.ensure(BOX)
     node.driver.write(BOX, limits)
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     return node
 
 

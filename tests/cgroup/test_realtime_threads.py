@@ -8,6 +8,7 @@ import pytest
 from fake_kernel import FakeKernel
 
 from criproxy.cgroup.detect import detect
+from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.realtime import RealtimeThreads
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -18,7 +19,7 @@ class Node:
         self.kernel = FakeKernel(root, version)
         driver = detect(self.kernel, self.kernel.root)
         driver.ensure(BOX)
-        driver.ensure_pod(POD, 0)
+        driver.ensure_pod(POD, PodLimits())
         self.container = f"{root}/{'cpu,cpuacct' if version == 1 else 'cg'}{POD}/main"
         self.kernel.mkdir(self.container)
         self.file = Path(self.container, "tasks" if version == 1 else "cgroup.threads")

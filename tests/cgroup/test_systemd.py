@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED, LimitChange, Limits
 
 BOX, POD = "offline.slice", "offline-poda_b.slice"
@@ -70,7 +70,7 @@ def v2(tmp_path: Path) -> Node:
 def box(node: Node) -> Node:
     """With the limits in force and one pod."""
     node.tick()
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     node.systemd.calls.clear()
     return node
 
@@ -180,7 +180,7 @@ def test_limit_changed_amid_a_tick_is_put_back_by_the_next(
 ) -> None:
     """Somebody else writes right after one of the tick's reads of the file: whichever it is."""
     v2.tick()
-    v2.driver.ensure_pod(POD, 0)
+    v2.driver.ensure_pod(POD, PodLimits())
     v2.tick()
     if fresh:
         v2.driver = detect_any(v2.kernel, v2.systemd, v2.kernel.root)
@@ -300,7 +300,7 @@ def test_no_history_kills_or_makes_systemd_wait(
 ) -> None:
     node = made(tmp_path_factory.mktemp("node"), version)
     node.tick()
-    node.driver.ensure_pod(POD, 0)
+    node.driver.ensure_pod(POD, PodLimits())
     for cores, size, anon, event in steps:
         held = node.driver.read(BOX).memory_bytes
         if held is UNLIMITED or anon * MIB <= held:
@@ -323,7 +323,7 @@ def test_no_history_kills_or_makes_systemd_wait(
             node.driver.remove_pod(POD)
             node.systemd.stop(BOX)
         node.tick(limits)
-        node.driver.ensure_pod(POD, 0)
+        node.driver.ensure_pod(POD, PodLimits())
         assert node.driver.read(BOX).cpu_cores == pytest.approx(max(cores, 0.01), abs=1e-4)
     node.systemd.away = False
     node.use()
@@ -363,7 +363,7 @@ def test_systemd_that_is_away_costs_no_limit_in_the_files(box: Node) -> None:
 
 def test_pod_is_made_with_its_limit_and_the_lowest_weight(node: Node) -> None:
     node.tick()
-    node.driver.ensure_pod(POD, 64 * MIB + 5)
+    node.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB + 5))
 
     assert node.driver.pods(BOX) == ("poda_b",)
     assert node.driver.read(POD).memory_bytes == 64 * MIB
@@ -378,7 +378,7 @@ def test_pod_is_made_where_systemd_has_removed_the_empty_box(tmp_path: Path) -> 
     for box in boxes:
         shutil.rmtree(box)
 
-    v1.driver.ensure_pod(POD, 0)
+    v1.driver.ensure_pod(POD, PodLimits())
 
     assert boxes
     assert [box for box in boxes if not (box / POD).is_dir()] == []
@@ -386,20 +386,20 @@ def test_pod_is_made_where_systemd_has_removed_the_empty_box(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("size", [32 * MIB, 128 * MIB], ids=["down", "up"])
 def test_pod_is_resized_and_stays_so(box: Node, size: int) -> None:
-    box.driver.ensure_pod(POD, 64 * MIB)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
 
-    box.driver.ensure_pod(POD, size)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=size))
     box.systemd.reset(POD)
 
     assert box.driver.read(POD).memory_bytes == size
 
 
 def test_pod_in_use_is_not_shrunk_to_death(box: Node) -> None:
-    box.driver.ensure_pod(POD, 256 * MIB)
+    box.driver.ensure_pod(POD, PodLimits(memory_bytes=256 * MIB))
     box.use(anon=200 * MIB)
 
     with pytest.raises(CgroupError, match="are in use"):
-        box.driver.ensure_pod(POD, 64 * MIB)
+        box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
 
     box.systemd.reset(POD)
     assert not box.systemd.waited
@@ -430,7 +430,7 @@ def test_removed_pod_leaves_no_directory_in_any_hierarchy(box: Node) -> None:
     "unit", ["kubepods.slice", "kubepods-poda.slice", "offline-poda-b.slice", "system.slice", "-.slice", "podx.slice"]
 )
 def test_unit_that_is_not_ours_is_never_touched(box: Node, unit: str) -> None:
-    for job in (box.driver.remove_pod, lambda pod: box.driver.ensure_pod(pod, 0), box.driver.ensure):
+    for job in (box.driver.remove_pod, lambda pod: box.driver.ensure_pod(pod, PodLimits()), box.driver.ensure):
         with pytest.raises(CgroupError):
             job(unit)
 
@@ -447,6 +447,6 @@ def test_slices_are_never_made_by_hand(node: Node) -> None:
     with pytest.raises(CgroupError):
         kernel.ensure(BOX)
     with pytest.raises(CgroupError):
-        kernel.ensure_pod(POD, 0)
+        kernel.ensure_pod(POD, PodLimits())
 
     assert not list(Path(node.kernel.root).glob("*/offline.slice"))

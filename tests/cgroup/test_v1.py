@@ -6,7 +6,7 @@ import pytest
 from fake_kernel import NO_LIMIT_V1, V1, FakeKernel
 
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.model import UNLIMITED, Limits
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -28,14 +28,14 @@ def test_box_and_pod_are_in_every_hierarchy_that_runc_joins(
     kernel: FakeKernel, driver: CgroupDriver, hierarchy: str
 ) -> None:
     driver.ensure(BOX)
-    driver.ensure_pod(POD, 0)
+    driver.ensure_pod(POD, PodLimits())
 
     assert kernel.exists(f"{kernel.root}/{hierarchy}{POD}")
 
 
 def test_cpuset_is_filled_from_the_top_down(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.ensure_pod(POD, 0)
+    driver.ensure_pod(POD, PodLimits())
 
     for path in ("/kubelet", BOX, POD):
         assert kernel.file(f"cpuset{path}/cpuset.cpus") == "0-3"
@@ -97,7 +97,7 @@ def test_memory_without_swap_accounting_is_limited_too(tmp_path: Path) -> None:
 def test_quota_below_a_childs_strips_the_childs(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     driver.write(BOX, Limits(1.0, 512 * MIB))
-    driver.ensure_pod(POD, 0)
+    driver.ensure_pod(POD, PodLimits())
     kernel.by_hand(f"cpu,cpuacct{POD}/cpu.cfs_quota_us", "80000")
 
     changes = driver.write(BOX, Limits(0.5, 512 * MIB))
@@ -140,7 +140,7 @@ def cpus(kernel: FakeKernel, *paths: str) -> list[str]:
 def container(kernel: FakeKernel, driver: CgroupDriver) -> str:
     """A container, with all of the box's CPUs, as runc gives them."""
     driver.ensure(BOX)
-    driver.ensure_pod(POD, 0)
+    driver.ensure_pod(POD, PodLimits())
     path = f"{POD}/container"
     kernel.mkdir(f"{kernel.root}/cpuset{path}")
     kernel.by_hand(f"cpuset{path}/cpuset.cpus", "0-3")

@@ -7,7 +7,7 @@ from fake_kernel import FakeKernel
 from sinking import bring
 
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.model import UNLIMITED, Limits
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -30,7 +30,7 @@ def test_controllers_that_exist_are_enabled_from_the_top_down(
 ) -> None:
     driver.ensure(BOX)
 
-    assert kernel.file(f"cg{path}/cgroup.subtree_control") == "cpu io memory"
+    assert kernel.file(f"cg{path}/cgroup.subtree_control") == "cpu hugetlb io memory pids"
 
 
 def test_controller_that_somebody_else_enabled_stays(kernel: FakeKernel, driver: CgroupDriver) -> None:
@@ -38,14 +38,14 @@ def test_controller_that_somebody_else_enabled_stays(kernel: FakeKernel, driver:
 
     driver.ensure(BOX)
 
-    assert kernel.file("cg/cgroup.subtree_control") == "cpu io memory misc"
+    assert kernel.file("cg/cgroup.subtree_control") == "cpu hugetlb io memory misc pids"
 
 
 def test_pod_has_the_controllers(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.ensure_pod(POD, 64 * MIB)
+    driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
 
-    assert kernel.file(f"cg{POD}/cgroup.controllers") == "cpu io memory"
+    assert kernel.file(f"cg{POD}/cgroup.controllers") == "cpu hugetlb io memory pids"
     assert kernel.file(f"cg{POD}/memory.max") == str(64 * MIB)
 
 

@@ -11,8 +11,9 @@ from criproxy.cgroup.whereabouts import Whereabouts, astray
 SLICE = "/kubelet.slice/kubelet-offline.slice"
 
 
-def v1(cpu: str, memory: str, systemd: str = "/", pids: str = "/") -> str:
-    """As a hybrid machine shows it."""
+def v1(cpu: str, memory: str, systemd: str = "/", pids: str | None = None) -> str:
+    """As a hybrid machine shows it. `pids` None: with memory."""
+    pids = memory if pids is None else pids
     return f"9:pids:{pids}\n8:memory:{memory}\n4:cpu,cpuacct:{cpu}\n1:name=systemd:{systemd}\n0::{systemd}\n"
 
 
@@ -31,9 +32,10 @@ INSIDE = "/offline/pod1/c1"
         pytest.param("0::/offlinex/pod1/c1\n", "/offline", "/offlinex/pod1/c1", id="another-name-that-begins-so"),
         pytest.param("0::/x/offline/pod1/c1\n", "/offline", "/x/offline/pod1/c1", id="another-root"),
         pytest.param(v1("/k/c1", "/k/c1"), "/offline", "/k/c1", id="v1-outside"),
-        pytest.param(v1(INSIDE, "/k/c1"), "/offline", "/k/c1 (memory)", id="v1-one-outside"),
+        pytest.param(v1(INSIDE, "/k/c1"), "/offline", "/k/c1 (memory and pids)", id="v1-one-outside"),
         pytest.param(v1("/k/c1", INSIDE), "/offline", "/k/c1 (cpu and cpuacct)", id="v1-two-outside"),
-        pytest.param(v1("/a", "/b"), "/offline", "/a (cpu and cpuacct), /b (memory)", id="v1-in-two-places"),
+        pytest.param(v1("/a", "/b"), "/offline", "/a (cpu and cpuacct), /b (memory and pids)", id="v1-in-two-places"),
+        pytest.param(v1(INSIDE, INSIDE, pids="/k/c1"), "/offline", "/k/c1 (pids)", id="v1-pids-outside"),
         pytest.param(v1("/", "/", INSIDE), "/offline", "/", id="v1-only-unbounding-inside"),
         pytest.param(f"4:cpu:{INSIDE}\n", "/offline", "no cgroup (cpuacct and memory)", id="v1-hierarchies-missing"),
         pytest.param("0::/offline.slice/offline-pod1.slice/cri-c1.scope\n", "offline.slice", "", id="slice"),

@@ -19,7 +19,7 @@ CALL = Call(
     child_quota=False,
     container="main",
 )
-LOWEST = {("cpu_shares", "", 2), ("oom_score_adj", "", 1000)}
+LAST = {("oom_score_adj", "", 1000)}
 
 
 def changes(call: Call) -> set[tuple[str, str, str | int | None]]:
@@ -46,43 +46,40 @@ def changes(call: Call) -> set[tuple[str, str, str | int | None]]:
     ],
 )
 def test_chain_by_operation_places_what_starts(operation: Operation, target: Target, expected: set) -> None:
-    assert changes(replace(CALL, operation=operation, target=target)) == expected | LOWEST
+    assert changes(replace(CALL, operation=operation, target=target)) == expected | LAST
 
 
 def test_slice_is_named_with_its_path_and_recorded_by_its_name() -> None:
     slice_ = "node-offline-pod1.slice"
     path = "/node.slice/node-offline.slice/node-offline-pod1.slice"
     call = replace(CALL, placement=slice_)
-    assert changes(call) == {("cgroup_parent", "", path)} | LOWEST
+    assert changes(call) == {("cgroup_parent", "", path)} | LAST
     sandbox = replace(call, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX)
-    assert changes(sandbox) == {("cgroup_parent", "", path), ("annotations", PLACEMENT_ANNOTATION, slice_)} | LOWEST
+    assert changes(sandbox) == {("cgroup_parent", "", path), ("annotations", PLACEMENT_ANNOTATION, slice_)} | LAST
 
 
 @pytest.mark.parametrize(
     ("resources", "child_quota", "expected"),
     [
-        pytest.param(Resources(cpu_shares=1024), False, LOWEST, id="shares"),
-        pytest.param(Resources(cpu_shares=2), False, {("oom_score_adj", "", 1000)}, id="shares-already-lowest"),
-        pytest.param(Resources(oom_score_adj=-997), False, LOWEST, id="guaranteed-oom-score"),
-        pytest.param(Resources(oom_score_adj=1000, cpu_shares=2), False, set(), id="nothing-to-do"),
+        pytest.param(Resources(cpu_shares=8192), False, LAST, id="shares-kept"),
+        pytest.param(Resources(oom_score_adj=-997), False, LAST, id="guaranteed-oom-score"),
+        pytest.param(Resources(oom_score_adj=1000, cpu_shares=8192), False, set(), id="nothing-to-do"),
         pytest.param(
             Resources(cpu_quota_us=50000, cpu_period_us=100000),
             False,
-            LOWEST | {("cpu_quota", "", None), ("cpu_period", "", None)},
+            LAST | {("cpu_quota", "", None), ("cpu_period", "", None)},
             id="quota-v1",
         ),
-        pytest.param(Resources(cpu_quota_us=50000, cpu_period_us=100000), True, LOWEST, id="quota-v2-kept"),
-        pytest.param(Resources(cpuset_cpus="0-3", cpuset_mems="0"), True, LOWEST, id="cpuset-kept"),
-        pytest.param(Resources(memory_limit_bytes=1 << 30), False, LOWEST, id="memory-kept"),
+        pytest.param(Resources(cpu_quota_us=50000, cpu_period_us=100000), True, LAST, id="quota-v2-kept"),
+        pytest.param(Resources(cpuset_cpus="0-3", cpuset_mems="0"), True, LAST, id="cpuset-kept"),
+        pytest.param(Resources(memory_limit_bytes=1 << 30), False, LAST, id="memory-kept"),
         pytest.param(
             Resources(unified={"cpu.weight": "100", "memory.oom.group": "1", "cpuset.cpus.partition": "root"}),
             True,
-            LOWEST | {("unified", "cpu.weight", None), ("unified", "cpuset.cpus.partition", None)},
+            LAST | {("unified", "cpuset.cpus.partition", None)},
             id="unified",
         ),
-        pytest.param(
-            Resources(unified={"cpuset.cpus": "0", "cpuset.mems": "1"}), True, LOWEST, id="unified-cpuset-kept"
-        ),
+        pytest.param(Resources(unified={"cpuset.cpus": "0", "cpuset.mems": "1"}), True, LAST, id="unified-cpuset-kept"),
     ],
 )
 def test_resources_by_field_lose_what_lifts_them(resources: Resources, child_quota: bool, expected: set) -> None:

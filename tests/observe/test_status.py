@@ -13,6 +13,7 @@ from criproxy.observe.status import (
     DiskStatus,
     EvictionStatus,
     OverheadStatus,
+    PidsStatus,
     PlacementStatus,
     PodOverhead,
     ScheduleStatus,
@@ -70,6 +71,12 @@ def test_text_shows(shown: str) -> None:
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
+        pytest.param(
+            {"box": replace(STATUS.box, pids=PidsStatus(12, 10813))},
+            "\n  processes and threads: 12, limit 10813\n",
+            id="pids",
+        ),
+        pytest.param({"box": STATUS.box}, "\n  processes and threads are not bounded, as there is no", id="no-pids"),
         pytest.param({"box": replace(STATUS.box, path=None)}, "box           none yet (", id="no-box"),
         pytest.param(
             {"box": replace(STATUS.box, cpus="0,2-3")},

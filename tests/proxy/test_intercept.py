@@ -371,7 +371,7 @@ def test_create_container_follows_its_sandbox_after_colocation_is_switched_off()
     verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
     assert parent_of_created(verdict) == BOXED
     resources = cri.CreateContainerRequest.FromString(forwarded(verdict)).config.linux.resources
-    assert (resources.cpu_shares, resources.cpu_quota, resources.oom_score_adj) == (2, 0, 1000)
+    assert (resources.cpu_shares, resources.cpu_quota, resources.oom_score_adj) == (1024, 0, 1000)
 
 
 def test_create_container_of_a_pod_that_started_as_ordinary_stays_there() -> None:
@@ -406,7 +406,7 @@ def test_create_container_of_an_unknown_sandbox_while_the_runtime_is_silent(offl
         assert forwarded(verdict) == create_request("s1", False)
 
 
-def update(bench: Bench, **linux: bytes) -> Forward | Refuse:
+def update(bench: Bench, **linux: bytes | int) -> Forward | Refuse:
     request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux=linux)
     return bench.send(V1 + "UpdateContainerResources", request.SerializeToString())
 
@@ -464,6 +464,12 @@ def test_each_start_of_a_pod_is_told_to_the_cpu_manager(offline: bool) -> None:
     assert bench.cpu_manager.looks == [""]
 
 
+def test_update_of_a_placed_container_keeps_its_shares() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
+    message = forwarded(update(bench, cpu_shares=512))
+    assert cri.UpdateContainerResourcesRequest.FromString(message).linux.cpu_shares == 512
+
+
 @pytest.mark.parametrize("container", ["online", "nobody"])
 def test_update_of_another_container_passes_as_it_came(container: str) -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s2": ""}, containers={"online": "s2"}))
@@ -498,7 +504,7 @@ def test_restore_places_sandbox_and_containers() -> None:
     verdict = bench.send(V1 + "RestorePod", request.SerializeToString(), answer.SerializeToString())
     message = cri.RestorePodRequest.FromString(forwarded(verdict))
     assert message.config.linux.cgroup_parent == BOXED.encode()
-    assert message.container_configs[0].linux.resources.cpu_shares == 2
+    assert message.container_configs[0].linux.resources.oom_score_adj == 1000
     sandbox = asyncio.run(bench.inventory.sandbox_of("c9"))
     assert sandbox is not None
     assert sandbox.placement == BOXED

@@ -1,0 +1,113 @@
+"""In the box, busy offline pods divide the CPU as their requests say; online beside them loses nothing by it."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.lab import cri_client_pb2 as cri
+from integration.lab import kubelet_cgroup
+from integration.lab.cgroups import Tree, of_process
+from integration.lab.client import CriClient, Pod
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import Config, Criproxy
+from integration.lab.directory import cgroup_root
+from integration.lab.process import wait_until
+from integration.lab.usage import CPUS, Cgroup, busy_loops
+
+pytestmark = pytest.mark.timeout(1200)
+
+Say = Callable[[str], object]
+
+CLASS = "colocation.criproxy.io/class"
+SMALL, LARGE = 102, 2048
+"""CPU shares of 100m and of 2 CPUs, as kubelet computes them."""
+MOST_OFF = 0.25
+"""A measured ratio may be so far from that of the shares, which v2's weights round: 79 to 4."""
+WARM_UP_S = 2.0
+WELL_S = 60.0
+WINDOWS = 7
+WINDOW_S = 2.0
+"""Of the windows the median counts: for one or two, the kernel may leave loops of one weight on one CPU."""
+LEAST_ONLINE = 0.95
+CONFIG: Config = {
+    "colocation": {"enabled": True},
+    "control": {"policy": "static"},
+    "guard": {"enabled": False},
+    "cpu": {"static_cores": CPUS},
+    "memory": {"static_bytes": 1 << 30},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    root: str
+    client: CriClient
+
+    def pod(self, kind: str, uid: str, shares: int) -> Pod:
+        parent = kubelet_cgroup.make(f"{self.root}/kubepods/burstable/pod{uid}", shares=shares)
+        return self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, cgroup_parent=parent)
+
+    def run_loops(self, pod: Pod, name: str, shares: int) -> str:
+        """A container with a busy loop per CPU; returns its id."""
+        resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=shares)
+        container = self.client.run_container(pod, name, busy_loops(), resources=resources)
+        path = next(path for name, path in of_process(self.client.pid(container)).items() if name in ("cpu", ""))
+        wait_until(lambda: len(Tree(path).pids()) == CPUS, WELL_S, "the loops")
+        return container.id
+
+    def ratios(self, first: str, second: str) -> list[float]:
+        """How many times as much CPU time as the first of two busy cgroups the second gets, in one window each."""
+        cgroups = [Cgroup(f"{self.root}/{path}") for path in (first, second)]
+        time.sleep(WARM_UP_S)
+        found = []
+        for _ in range(WINDOWS):
+            before = [one.cpu_s() for one in cgroups]
+            time.sleep(WINDOW_S)
+            first_s, second_s = (one.cpu_s() - began_s for one, began_s in zip(cgroups, before, strict=True))
+            found.append(second_s / first_s)
+        return found
+
+
+@pytest.fixture
+def node(lab: Path) -> Iterator[Node]:
+    containerd = Containerd(lab)
+    containerd.start()
+    criproxy = Criproxy(lab, containerd.socket, CONFIG)
+    criproxy.start()
+    root = kubelet_cgroup.make(cgroup_root(lab), shares=262144)  # the machine's other work hardly counts beside it
+    with CriClient(criproxy.socket) as client:
+        yield Node(root, client)
+
+
+def test_pods_divide_the_box_as_their_requests_say(node: Node, say: Say) -> None:
+    for uid, shares in (("small", SMALL), ("large", LARGE)):
+        node.run_loops(node.pod("offline", uid, shares), "main", shares)
+
+    assert_proportion(node.ratios("offline/podsmall", "offline/podlarge"), say)
+
+
+def test_containers_divide_their_pod_as_their_requests_say(node: Node, say: Say) -> None:
+    pod = node.pod("offline", "two", SMALL + LARGE)
+    ids = [node.run_loops(pod, name, shares) for name, shares in (("small", SMALL), ("large", LARGE))]
+
+    small, large = (f"offline/podtwo/{one}" for one in ids)
+    assert_proportion(node.ratios(small, large), say)
+
+
+def test_online_pod_of_the_smallest_weight_goes_before_offline_pods_of_the_largest(node: Node, say: Say) -> None:
+    for uid in ("one", "two"):
+        node.run_loops(node.pod("offline", uid, 262144), "main", 262144)
+    node.run_loops(node.pod("online", "online", 2), "main", 2)
+
+    ratio = statistics.median(node.ratios("offline", "kubepods"))
+    say(f"of what both got, online got {ratio / (ratio + 1):.1%}")
+    assert ratio / (ratio + 1) >= LEAST_ONLINE
+
+
+def assert_proportion(ratios: list[float], say: Say) -> None:
+    say(f"2 CPUs got, for each CPU second of 100m: {', '.join(f'{ratio:.1f}' for ratio in ratios)}")
+    assert statistics.median(ratios) == pytest.approx(LARGE / SMALL, rel=MOST_OFF)

@@ -1,0 +1,215 @@
+"""Processes of the box, and what a pod had by kubelet's own cgroup: in force in the box, with every driver."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_kernel import FakeKernel
+from fake_systemd import FakeSystemd, names
+
+from criproxy.cgroup.detect import detect_any
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
+from criproxy.model import UNLIMITED, Limits, Pids
+
+MIB = 1 << 20
+LIMITS = Limits(1.0, 512 * MIB)
+ALLOWED = 32768
+"""The fake kernel's pid_max, which is below its threads-max."""
+
+
+@dataclass(frozen=True)
+class Node:
+    kernel: FakeKernel
+    systemd: FakeSystemd
+    driver: CgroupDriver
+    by_systemd: bool
+
+    @property
+    def is_v2(self) -> bool:
+        return self.kernel.version == 2
+
+    @property
+    def box(self) -> str:
+        return "offline.slice" if self.by_systemd else "/offline"
+
+    @property
+    def pod(self) -> str:
+        return "offline-poda.slice" if self.by_systemd else "/offline/poda"
+
+    def file(self, path: str, name: str) -> str:
+        """Where a file lies, below the fake kernel's root."""
+        v1 = {"cpu": "cpu,cpuacct", "memory": "memory", "pids": "pids", "hugetlb": "hugetlb"}
+        return f"{'cg' if self.is_v2 else v1[name.partition('.')[0]]}{directory_of(path)}/{name}"
+
+    def text(self, path: str, name: str) -> str:
+        return self.kernel.file(self.file(path, name))
+
+    def set_by_kubelet(self, **values: str) -> str:
+        """Kubelet's own cgroup of the pod, with the values of its files; returns its path."""
+        path = "kubepods-burstable-poda.slice" if self.by_systemd else "/kubepods/burstable/poda"
+        hierarchies = ["cg"] if self.is_v2 else ["cpu,cpuacct", "memory", "pids", "hugetlb"]
+        for hierarchy in hierarchies:
+            directory = Path(self.kernel.root, hierarchy)
+            for part in Path(directory_of(path)).parts[1:]:
+                if self.is_v2:
+                    self.kernel.write(f"{directory}/cgroup.subtree_control", "+cpu +hugetlb +memory +pids")
+                directory /= part
+                self.kernel.mkdir(str(directory))
+        for name, value in values.items():
+            self.kernel.by_hand(self.file(path, name), value)
+        return path
+
+    def tick(self, ratio: float = 0.25) -> list[tuple[str, bool]]:
+        """The changes of the box's processes, and whether each was drift."""
+        self.driver.ensure(self.box)
+        self.driver.write(self.box, LIMITS)
+        return [(change.new, change.drift) for change in self.driver.write_pids(self.box, ratio)]
+
+
+@pytest.fixture(params=[(1, False), (2, False), (1, True), (2, True)], ids=["v1", "v2", "v1-systemd", "v2-systemd"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    version, by_systemd = request.param
+    kernel = FakeKernel(tmp_path, version)
+    systemd = FakeSystemd(kernel)
+    return Node(kernel, systemd, detect_any(kernel, systemd, kernel.root), by_systemd)
+
+
+# --- the box ---------------------------------------------------------------------------------------------------------
+
+
+def test_box_has_its_share_of_what_the_kernel_allows(node: Node) -> None:
+    assert node.tick() == [(str(ALLOWED // 4), False)]
+    assert node.tick() == []
+    assert node.text(node.box, "pids.max") == str(ALLOWED // 4)
+    assert node.driver.read_pids(node.box) == Pids(0, ALLOWED // 4)
+    if node.by_systemd:
+        assert node.systemd.units[node.box]["TasksMax"] == ALLOWED // 4
+
+
+def test_box_has_its_share_of_what_kubelet_leaves_to_pods(node: Node) -> None:
+    node.set_by_kubelet()
+    node.kernel.by_hand(node.file("kubepods.slice" if node.by_systemd else "/kubepods", "pids.max"), "2000")
+
+    node.tick()
+
+    assert node.text(node.box, "pids.max") == "500"
+
+
+def test_box_is_never_bounded_to_nothing(node: Node) -> None:
+    node.kernel.by_hand("sys/kernel/threads-max", "20")
+
+    node.tick(0.001)
+
+    assert node.text(node.box, "pids.max") == "1"
+
+
+@pytest.mark.parametrize("value", ["max", "17"])
+def test_limit_on_processes_that_somebody_else_set_is_put_back_and_counted(node: Node, value: str) -> None:
+    node.tick()
+    node.kernel.by_hand(node.file(node.box, "pids.max"), value)
+
+    assert node.tick() == [(str(ALLOWED // 4), True)]
+    assert node.text(node.box, "pids.max") == str(ALLOWED // 4)
+
+
+def test_share_that_changes_is_no_drift(node: Node) -> None:
+    node.tick()
+
+    assert node.tick(0.5) == [(str(ALLOWED // 2), False)]
+
+
+def test_kernel_without_the_controller_limits_nothing_and_refuses_nobody(node: Node) -> None:
+    node.tick()
+    for file in Path(node.kernel.root).rglob("pids.max"):
+        file.unlink()
+
+    assert node.tick() == []
+    assert node.driver.read_pids(node.box) is None
+    node.driver.ensure_pod(node.pod, PodLimits(pids=64))
+
+
+def test_limit_on_processes_outlasts_what_systemd_resets(node: Node) -> None:
+    if not node.by_systemd:
+        pytest.skip("systemd does not write there")
+    node.tick()
+    node.systemd.calls.clear()
+    node.systemd.reset(node.box)
+
+    assert node.tick() == []
+    assert node.systemd.calls == []
+
+
+def test_limit_that_systemd_was_not_told_is_told_by_the_next_tick(node: Node) -> None:
+    if not node.by_systemd:
+        pytest.skip("systemd has no part in it")
+    node.tick()
+    node.systemd.away = True
+    with pytest.raises(CgroupError):
+        node.driver.write_pids(node.box, 0.5)
+    at_once = node.text(node.box, "pids.max")
+    node.systemd.away = False
+
+    node.tick(0.5)
+
+    assert (at_once, node.systemd.units[node.box]["TasksMax"]) == (str(ALLOWED // 2), ALLOWED // 2)
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def test_pod_has_in_the_box_what_kubelet_set_on_its_own_cgroup(node: Node) -> None:
+    node.tick()
+    cpu = {"cpu.weight": "20", "cpu.max": "50000 100000"} if node.is_v2 else {"cpu.shares": "512"}
+    huge = "hugetlb.2MB.max" if node.is_v2 else "hugetlb.2MB.limit_in_bytes"
+    own = node.set_by_kubelet(**cpu, **{"pids.max": "64", huge: "4194304"})
+
+    found = node.driver.pod_limits(own)
+    node.driver.ensure_pod(node.pod, found)
+
+    carried = {**cpu, "pids.max": "64", huge: "4194304"}
+    assert {name: node.text(node.pod, name) for name in carried} == carried
+    assert node.driver.pod_limits(node.pod) == found
+    assert own in parse_kubelet_parent(own).at_kubelet
+
+
+def test_pod_of_which_kubelet_says_nothing_has_the_lowest_weight_and_no_limits(node: Node) -> None:
+    node.tick()
+
+    node.driver.ensure_pod(node.pod, PodLimits())
+
+    held = node.driver.pod_limits(node.pod)
+    assert (held.cpu_weight, held.pids, held.memory_bytes) == (1 if node.is_v2 else 2, UNLIMITED, None)
+
+
+def test_pods_limits_outlast_a_reset_and_an_update_of_memory(node: Node) -> None:
+    node.tick()
+    limits = PodLimits(cpu_weight=300, pids=64)
+    node.driver.ensure_pod(node.pod, limits)
+
+    node.driver.ensure_pod(node.pod, PodLimits(memory_bytes=64 * MIB, cpu_weight=300, pids=64))
+    if node.by_systemd:
+        node.systemd.reset(node.pod)
+
+    held = node.driver.pod_limits(node.pod)
+    assert (held.cpu_weight, held.pids, held.memory_bytes) == (300, 64, 64 * MIB)
+
+
+def test_pod_follows_a_resize(node: Node) -> None:
+    node.tick()
+    node.driver.ensure_pod(node.pod, PodLimits(cpu_weight=300, pids=64, cpu_cores=0.5 if node.is_v2 else None))
+
+    node.driver.ensure_pod(node.pod, PodLimits(cpu_weight=100, pids=32, cpu_cores=UNLIMITED if node.is_v2 else None))
+
+    held = node.driver.pod_limits(node.pod)
+    assert (held.cpu_weight, held.pids) == (100, 32)
+    assert held.cpu_cores == (UNLIMITED if node.is_v2 else None)
+    if node.by_systemd:
+        assert names(node.systemd.calls).count("start") >= 2
+
+
+def test_huge_pages_that_the_box_has_no_files_for_refuse_nobody(node: Node) -> None:
+    node.tick()
+    node.driver.ensure_pod(node.pod, PodLimits(hugetlb={"hugetlb.1GB.max": "0"}))
+
+    assert "hugetlb.1GB.max" not in node.driver.pod_limits(node.pod).hugetlb
