@@ -231,5 +231,5 @@ def test_offline_pod_with_a_cpu_of_its_own_has_that_one(node: Node, busy: PodSta
 
     wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.of_pod(pod)], SOON_S, "its own CPU", node.kubelet.log)
 
-    assert re.findall(r"(?m)^E.*cpu_manager.*", node.kubelet.log.read_text()[before:]) == []
+    assert re.findall(r"(?m)^E.*reconcileState: failed.*", node.kubelet.log.read_text()[before:]) == []
     node.remove(pod)
