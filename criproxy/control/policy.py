@@ -33,7 +33,7 @@ MEMORY_STEP_BYTES: Final = 1 << 20
 START_CORES: Final = 0.1
 START_MOST_CORES: Final = 1.0
 """What the floor grows by for each pod that is starting, and at most: runtime and init run within the box's quota, and
-take about a tenth of a second of CPU time per pod (README, How much offline gets).
+take about a twentieth of a second of CPU time per pod (`python -m benchmarks.starts`).
 """
 
 _LEAST: Final = 1e-8
