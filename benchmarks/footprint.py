@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks.node import NODE_PYTHON, NodeCriproxy, backend, connect, cpu_seconds, labs, rss_mib, run_request
 from benchmarks.table import table
-from criproxy.proxy.client.core import Client
+from criproxy.fronts.http2.client.core import Client
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
 

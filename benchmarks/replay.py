@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.predictor import CAPACITY_CORES, load
 from benchmarks.table import table
-from criproxy.simulate.replay import Plan, limit, predict
-from criproxy.simulate.simulation import Trial, run
-from criproxy.simulate.trace import Trace
+from criproxy.commands.simulate.replay import Plan, limit, predict
+from criproxy.commands.simulate.simulation import Trial, run
+from criproxy.commands.simulate.trace import Trace
 
 STEP_S = 60.0
 ROUNDS = 5

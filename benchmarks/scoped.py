@@ -13,11 +13,11 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.tree import Tree
 from criproxy.config import Loaded, load
-from criproxy.daemon import Daemon
+from criproxy.daemon.daemon import Daemon
+from criproxy.daemon.watch import FileWatch
 from criproxy.model import Usage
 from criproxy.observe import log
 from criproxy.observe.log_writer import LogWriter
-from criproxy.watch import FileWatch
 from integration.lab.criproxy import CHECKOUT, START_S, Criproxy
 from integration.lab.process import Process
 

@@ -12,8 +12,8 @@ from typing import Final, Self
 
 from hpack import Decoder, Encoder
 
-from criproxy.proxy.relay import frames
-from criproxy.proxy.relay.frames import (
+from criproxy.fronts.http2 import frames
+from criproxy.fronts.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -32,7 +32,7 @@ from criproxy.proxy.relay.frames import (
     SETTINGS,
     WINDOW_UPDATE,
 )
-from criproxy.proxy.relay.message import opened, wrapped
+from criproxy.fronts.http2.message import opened, wrapped
 from integration.lab.process import LabError
 
 _READ_BYTES: Final = 256 * 1024

@@ -1,4 +1,4 @@
-"""Generate criproxy/proxy/cri_pb2.py from cri.proto: `python cri-api/generate.py [--check]`.
+"""Generate criproxy/fronts/cri/cri_pb2.py from cri.proto: `python cri-api/generate.py [--check]`.
 
 --check writes nothing and fails when the committed stubs are not what the generator makes.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE.parent / "criproxy" / "proxy"
+OUT = HERE.parent / "criproxy" / "fronts" / "cri"
 STUBS = ("cri_pb2.py", "cri_pb2.pyi")
 
 
@@ -29,7 +29,7 @@ def main() -> int:
         generate(Path(fresh))
         stale = [name for name in STUBS if (Path(fresh) / name).read_bytes() != (OUT / name).read_bytes()]
     for name in stale:
-        print(f"criproxy/proxy/{name} is not what cri.proto makes: run python cri-api/generate.py", file=sys.stderr)
+        print(f"criproxy/fronts/cri/{name} is stale: run python cri-api/generate.py", file=sys.stderr)
     return bool(stale)
 
 

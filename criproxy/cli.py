@@ -119,10 +119,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from criproxy import lean
+    from criproxy.daemon import footprint
 
-    with lean.fewer_modules():
-        from criproxy import daemon
+    with footprint.fewer_modules():
+        from criproxy.daemon import daemon
 
     return daemon.run(options.config, options.dry_run)
 
@@ -146,11 +146,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from criproxy.attach.whichcgroups import places
+    from criproxy.commands.attach.whichcgroups import places
+    from criproxy.commands.explain.explain import Node, explain, render
+    from criproxy.commands.explain.manifest import ManifestError, read_manifests
     from criproxy.config import load
-    from criproxy.explain import Node, explain, render
     from criproxy.hooks import offline_chain
-    from criproxy.manifest import ManifestError, read_manifests
 
     loaded = load(options.config)
     if loaded.errors:
@@ -198,7 +198,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _tell_bypass(proxy: "Proxy") -> None:
     """Where kubelet's calls go while criproxy does not say so itself."""
-    from criproxy import bypass
+    from criproxy.daemon import bypass
 
     switch = bypass.Bypass((bypass.DIRECTORY,))
     if words := bypass.while_away(Path(proxy.listen_path), Path(proxy.runtime_path), proxy.bypass, switch):
@@ -256,14 +256,14 @@ def _moment(text: str) -> float:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from criproxy.simulate.command import main as simulate
+    from criproxy.commands.simulate.command import main as simulate
 
     return simulate(options.arguments)
 
 
 def _upgrade(options: argparse.Namespace) -> int:
     from criproxy.config import load
-    from criproxy.handover.command import NotUpgradedError, Running
+    from criproxy.daemon.upgrade.command import NotUpgradedError, Running
 
     config = load(options.config).config
     try:
@@ -275,13 +275,13 @@ def _upgrade(options: argparse.Namespace) -> int:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    from criproxy.attach.command import run
+    from criproxy.commands.attach.command import run
 
     return run("attach", options.config, options.dry_run)
 
 
 def _detach(options: argparse.Namespace) -> int:
-    from criproxy.attach.command import run
+    from criproxy.commands.attach.command import run
 
     return run("detach", options.config, options.dry_run)
 

@@ -237,7 +237,7 @@ def test_attach_and_detach_pass_their_options_on_and_end_as_they_do(
         asked.append((verb, config, dry_run))
         return len(asked)
 
-    monkeypatch.setattr("criproxy.attach.command.run", run)
+    monkeypatch.setattr("criproxy.commands.attach.command.run", run)
     assert main([verb, "--config", str(config)]) == 1
     assert main([verb, "--dry-run"]) == 2
     assert asked == [(verb, config, False), (verb, Path("/etc/criproxy/config.toml"), True)]

@@ -14,8 +14,8 @@ import grpc
 from benchmarks.backend import ANSWERS
 from benchmarks.node import connect, run_request
 from benchmarks.soak.runtime import BY_STATE, DETAILS, FILTERED, LISTS, SERVICE, seen
-from criproxy.proxy import cri_pb2 as cri
-from criproxy.proxy.relay import frames
+from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.http2 import frames
 from integration.lab.cgroups import Tree
 
 _TIMEOUT_S: Final = 60.0

@@ -3,12 +3,12 @@
 import os
 
 from criproxy.cgroup import files
-from criproxy.cgroup.anchor import Anchors
 from criproxy.cgroup.by_shape import ByShape
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.cgroup.systemd import SystemdDriver
+from criproxy.cgroup.systemd.anchor import Anchors
+from criproxy.cgroup.systemd.driver import SystemdDriver
+from criproxy.cgroup.systemd.units import Units
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.units import Units
 from criproxy.cgroup.v1 import V1Driver
 from criproxy.cgroup.v2 import V2Driver
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from criproxy.bypass import BypassStatus
+from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics

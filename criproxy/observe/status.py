@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
+from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from criproxy.bypass import BypassStatus
 from criproxy.control.guardlaw import GuardStatus
+from criproxy.daemon.bypass import BypassStatus
 from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,

@@ -8,8 +8,8 @@ from pathlib import Path
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_box
+from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.units import SystemdUnits
 from criproxy.model import UNLIMITED, Limits
 from integration.lab.cgroups import version
 from integration.lab.process import wait_until

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.attach.command import run
+from criproxy.commands.attach.command import run
 from integration.lab.kubelet import find_kubelet, static_pod
 from integration.lab.naming import driver
 from integration.lab.process import wait_until

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.attach.machine import RealMachine
-from criproxy.attach.node import Node
+from criproxy.commands.attach.machine import RealMachine
+from criproxy.commands.attach.node import Node
 from integration.lab.cgroups import version
 from integration.lab.process import Process
 from integration.systemd.slice_lab import systemctl

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError, PodLimits
-from criproxy.cgroup.units import SystemdUnits
+from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.model import UNLIMITED, Limits
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, LIMITS, V1, Box, directory, held, new_driver, shown, systemctl, text

@@ -9,8 +9,8 @@ from fake_kernel import FakeKernel
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.slices import INFINITY, Properties, Value
-from criproxy.cgroup.units import INVALID_ARGS, UnitError
+from criproxy.cgroup.systemd.slices import INFINITY, Properties, Value
+from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError
 
 _V1_HIERARCHIES = ("cpu,cpuacct", "memory", "pids", "systemd")
 

@@ -9,7 +9,7 @@ from fake_systemd import FakeSystemd
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.slices import Properties
+from criproxy.cgroup.systemd.slices import Properties
 from criproxy.model import Limits
 
 BOX, POD = "offline.slice", "offline-poda.slice"

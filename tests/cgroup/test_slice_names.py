@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.places import pod_named
-from criproxy.cgroup.slices import INFINITY, anchor_of, cpu_mask, limit_properties, pod_in, standing_properties
+from criproxy.cgroup.systemd.slices import INFINITY, anchor_of, cpu_mask, limit_properties, pod_in, standing_properties
 from criproxy.model import UNLIMITED, Limits
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from jeepney import HeaderFields, Message, Parser, new_error, new_method_return
 
-from criproxy.cgroup import units
-from criproxy.cgroup.units import INVALID_ARGS, SystemdUnits, UnitError
+from criproxy.cgroup.systemd.driver import units
+from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
 
 EXISTS = "org.freedesktop.systemd1.UnitExists"
 NO_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
@@ -261,7 +261,7 @@ def test_silence_is_an_error_in_time(bus: Bus, systemd: SystemdUnits, monkeypatc
 
 
 def test_library_is_imported_with_the_first_call_only() -> None:
-    code = "import sys, criproxy.cgroup.detect, criproxy.cgroup.units; print('jeepney' in sys.modules)"
+    code = "import sys, criproxy.cgroup.detect, criproxy.cgroup.systemd.units; print('jeepney' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"

@@ -10,10 +10,10 @@ import pytest
 from control_fakes import FakeClock, FakeLog, Stop
 from msgspec.structs import replace
 
-from criproxy.control.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
+from criproxy.daemon.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_checkpoint_write_that_fails_leaves_the_old_file(file, states, monkeypat
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("criproxy.control.checkpoint.os.fsync", full)
+    monkeypatch.setattr("criproxy.daemon.checkpoint.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         file.write({"cpu": replace(states["cpu"], samples=1)})
     assert file.path.read_bytes() == before
@@ -182,8 +182,8 @@ class SlowDisk:
     def __init__(self, monkeypatch):
         self.freed, self.entered = threading.Event(), threading.Event()
         self._fsync = os.fsync
-        monkeypatch.setattr("criproxy.control.checkpoint.os.fsync", self._sync)
-        monkeypatch.setattr("criproxy.control.checkpoint.LAST_S", 60.0)  # this machine may be slow, too
+        monkeypatch.setattr("criproxy.daemon.checkpoint.os.fsync", self._sync)
+        monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 60.0)  # this machine may be slow, too
 
     def _sync(self, descriptor):
         self.entered.set()
@@ -227,7 +227,7 @@ def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before
 
 def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, states, clock, log, monkeypatch):
     freed = threading.Event()
-    monkeypatch.setattr("criproxy.control.checkpoint.LAST_S", 0.05)
+    monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 0.05)
     monkeypatch.setattr(file, "write", lambda *_, **__: freed.wait())
     try:
         asyncio.run(Checkpointer(file, clock, lambda: states, log).save_last())  # which joins asyncio's threads

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from status_samples import DECISION, SNAPSHOT
 
-from criproxy.bypass import BypassStatus
+from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import LimitChange
 from criproxy.observe.metrics import Metrics
 

@@ -1,0 +1,1 @@
+"""The box on nodes whose cgroups systemd manages."""

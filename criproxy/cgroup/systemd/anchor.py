@@ -1,0 +1,73 @@
+"""Anchors: empty slices of ours beside kubelet's pod slices, which keep the controllers of these (cgroup v2, systemd).
+
+At each sync kubelet kills a pod whose own slice has lost a controller. Systemd takes cpuset away from slices of which
+none asks for it; ordinary pods ask for it through their scopes, but an offline pod's scopes are in the box. So each
+slice of kubelet's that such a pod came from gets one child that asks: a slice with AllowedCPUs=, in which nothing runs.
+
+Source: kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go, Validate; systemd/src/core/cgroup.c, unit_get_members_mask.
+"""
+
+from typing import Final
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import directory_of, parse_box
+from criproxy.cgroup.systemd.slices import anchor_of, cpu_mask, pod_in
+from criproxy.cgroup.systemd.units import Units
+from criproxy.cgroup.tree import GONE, Tree
+
+_CPUS: Final = "cpuset.cpus"
+_EFFECTIVE: Final = "cpuset.cpus.effective"
+
+
+class Anchors:
+    """`mount`: where the unified hierarchy is mounted."""
+
+    def __init__(self, mount: str, tree: Tree, units: Units) -> None:
+        self._mount = mount
+        self._tree = tree
+        self._units = units
+
+    def keep(self, box: str, pods: tuple[str, ...]) -> tuple[str, ...]:
+        """Have an anchor wherever kubelet has the slice of one of `pods`, and nowhere else; returns the units changed.
+
+        The slices of kubelet's themselves are looked at only: so it holds whatever they do. Raises CgroupError.
+        """
+        if not self._tree.exists(f"{self._mount}/{_EFFECTIVE}"):
+            return ()  # no cpuset at all: kubelet then asks for none
+        changed = []
+        for parent in parse_box(box).online_parents:
+            anchor = anchor_of(parent)
+            if any(self._tree.exists(self._directory(pod_in(parent, pod))) for pod in pods):
+                if not self._holds(anchor):
+                    self._start(anchor, parent)
+                    changed.append(anchor)
+            elif self._tree.exists(self._directory(anchor)):
+                self._units.stop(anchor)
+                changed.append(anchor)
+        return tuple(changed)
+
+    def _start(self, anchor: str, parent: str) -> None:
+        self._units.start(anchor, {"AllowedCPUs": cpu_mask(self._cpus(parent))})
+        if not self._holds(anchor):
+            raise CgroupError(
+                f"{self._directory(anchor)}/{_CPUS} is empty right after {anchor} was given a CPU: kubelet would kill "
+                f"offline pods of {parent}; see systemctl status {anchor}"
+            )
+
+    def _holds(self, anchor: str) -> bool:
+        try:
+            return self._tree.read(f"{self._directory(anchor)}/{_CPUS}") != ""
+        except CgroupError as error:
+            if error.errno in GONE:
+                return False
+            raise
+
+    def _cpus(self, parent: str) -> str:
+        """The CPUs that a child of `parent` can have: what the next above it says that has the controller."""
+        directory = self._directory(parent)
+        while directory != self._mount and not self._tree.exists(f"{directory}/{_EFFECTIVE}"):
+            directory = directory.rpartition("/")[0]
+        return self._tree.read(f"{directory}/{_EFFECTIVE}")
+
+    def _directory(self, unit: str) -> str:
+        return self._mount + directory_of(unit)

@@ -1,0 +1,69 @@
+"""`criproxy attach` and `criproxy detach`: their exit status, their words, and what signals do to them."""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal
+
+from criproxy.commands.attach.attaching import attach
+from criproxy.commands.attach.criproxy_side import Proxy
+from criproxy.commands.attach.detaching import detach
+from criproxy.commands.attach.edits import RefusedError
+from criproxy.commands.attach.machine import Machine, NodeError, RealMachine
+from criproxy.commands.attach.node import Node
+from criproxy.commands.attach.steps import FailedError, Steps, Terms
+from criproxy.config import load
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalledError(BaseException):
+    """A signal came."""
+
+
+def run(
+    verb: Literal["attach", "detach"],
+    config_file: Path,
+    dry_run: bool,
+    machine: Machine | None = None,
+    root: Path = Path("/"),
+) -> int:
+    """The exit status: 0 done, or it was so already; 1 not, as told on stderr."""
+    loaded = load(config_file)
+    if verb == "attach" and loaded.errors:
+        return _fail(*(str(error) for error in loaded.errors))
+    config = loaded.config
+    proxy = Proxy(str(config_file), config.proxy.listen_path, config.proxy.runtime_path, config.proxy.status_path)
+    steps = Steps(Node(machine or RealMachine(), root), proxy, Terms(_say, _hold, dry_run))
+    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    try:
+        (attach if verb == "attach" else detach)(steps)
+    except (RefusedError, NodeError, FailedError) as error:
+        return _fail(f"criproxy {verb}: {error}")
+    except SignalledError as error:
+        return _fail(f"criproxy {verb}: {error}; nothing was changed")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _hold()  # one is enough: what follows is the clean-up
+    raise SignalledError(f"ended by {signal.Signals(number).name}")
+
+
+def _hold() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _fail(*lines: str) -> int:
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    return 1

@@ -1,0 +1,88 @@
+"""The criproxy that kubelet is attached to, as attach and detach need to know it."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.node import Node
+
+_CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
+
+_STATUS: Final = {"runtime": dict, "pods": list, "engine": str}
+"""What is asked of its status."""
+
+_FIRST_CALLS: Final = 3
+"""Kubelet makes more within its first second; one alone may be our own, counted late."""
+
+
+class Proxy(Struct, frozen=True):
+    """Where its config says that it is; `status` is the socket at which it is asked."""
+
+    config_file: str
+    listen: str
+    runtime: str
+    status: str
+
+    def check(self, node: Node) -> str:
+        """The runtime behind it, by name. Raises NodeError when kubelet would not reach the configured one by it."""
+        try:
+            status = self._status(node)
+        except NodeError as error:
+            raise NodeError(f"criproxy does not run: {error}; `systemctl start criproxy` first") from error
+        said = status["runtime"]
+        if not node.same_socket(said["socket"], self.runtime):
+            raise NodeError(
+                f"the running criproxy is before {said['socket']}, and {self.config_file} says {self.runtime}: "
+                "`systemctl restart criproxy` first"
+            )
+        if not said["ready"]:
+            raise NodeError(f"criproxy has no runtime: {said['problem']}; see `criproxy status`")
+        try:
+            through, direct = node.machine.version(self.listen), node.machine.version(self.runtime)
+        except NodeError as error:
+            raise NodeError(f"criproxy does not serve: {error}; see `criproxy status`") from error
+        if through != direct:
+            raise NodeError(
+                f"{self.listen} answers as {through}, and {self.runtime} as {direct}: see `criproxy status`"
+            )
+        return direct
+
+    def is_blind(self, node: Node) -> bool:
+        """Whether it passes bytes unseen, and so counts no calls. Raises NodeError when it does not answer."""
+        return bool(self._status(node)["engine"] == "blind")
+
+    def calls(self, node: Node) -> float:
+        """How many calls it has carried. Raises NodeError when it does not answer."""
+        return sum(float(value) for value in _CALLS.findall(node.machine.ask(self.status, "/metrics")))
+
+    def has_carried(self, node: Node, since: float) -> bool:
+        """Whether kubelet has come since there were so many calls; fewer: criproxy has started anew."""
+        now = self.calls(node)
+        return now - (since if now >= since else 0) >= _FIRST_CALLS
+
+    def offline_pods(self, node: Node) -> Iterator[str]:
+        """What the user must know of pods that are in the box still, in lines."""
+        try:
+            pods = self._status(node)["pods"]
+        except NodeError:
+            yield "criproxy does not answer: offline pods that run go on, in the box, with its last limits"
+            return
+        if not pods:
+            return
+        yield f"{len(pods)} offline pods are in the box still, and go on there:"
+        yield from (f"  {pod['namespace']}/{pod['name']}" for pod in pods[:20])
+        yield (
+            "while criproxy runs, it bounds them on; `colocation.enabled = false` in its config lifts the box's limits "
+            '(with on_disable = "evict" it ends them), and a pod that is deleted leaves the box'
+        )
+
+    def _status(self, node: Node) -> Any:
+        try:
+            status = json.loads(node.machine.ask(self.status, "/status"))
+            return {key: kind(status[key]) for key, kind in _STATUS.items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise NodeError(f"{self.status} does not answer like criproxy") from error

@@ -1,0 +1,237 @@
+"""The node as attach and detach touch it: its files, systemd, kubelet's process. With the
+machine (machine.py) it holds all effects of this package.
+
+Every path is below `root`, so that a test can give it a directory instead of a node.
+"""
+
+import contextlib
+import fcntl
+import glob
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.commands.attach import oom_group
+from criproxy.commands.attach.edits import Edit
+from criproxy.commands.attach.machine import Machine, NodeError
+from criproxy.commands.attach.record import STATE, Record, from_json, to_json
+from criproxy.kubelet.walk import walk
+
+_RESTART_S: Final = 180.0
+"""Systemd gives a service 90 s to stop."""
+_QUICK_S: Final = 30.0
+_CGROUPS: Final = "/sys/fs/cgroup"
+
+
+class UnitState(Struct, frozen=True):
+    """What systemd says of a unit. `pid` 0: its main process does not run."""
+
+    loaded: bool
+    active: str
+    sub: str
+    pid: int
+    restarts: int
+    files: tuple[str, ...]
+
+
+class Node:
+    """The node below `root`. OSErrors of its files become NodeErrors."""
+
+    def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
+        self.machine = machine
+        self._root = root
+        self._oom_groups: tuple[Path, ...] = ()
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return self._at(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise NodeError(f"{path}: {error.strerror or error}: run this as root, and check the file") from error
+
+    def matching(self, pattern: str) -> Sequence[str]:
+        found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
+        return sorted("/" + os.path.relpath(path, self._root) for path in found)
+
+    def below(self, directory: str) -> Sequence[str]:
+        return walk(self._root, directory)
+
+    def apply(self, edit: Edit) -> None:
+        """Make the file what it shall be, at once or not at all; owner and mode stay. A link keeps pointing there.
+
+        Raises NodeError, also when the file is not what the edit was made from.
+        """
+        if self.read(edit.path) != edit.before:
+            raise NodeError(f"{edit.path} was changed by somebody else just now: look at it, then try again")
+        try:
+            path = Path(os.path.realpath(self._at(edit.path)))
+            if edit.after is None:
+                _beside(path).unlink(missing_ok=True)
+                path.unlink()
+                self._prune(path.parent)
+            else:
+                _replace(path, edit.after)
+        except OSError as error:
+            raise NodeError(f"{edit.path}: {error.strerror or error}: run this as root, on a disk with room") from error
+
+    def _prune(self, directory: Path) -> None:
+        """A directory of drop-ins that has become empty was ours too."""
+        if directory.name.endswith(".service.d"):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+    def same_socket(self, one: str, other: str) -> bool:
+        """Whether two paths are one socket, by whatever links."""
+        try:
+            return self._at(one).samefile(self._at(other))
+        except OSError:
+            return os.path.realpath(self._at(one)) == os.path.realpath(self._at(other))
+
+    def is_executable(self, path: str) -> bool:
+        return os.access(self._at(path), os.X_OK)
+
+    # --- our own state ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One at a time. Raises NodeError when another one is at work."""
+        directory = self._at(STATE).parent
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = os.open(directory, os.O_RDONLY)
+        except OSError as error:
+            raise NodeError(f"{directory}: {error.strerror}: run this as root") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise NodeError("another `criproxy attach` or `detach` is at work: wait for it") from error
+        finally:
+            os.close(file)
+
+    def load(self) -> Record | None:
+        """The record of the attachment; None when there is none, or none that can be read."""
+        content = self.read(STATE)
+        try:
+            return None if content is None else from_json(content)
+        except ValueError:
+            return None
+
+    def save(self, record: Record | None) -> None:
+        """Raises NodeError."""
+        now = self.read(STATE)
+        if record is not None:
+            self.apply(Edit(STATE, now, to_json(record)))
+        elif now is not None:
+            self.apply(Edit(STATE, now, None))
+
+    # --- systemd and kubelet ----------------------------------------------------------------------------------------
+
+    def unit(self, name: str) -> UnitState:
+        keys = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "FragmentPath", "DropInPaths")
+        text = self._systemctl("show", name, "--no-pager", *(f"--property={key}" for key in keys))
+        found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        files = [found.get("FragmentPath", ""), *found.get("DropInPaths", "").split()]
+        return UnitState(
+            loaded=found.get("LoadState") == "loaded",
+            active=found.get("ActiveState", ""),
+            sub=found.get("SubState", ""),
+            pid=int(found.get("MainPID") or 0),
+            restarts=int(found.get("NRestarts") or 0),
+            files=tuple(file for file in files if file),
+        )
+
+    def reload(self) -> None:
+        """Have systemd read its units; what that takes from running containers is put back."""
+        self._oom_groups = oom_group.set_below(self._at(_CGROUPS))
+        try:
+            self._systemctl("daemon-reload")
+        finally:
+            oom_group.put_back(self._oom_groups)
+
+    def restart(self, name: str) -> None:
+        """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
+        self.machine.run(("systemctl", "reset-failed", name), _QUICK_S)  # fails when there is nothing to reset
+        try:
+            self._systemctl("restart", name, timeout_s=_RESTART_S)
+        finally:
+            oom_group.put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
+
+    def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
+        status, output = self.machine.run(("systemctl", *arguments), timeout_s)
+        if status != 0:
+            raise NodeError(f"systemctl {' '.join(arguments[:2])}: {output.strip() or f'exit status {status}'}")
+        return output
+
+    def log_tail(self, name: str) -> str:
+        """The end of a unit's log, for a message; "" when there is no such log."""
+        command = ("journalctl", "--unit", name, "--lines", "5", "--no-pager", "--output", "cat")
+        with contextlib.suppress(NodeError):
+            return self.machine.run(command, _QUICK_S)[1].strip()
+        return ""
+
+    def command_line(self, pid: int) -> tuple[str, ...]:
+        """A process's arguments; () when it has gone."""
+        content = self.read(f"/proc/{pid}/cmdline") if pid else None
+        return tuple(os.fsdecode(content).rstrip("\0").split("\0")) if content else ()
+
+    def help_text(self, program: str) -> str:
+        """What a kubelet's --help says; "" when it cannot be asked."""
+        if not program or not self.is_executable(program):
+            return ""
+        with contextlib.suppress(NodeError):
+            status, output = self.machine.run((program, "--help"), _QUICK_S)
+            return output if status == 0 else ""
+        return ""
+
+    def processes(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
+        """(name, arguments, cgroup) of each process."""
+        for path in self.matching("/proc/[0-9]*/comm"):
+            pid = path.split("/")[2]
+            name = (self.read(path) or b"").decode(errors="replace").strip()
+            if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
+                cgroup = (self.read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
+                yield name, self.command_line(int(pid)), cgroup
+
+
+def _beside(path: Path) -> Path:
+    """Where a new content waits; neither systemd nor kubelet reads a file of such a name."""
+    return path.with_name(f".{path.name}.criproxy~")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Through a file beside it, so that whoever reads sees the old or the new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = _beside(path)
+    new.unlink(missing_ok=True)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(content)
+            try:
+                old = path.stat()
+                os.fchown(out.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(out.fileno(), stat.S_IMODE(old.st_mode))
+            except FileNotFoundError:
+                os.fchmod(out.fileno(), 0o644)
+            out.flush()
+            os.fsync(out.fileno())
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

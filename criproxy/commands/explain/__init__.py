@@ -1,0 +1,1 @@
+"""`criproxy explain`: what would become of a pod, and why."""

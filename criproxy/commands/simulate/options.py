@@ -1,0 +1,158 @@
+"""The options of `criproxy simulate`."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import Final, get_args
+
+from msgspec import Struct
+
+from criproxy.commands.simulate.replay import Plan, Resource
+from criproxy.commands.simulate.sweep import Sweep, parse_sweep
+from criproxy.config.settings import Config
+from criproxy.control.series import Kind, PredictorSettings
+
+ADVERTISED_FROM_S: Final = 3600.0
+"""Horizons from here on are those of a resource that the node advertises: they may be violated more often."""
+
+ADVERTISED_ALPHA: Final = 0.05
+ADVERTISED_COLD_START_PROBES: Final = 288
+"""A day of them at a horizon of an hour."""
+
+UNITS: Final = {
+    "cores": 1.0, "millicores": 1e-3,
+    "bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
+}  # fmt: skip
+_CPU_UNITS: Final = ("cores", "millicores")
+
+_EPILOG: Final = """\
+FILE is CSV, plain or gzip, or the JSON answer of a Prometheus range query; - reads standard input. CSV has the columns
+id, t (unix seconds or ISO 8601) and u, in any order, or just these three without a header. Usage is that of the online
+pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
+  sum by (instance) (rate(node_cpu_seconds_total{mode!~"idle|iowait|steal"}[1m]))
+  node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes
+through /api/v1/query_range.
+"""
+
+
+class Options(Struct, frozen=True):
+    """What the command line asks for; `capacity` is a number or a file, None for the example."""
+
+    files: tuple[str, ...]
+    capacity: str | None
+    family: str | None
+    unit: str
+    plan: Plan
+    brief: bool
+    compare: bool
+    sweep: Sweep | None
+    json: str | None
+    predictions: str | None
+    plot: str | None
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises SystemExit on a wrong command line, as argparse does, and SimulateError on a sweep that makes no sense."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.example == bool(given.files):
+        parser.error("give either files or --example")
+    if given.example and (given.resource != "cpu" or given.unit or given.capacity or given.family):
+        parser.error(
+            "--example is CPU usage of nodes with 16 cores: it takes no --resource, --unit, --capacity, --family"
+        )
+    if not given.example and given.capacity is None:
+        parser.error("give --capacity: what each node has, or a file of id,capacity")
+    if given.files.count("-") + (given.capacity == "-") > 1:
+        parser.error("standard input can be read only once")
+    cpu = given.resource == "cpu"
+    unit = given.unit or ("cores" if cpu else "bytes")
+    if (unit in _CPU_UNITS) != cpu:
+        parser.error(f"--unit {unit} is none of {given.resource}")
+    return Options(
+        files=tuple(given.files),
+        capacity=given.capacity,
+        family=given.family,
+        unit=unit,
+        plan=_plan(given, unit),
+        brief=given.brief,
+        compare=given.compare,
+        sweep=parse_sweep(given.sweep) if given.sweep else None,
+        json=given.json,
+        predictions=given.predictions,
+        plot=given.plot,
+    )
+
+
+def _plan(given: argparse.Namespace, unit: str) -> Plan:
+    config, resource = Config(), given.resource
+    advertised = given.horizon is not None and given.horizon >= ADVERTISED_FROM_S
+    usual = PredictorSettings()
+    alpha_ratio = ADVERTISED_ALPHA if advertised else usual.alpha_ratio
+    section = config.cpu if resource == "cpu" else config.memory
+    return Plan(
+        resource=resource,
+        floor=config.cpu.min_cores if resource == "cpu" else float(config.memory.min_bytes),
+        watermark_ratio=section.watermark_ratio if given.watermark is None else given.watermark,
+        kind=given.predictor,
+        alpha_ratio=alpha_ratio if given.alpha is None else given.alpha,
+        horizon_s=given.horizon,
+        cold_start_probes=ADVERTISED_COLD_START_PROBES if advertised else usual.cold_start_probes,
+        unit=UNITS[unit],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="criproxy simulate",
+        description="Replays recorded usage of nodes through the daemon's predictor and policy, and tells what offline "
+        "pods would have got and what online pods would have risked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("files", metavar="FILE", nargs="*", help="recorded usage, see below")
+    add("--example", action="store_true", help="use two days of three made-up nodes instead of files")
+    add("--resource", choices=get_args(Resource), default="cpu", help="what the usage is of (%(default)s)")
+    add("--capacity", metavar="N|FILE", help="what each node has, in the unit of the usage; or a CSV or JSON file with "
+        "id and capacity (and family)")  # fmt: skip
+    add("--unit", choices=tuple(UNITS), help="the unit of usage and capacity (cores or bytes)")
+    add("--family", metavar="NAME", help="the column or label that groups nodes into families (`family`, or else what "
+        "comes before the first - of the id)")  # fmt: skip
+    add("--watermark", metavar="R", type=_watermark, help="the share of a node that online and offline may fill "
+        f"({Config().cpu.watermark_ratio:g})")  # fmt: skip
+    add("--horizon", metavar="next|S", type=_horizon, help="predict until the next sample, or for S seconds (next)")
+    add("--alpha", metavar="R", type=_ratio, help="how often a prediction may be exceeded "
+        f"({PredictorSettings().alpha_ratio:g}; from a horizon of an hour on {ADVERTISED_ALPHA:g})")  # fmt: skip
+    add("--predictor", choices=get_args(Kind), default="calibrated", help="the predictor (%(default)s)")
+    add(
+        "--compare",
+        action="store_true",
+        help="put simple predictors beside it, with the best margin for this very data",
+    )
+    add("--sweep", metavar="WHAT=LOW..HIGH", help="try watermark or alpha from low to high, and recommend a value")
+    add("--brief", action="store_true", help="no row per series")
+    add("--json", metavar="F", help="write all numbers to this file")
+    add("--predictions", metavar="F", help="write id,t,usage,prediction,limit to this CSV file")
+    add("--plot", metavar="F", help="draw up to three nodes, or the sweep, into this .png or .svg (needs matplotlib)")
+    return parser
+
+
+def _horizon(text: str) -> float | None:
+    if text == "next":
+        return None
+    horizon_s = float(text)
+    if not 0.0 < horizon_s < math.inf:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return horizon_s
+
+
+def _watermark(text: str) -> float:
+    return 1.0 if float(text) == 1.0 else _ratio(text)
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 < ratio < 1.0:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return ratio

@@ -1,0 +1,86 @@
+"""The replay of a trace through the daemon's own predictor and policy, with the trace's times as the clock."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from criproxy.commands.simulate.trace import Trace
+from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
+from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import Kind, PredictorSettings
+from criproxy.model import UNLIMITED, Prediction, Snapshot
+
+Resource = Literal["cpu", "memory"]
+
+NEXT_SAMPLE_STEPS: Final = 1.5
+"""A horizon of so many steps holds the next sample and no other."""
+
+_OTHER: Final = StaticSettings(UNLIMITED)
+
+
+class Plan(Struct, frozen=True):
+    """What to replay with. `floor` is in cores or bytes, `unit` how many of them are 1 in a trace.
+
+    `horizon_s` None reaches until the next sample, whatever the trace's step.
+    """
+
+    resource: Resource
+    floor: float
+    watermark_ratio: float = 0.9
+    kind: Kind = "calibrated"
+    alpha_ratio: float = 0.01
+    horizon_s: float | None = None
+    cold_start_probes: int = 24
+    unit: float = 1.0
+
+    def horizon_of(self, trace: Trace) -> float:
+        """How far ahead a prediction for this trace reaches, in seconds; for a single sample, anything will do."""
+        return NEXT_SAMPLE_STEPS * (trace.step_s or 1.0) if self.horizon_s is None else self.horizon_s
+
+
+def predict(trace: Trace, plan: Plan) -> "array[float]":
+    """The prediction after each sample, in the trace's unit. Raises ValueError on a plan out of bounds."""
+    settings = PredictorSettings(
+        kind=plan.kind,
+        alpha_ratio=plan.alpha_ratio,
+        horizon_s=plan.horizon_of(trace),
+        cold_start_probes=plan.cold_start_probes,
+    )
+    predictor = make_predictor(settings, CPU_BUCKETS if plan.resource == "cpu" else MEMORY_BUCKETS)
+    unit, capacity = plan.unit, trace.capacity * plan.unit
+    return array(
+        "d",
+        (
+            predictor.observe(t_s, t_s, usage * unit, capacity) / unit
+            for t_s, usage in zip(trace.times_s, trace.usages, strict=True)
+        ),
+    )
+
+
+def limit(trace: Trace, predictions: Sequence[float], plan: Plan) -> "array[float]":
+    """The box's limit that the policy sets after each sample, in the trace's unit. Raises ValueError as `predict`."""
+    law = DynamicSettings(floor=plan.floor, watermark_ratio=plan.watermark_ratio)
+    cpu = plan.resource == "cpu"
+    settings = PolicySettings(law, _OTHER) if cpu else PolicySettings(_OTHER, law)
+    unit, capacity, state = plan.unit, trace.capacity * plan.unit, PolicyState()
+    limits = array("d")
+    for t_s, used, predicted in zip(trace.times_s, trace.usages, predictions, strict=True):
+        if cpu:
+            snapshot, prediction = _cpu(t_s, capacity, used * unit), Prediction(predicted * unit, None)
+        else:
+            snapshot, prediction = _memory(t_s, capacity, used * unit), Prediction(None, predicted * unit)
+        decision, state = decide(snapshot, prediction, state, settings)
+        value = decision.limits.cpu_cores if cpu else decision.limits.memory_bytes
+        limits.append(trace.capacity if value is UNLIMITED else value / unit)
+    return limits
+
+
+def _cpu(t_s: float, capacity: float, usage: float) -> Snapshot:
+    return Snapshot(t_s, capacity, 0, usage, 0, 0.0, 0, usage, 0, 0.0)
+
+
+def _memory(t_s: float, capacity: float, usage: float) -> Snapshot:
+    return Snapshot(t_s, 0.0, int(capacity), 0.0, int(usage), 0.0, 0, 0.0, int(usage), 0.0)

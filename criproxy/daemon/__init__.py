@@ -1,0 +1,1 @@
+"""The running daemon: how its parts are put together, and its life."""

@@ -1,0 +1,180 @@
+"""Takes up a changed config and the schedule's next stage, and tells of them: to the parts, the status, the bypass."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from criproxy.config import Config, Loaded, load, restart_keys
+from criproxy.control.clock import Clock
+from criproxy.daemon.apart import run_apart
+from criproxy.daemon.bypass import Bypass, BypassError
+from criproxy.daemon.standing import Standing
+from criproxy.daemon.timetable import Timetable
+from criproxy.daemon.watch import FileWatch
+from criproxy.fronts.socket import ListenSocket, SocketError
+from criproxy.observe import log as logs
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.notify import Notifier
+from criproxy.observe.report import Reporter
+
+_CONFIG_POLL_S: Final = 0.5
+_AGAIN_S: Final = 5.0
+"""When the machine has no more threads."""
+
+_SCHEDULE_EVERY_S: Final = 1.0
+"""The schedule is asked again and again, not once at its next change: the wall clock may jump."""
+
+
+class Told(Struct, frozen=True):
+    """Who hears of a config, besides the parts that `Reload.apply` sets. `runtime` is its socket."""
+
+    reporter: Reporter
+    metrics: Metrics
+    notifier: Notifier
+    bypass: Bypass
+    socket: ListenSocket
+    runtime: Path
+
+
+class Reload:
+    """`standing` is how things stand, first as it was `first`; `apply` sets the parts to it whenever it changes."""
+
+    def __init__(
+        self,
+        watch: FileWatch,
+        first: Standing,
+        timetable: Timetable,
+        apply: Callable[[Standing], None],
+        told: Told,
+        *,
+        clock: Clock,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._watch = watch
+        self._standing = first
+        self._first_config: Config = first.config
+        self._timetable = timetable
+        self._apply = apply
+        self._told = told
+        self._clock = clock
+        self._log = log
+        self.asked = asyncio.Event()
+        """To be set when the file is to be read at once, changed or not."""
+
+    def begin(self, loaded: Loaded) -> None:
+        """Tell of the config and the stage at the start, which the parts were made for."""
+        self._write_bypass()
+        self._tell_config(loaded)
+        self._tell_stage()
+
+    async def reload_when_asked(self) -> None:
+        """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
+        while True:
+            await self.asked.wait()
+            self.asked.clear()
+            self._watch.read()
+            try:
+                loaded = await run_apart("config", lambda: load(self._watch.file))
+            except RuntimeError as error:
+                self._log.warning("config_not_read", error=str(error), consequence="tried again")
+                self.asked.set()
+                await self._clock.sleep(_AGAIN_S)
+                continue
+            except BaseException:  # a hand-over begins, and may fail: then this begins anew
+                self.asked.set()
+                raise
+            self._take_up(loaded)
+            with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
+                await run_apart("bypass", self._write_bypass)
+
+    async def watch_config(self) -> None:
+        """Reload when the file has changed. The first look is as long after that of a task before as all others."""
+        await self._clock.sleep(_CONFIG_POLL_S)
+        await self._clock.repeat(self._follow_file)
+
+    def _follow_file(self) -> float:
+        if self._watch.changed():
+            self.asked.set()
+        return _CONFIG_POLL_S
+
+    async def follow_schedule(self) -> None:
+        await self._clock.repeat(self._follow_schedule)
+
+    def _follow_schedule(self) -> float:
+        self._leave_bypass()
+        stage = self._timetable.stage(self._clock.wall_s())
+        if stage != self._standing.stage:
+            self._take(replace(self._standing, stage=stage))
+            self._tell_stage()
+        return _SCHEDULE_EVERY_S
+
+    def _take_up(self, loaded: Loaded) -> None:
+        """The new config, or, with errors in it, the old one on."""
+        self._told.notifier.reloading()
+        if not loaded.errors:
+            self._timetable = Timetable(loaded.config)
+            stage = self._timetable.stage(self._clock.wall_s())
+            self._take(replace(self._standing, config=loaded.config, stage=stage, pass_through=False))
+            logs.configure(loaded.config.observe.log_level)
+        self._told.metrics.config_loaded(not loaded.errors)
+        self._tell_config(loaded)
+        self._tell_stage()
+        self._told.notifier.ready(self._told.reporter.headline())
+
+    def _take(self, standing: Standing) -> None:
+        self._standing = standing
+        self._apply(standing)
+
+    def _tell_stage(self) -> None:
+        stage = self._standing.stage
+        self._told.reporter.scheduled(stage.words, stage.closed if self._standing.enabled else "")
+        if stage.words:
+            self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
+
+    def _tell_config(self, loaded: Loaded) -> None:
+        self._tell_bypass()
+        standing = self._standing
+        pending = restart_keys(self._first_config, standing.config)
+        self._told.reporter.configured(standing.config, loaded.errors, pending, pass_through=standing.pass_through)
+        if loaded.errors:
+            self._log.error(
+                "config_refused",
+                errors=[str(error) for error in loaded.errors],
+                consequence="nothing new is placed" if standing.pass_through else "the old one holds",
+            )
+        else:
+            self._log.info(
+                "config_taken", file=str(self._watch.file), enabled=standing.enabled, needs_restart=list(pending)
+            )
+
+    # --- the bypass -------------------------------------------------------------------------------------------------
+
+    def _leave_bypass(self) -> None:
+        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
+        socket = self._told.socket
+        if not socket.is_bypassed:
+            return
+        try:
+            socket.publish()
+        except SocketError as error:
+            self._log.warning("bypass_stays", error=str(error))
+        else:
+            self._log.info("bypass_left", socket=str(socket.path))
+
+    def _tell_bypass(self) -> None:
+        after_s = self._standing.config.proxy.bypass
+        bypass, listen = self._told.bypass, self._told.socket.path
+        self._told.reporter.bypass = lambda: bypass.status(listen, after_s)
+
+    def _write_bypass(self) -> None:
+        """Sockets that wait for a restart are not in force yet. Blocks on the disk."""
+        try:
+            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._standing.config.proxy.bypass)
+        except BypassError as error:
+            self._log.warning("bypass_not_told", error=str(error))

@@ -1,0 +1,99 @@
+"""Where pods are let into the box: in this process or, once that has handed over, in the one that took over."""
+
+import asyncio
+import itertools
+
+from criproxy.cgroup.naming import PodParent
+from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Resize
+from criproxy.fronts.cri.interception import Admission
+from criproxy.model import AdmissionError
+
+
+class Admissions:
+    """The Admission that `hand_to` has named last. While `hold` holds, all that ask wait, and that one is told, too,
+    whose start has ended meanwhile.
+    """
+
+    def __init__(self, box: Admission) -> None:
+        self._at = box
+        self._forgotten: list[str] = []
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        self._forgotten.clear()
+        self._open.clear()
+
+    def resume(self) -> None:
+        self._open.set()
+
+    def hand_to(self, other: Admission) -> None:
+        self._at = other
+        for name in self._forgotten:
+            other.forget(name)
+        self._open.set()
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        await self._open.wait()
+        await self._at.admit(place, memory_bytes)
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        await self._open.wait()
+        await self._at.update_pod(place, memory_bytes)
+
+    def forget(self, name: str) -> None:
+        if not self._open.is_set():
+            self._forgotten.append(name)
+        self._at.forget(name)
+
+
+class Remote:
+    """The Admission of the process at the other end of `channel`; `run` must run."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self._gone = False
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        number = next(self._numbers)
+        await self._ask(number, Admit(number, place.in_box, memory_bytes))
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        number = next(self._numbers)
+        await self._ask(number, Resize(number, place.in_box, memory_bytes))
+
+    def forget(self, name: str) -> None:
+        self.changed(name)
+
+    def changed(self, started: str = "") -> None:
+        """The runtime's pods have changed; see `Changed`."""
+        self._channel.send(Changed(started))
+
+    async def run(self) -> None:
+        """Take the answers, until the other process has gone."""
+        try:
+            while (message := await self._channel.receive()) is not None:
+                if isinstance(message, Done) and (answer := self._waiting.get(message.number)) and not answer.done():
+                    answer.set_result(message.error)
+        finally:
+            self._gone = True
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_result(_GONE)
+
+    async def _ask(self, number: int, question: Admit | Resize) -> None:
+        if self._gone:
+            raise AdmissionError(_GONE)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(question)
+        try:
+            error = await self._waiting[number]
+        finally:
+            del self._waiting[number]
+        if error:
+            raise AdmissionError(error)
+
+
+_GONE = "this criproxy was replaced by another, which has gone: kubelet tries again by itself"

@@ -1,0 +1,130 @@
+"""The new process's side: tell the old one that we could, take over when it says so, and serve its last pods."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Final
+
+from criproxy.cgroup.naming import parse_placement
+from criproxy.control.series import PredictorState
+from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Learned, Main, Ready, Resize, Serving, Take
+from criproxy.fronts.cri.interception import Admission
+from criproxy.model import AdmissionError
+
+CHANNEL: Final = "CRIPROXY_HANDOVER"
+"""The environment variable with the descriptor of the new process's end of the channel."""
+
+LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
+"""As CHANNEL, of the way by which listening sockets come: a stream of text can't carry them beside it."""
+
+_MAX_LISTENERS: Final = 8
+
+
+class Predecessor:
+    """The criproxy that has started this one, made by `of_environment`."""
+
+    def __init__(self, end: socket.socket, listeners: socket.socket | None = None) -> None:
+        self._end = end
+        self._listeners = listeners
+        self._channel: Channel | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self.learned: dict[str, PredictorState] = {}
+        """What it has learned, by resource; after `turn`."""
+        self.gone = asyncio.Event()
+
+    @classmethod
+    def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
+        """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
+        channel, listeners = _inherited(environ.pop(CHANNEL, "")), _inherited(environ.pop(LISTENERS, ""))
+        return None if channel is None else cls(channel, listeners)
+
+    async def turn(self, ready: Ready) -> Take | None:
+        """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
+        self._channel = await Channel.open(self._end)
+        self._channel.send(ready)
+        while (message := await self._channel.receive()) is not None:
+            match message:
+                case Learned(resource, state):
+                    self.learned[resource] = state
+                case Take():
+                    return message
+        return None
+
+    def listeners(self) -> list[socket.socket]:
+        """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
+        if self._listeners is None:
+            return []
+        with self._listeners as way:
+            way.setblocking(False)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(way, 64, _MAX_LISTENERS)
+            except OSError:  # it has none, or has gone
+                return []
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+    def serving(self) -> None:
+        """Only after `turn`, as what follows."""
+        self._opened.send(Serving())
+
+    async def serve(
+        self, admission: Admission, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed."""
+        changed = asyncio.Event()
+        changed.set()  # by what it did between our listing and now
+        following = asyncio.create_task(_follow(changed, on_changed))
+        try:
+            while (message := await self._opened.receive()) is not None:
+                match message:
+                    case Main():
+                        on_main()
+                    case Admit() | Resize():
+                        self._spawn(self._answer(message, admission))
+                    case Changed(started):
+                        if started:
+                            admission.forget(started)
+                        changed.set()
+        finally:
+            self.gone.set()
+            following.cancel()
+        on_main()  # it may have died before it could say so
+        await on_changed()
+
+    async def _answer(self, question: Admit | Resize, admission: Admission) -> None:
+        error = ""
+        try:
+            place = parse_placement(question.place)
+            if isinstance(question, Admit):
+                await admission.admit(place, question.memory_bytes)
+            else:
+                await admission.update_pod(place, question.memory_bytes)
+        except (AdmissionError, ValueError) as refusal:
+            error = str(refusal) or type(refusal).__name__
+        self._opened.send(Done(question.number, error))
+
+    def _spawn(self, job: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(job)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    @property
+    def _opened(self) -> Channel:
+        assert self._channel is not None
+        return self._channel
+
+
+def _inherited(descriptor: str) -> socket.socket | None:
+    if not descriptor.isdecimal():
+        return None
+    os.set_inheritable(int(descriptor), False)
+    return socket.socket(fileno=int(descriptor))
+
+
+async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await event.wait()
+        event.clear()
+        await call()

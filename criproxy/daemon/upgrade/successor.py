@@ -1,0 +1,175 @@
+"""The old process's side: start the new one, hand over to it, or end it and say why."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from criproxy.daemon.upgrade.channel import Channel, Learned, Message, Ready, Serving, Take
+from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
+
+_START_S: Final = 60.0
+"""From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
+as a busy node may need long, would cost calls.
+"""
+
+_TAKE_S: Final = 10.0
+_GONE_S: Final = 5.0
+
+_LAUNCH: Final = '"$@" </dev/null & echo $! >&0'
+"""Run the command as no child of ours and tell its pid: systemd notices the end of its own children only, and gets
+those whose parent has gone. Standard input is the pipe for the pid, as the other two are the log's.
+"""
+
+M = TypeVar("M", bound=Message)
+
+
+class UpgradeError(Exception):
+    """The new process could not take over; the message says why, and what to do."""
+
+
+class Parts(Protocol):
+    """What writes in the old process."""
+
+    async def rest(self) -> Sequence[Learned | Take]:
+        """Stop it, and say what the new process must know, the Take last. Raises UpgradeError."""
+        ...
+
+    def listeners(self) -> Sequence[socket.socket]:
+        """Where questions come in; after `rest`, nobody answers there."""
+        ...
+
+    def leave_listeners(self) -> None:
+        """Close them, so that the new process can listen there."""
+        ...
+
+    async def resume(self) -> None:
+        """Undo `rest`, also one that was never begun or has failed."""
+        ...
+
+
+class Successor:
+    """The new process, which has taken over."""
+
+    def __init__(self, pid: int, handle: int, channel: Channel, listeners: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self._handle = handle
+        self._listeners = listeners
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "Successor":
+        """Raises UpgradeError."""
+        ours, theirs = socket.socketpair()
+        giving, taking = socket.socketpair()
+        with theirs, taking:
+            ends = theirs.fileno(), taking.fileno()
+            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: str(ends[1])}
+            environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
+            try:
+                pid, handle = await asyncio.to_thread(_launch, command, environ, ends)
+            except BaseException as error:
+                ours.close()  # which ends what has been started
+                giving.close()
+                if isinstance(error, ProcessLookupError):
+                    raise UpgradeError("the new process ended before it was ready: see its log") from error
+                if isinstance(error, (OSError, ValueError)):
+                    reason = f"cannot start {command[0]}: {error}: is criproxy installed completely?"
+                    raise UpgradeError(reason) from error
+                raise
+        return cls(pid, handle, await Channel.open(ours), giving)
+
+    def give(self, listeners: Sequence[socket.socket]) -> None:
+        """These sockets are its own, too. Before the Take, after which it looks for them."""
+        with contextlib.suppress(OSError):  # it has gone: what comes next tells
+            if listeners:
+                socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
+
+    async def expect(self, kind: type[M], timeout_s: float) -> M:
+        """Its next message of this kind. Raises UpgradeError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (message := await self.channel.receive()) is not None:
+                    if isinstance(message, kind):
+                        return message
+        except TimeoutError:
+            waited = f"pid {self.pid} was not {kind.__name__.lower()} within {timeout_s:g} s: see its log"
+            raise UpgradeError(waited) from None
+        raise UpgradeError(f"pid {self.pid} ended before it was {kind.__name__.lower()}: see its log")
+
+    async def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        # The channel's end tells nothing: a process's descriptors close one after the other.
+        gone, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(self._handle, gone.set)
+        try:
+            async with asyncio.timeout(_GONE_S):
+                await gone.wait()
+        except TimeoutError:  # it hangs in the kernel: nothing more can be done about it
+            pass
+        finally:
+            loop.remove_reader(self._handle)
+            self.close()
+
+    def close(self) -> None:
+        self._listeners.close()
+        self.channel.close()
+        os.close(self._handle)
+
+
+async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
+    """Start a successor and give it all. Raises UpgradeError; then, and when cancelled, all is as it was."""
+    successor = await Successor.start(command, environ)
+    try:
+        ready = await successor.expect(Ready, _START_S)
+        if ready.errors:
+            raise UpgradeError(f"the config has errors: {'; '.join(ready.errors)}: correct it (`criproxy check`)")
+        if ready.listen != str(listen):
+            raise UpgradeError(
+                f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
+                "criproxy, and kubelet with its new endpoint"
+            )
+        messages = await parts.rest()
+        if ready.takes_listeners:
+            successor.give(parts.listeners())
+        else:
+            parts.leave_listeners()
+        for message in messages:
+            successor.channel.send(message)
+        await successor.expect(Serving, _TAKE_S)
+    except BaseException:
+        await successor.kill()
+        await parts.resume()
+        raise
+    return successor
+
+
+def command_of(argv: Sequence[str], original: Sequence[str]) -> tuple[str, ...]:
+    """The command that starts the criproxy that is installed now, from sys.argv and sys.orig_argv of this one.
+
+    A program is run by its own name, which may lead elsewhere by now; what the interpreter was told to run
+    (`-m criproxy`), as it was.
+    """
+    return tuple(argv if os.access(argv[0], os.X_OK) else original)
+
+
+def _launch(command: Sequence[str], environ: Mapping[str, str], ends: Sequence[int]) -> tuple[int, int]:
+    """The new process's pid and a pidfd of it. Raises OSError, or ValueError without a pid."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answer:
+        try:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", _LAUNCH, "sh", *command], stdin=writing, env=dict(environ), pass_fds=ends
+            )
+        finally:
+            os.close(writing)
+        pid = int(answer.read())
+        shell.wait()
+    return pid, os.pidfd_open(pid)

@@ -1,0 +1,246 @@
+"""A daemon's part in a hand-over: take over from the criproxy before it, and hand over to the one after it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from criproxy import __version__
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import parse_box
+from criproxy.config import ConfigError
+from criproxy.control.series import PredictorState
+from criproxy.daemon.active_parts import Work
+from criproxy.daemon.tasks import Tasks
+from criproxy.daemon.upgrade.admission import Admissions, Remote
+from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
+from criproxy.daemon.upgrade.predecessor import Predecessor
+from criproxy.daemon.upgrade.successor import Successor, UpgradeError, hand_over
+from criproxy.daemon.watchdog import Duty
+from criproxy.fronts.cri import codec
+from criproxy.fronts.engine import Engine
+from criproxy.fronts.socket import ListenSocket
+from criproxy.kubelet.cpu_manager import CpuManager
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.notify import Notifier
+from criproxy.observe.report import Reporter
+from criproxy.observe.status import UpgradeStatus
+from criproxy.pods.reconciler import Upkeep
+
+_RUNTIME_S: Final = 10.0
+"""For so long a new process waits for the runtime before it says that it is ready all the same."""
+
+_ENDING_S: Final = 1.0
+"""A process's descriptors close one after the other, when it is killed: its socket may be the last."""
+
+_DRAIN_S: Final = 3600.0
+"""For so long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
+
+
+class Parts(Struct, frozen=True):
+    """What changes hands, or goes on in the one process and then the other."""
+
+    engine: Engine
+    socket: ListenSocket
+    admissions: Admissions
+    box: Box
+    cpu_manager: CpuManager
+    upkeep: Upkeep
+    learned: Callable[[], Mapping[str, PredictorState]]
+    work: Work
+    duty: Duty
+    notifier: Notifier
+    reporter: Reporter
+    metrics: Metrics
+
+
+class Upgrades:
+    """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
+
+    In order: `take_over`, `begin`, and `end` at the end.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        tasks: Tasks,
+        command: Sequence[str],
+        predecessor: Predecessor | None,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self._command = tuple(command)
+        self._predecessor = predecessor
+        self._log = log
+        self._asked = asyncio.Event()
+        self._handing_over: asyncio.Task[None] | None = None
+        self._successor: Successor | None = None
+        self._remote: Remote | None = None
+        self.waiting = predecessor is not None
+        """Whether the predecessor still does the work."""
+        self.learned: Mapping[str, PredictorState] = {}
+        """What the predecessor has learned; after `take_over`."""
+        self.listed = asyncio.Event()
+        """To be set once the runtime's pods are known."""
+
+    # --- from the predecessor ---------------------------------------------------------------------------------------
+
+    async def take_over(self, config_errors: Sequence[ConfigError]) -> bool:
+        """Be ready, and wait for our turn; False: the predecessor has gone, or a signal has come."""
+        if self._predecessor is None:
+            return True
+        turn = asyncio.create_task(self._turn(self._predecessor, tuple(map(str, config_errors))))
+        await self._tasks.race(turn)
+        take = turn.result() if turn.done() else None
+        turn.cancel()
+        if take is None:
+            told = self._tasks.stop.is_set()
+            who = "this one was told to end" if told else "the one that started this one has ended"
+            self._log.warning("upgrade_given_up", reason=who)
+            return False
+        self.waiting = False
+        self.learned = self._predecessor.learned
+        self._parts.work.adopt(self._predecessor.listeners())
+        self._parts.box.expect(take.admitted)
+        if take.box is not None:
+            await self._parts.cpu_manager.look()
+            await self._parts.upkeep.take_over(parse_box(take.box))
+        return True
+
+    async def begin(self) -> asyncio.Task[None]:
+        """We serve now, so go to work. The task ends when another process has taken over from us."""
+        if self._predecessor is None:
+            self._parts.duty.begin("waiting for the runtime")
+        else:
+            self._predecessor.serving()
+            self._tasks.keep(self._attend(self._predecessor))
+        await self.resume()
+        self._handing_over = self._tasks.spawn(self._hand_over())
+        return self._handing_over
+
+    async def _turn(self, predecessor: Predecessor, errors: tuple[str, ...]) -> Take | None:
+        with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
+            async with asyncio.timeout(_RUNTIME_S):
+                await self.listed.wait()
+        return await predecessor.turn(Ready(__version__, str(self._parts.socket.path), errors, takes_listeners=True))
+
+    async def _attend(self, predecessor: Predecessor) -> None:
+        """Stand in for the predecessor while it finishes its calls."""
+        parts, reporter = self._parts, self._parts.reporter
+        reporter.upgrade = UpgradeStatus(predecessor=True)
+        await predecessor.serve(parts.admissions, lambda: parts.duty.begin(reporter.headline()), self._relist)
+        reporter.upgrade = replace(reporter.upgrade, predecessor=False)
+        await asyncio.sleep(_ENDING_S)
+        parts.socket.clear_leftovers()
+
+    async def _relist(self) -> None:
+        try:
+            await self._parts.upkeep.connected()
+        except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
+            self._log.warning("not_relisted", error=str(error))
+
+    # --- to the successor -------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """An upgrade is wanted."""
+        if self._asked.is_set():
+            self._log.warning("upgrade_refused", reason="another one is under way")
+        self._asked.set()
+
+    async def end(self) -> None:
+        """When there is a successor, finish our calls; else this process just ends."""
+        if self._handing_over is not None and self._successor is None:
+            self._handing_over.cancel()
+            await asyncio.gather(self._handing_over, return_exceptions=True)
+        self._parts.duty.end()
+        if self._successor is None:
+            self._log.info("stopping")
+            if not self.waiting:
+                self._parts.notifier.stopping()
+        else:
+            await self._retire(self._successor)
+
+    def changed(self) -> None:
+        """A call that was carried here has changed the runtime's pods."""
+        if self._remote is not None:
+            self._remote.changed()
+
+    async def rest(self) -> Sequence[Learned | Take]:
+        """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
+        parts = self._parts
+        await parts.work.cease()
+        parts.admissions.hold()
+        try:
+            await parts.box.settle()
+        except CgroupError as error:
+            raise UpgradeError(f"{error}: try again") from error
+        learned = (Learned(resource, state) for resource, state in parts.learned().items())
+        return *learned, Take(parts.box.path, parts.box.admitted)
+
+    def listeners(self) -> Sequence[socket.socket]:
+        """Where questions come in: nobody else can listen there, as long as one of the two processes does."""
+        return self._parts.work.sockets()
+
+    def leave_listeners(self) -> None:
+        """The new process listens there anew, as it is of a version that takes none."""
+        self._parts.work.leave_sockets()
+
+    async def resume(self) -> None:
+        """Let what writes work, if it does not."""
+        parts = self._parts
+        parts.admissions.resume()
+        parts.socket.clear_leftovers()
+        if parts.work.goes_on:
+            return
+        if not parts.socket.is_published:
+            parts.socket.publish()
+        parts.work.begin()
+
+    async def _hand_over(self) -> None:
+        """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
+        while True:
+            await self._asked.wait()
+            self._log.info("upgrade", command=list(self._command))
+            try:
+                self._successor = await hand_over(self, self._parts.socket.path, self._command, os.environ)
+            except Exception as error:  # all is as it was, whatever it is
+                self._asked.clear()
+                self._failed(error)
+            else:
+                self._parts.work.leave_sockets()
+                return
+
+    def _failed(self, error: Exception) -> None:
+        reporter = self._parts.reporter
+        reporter.upgrade = replace(reporter.upgrade, failed=reporter.upgrade.failed + 1, problem=str(error))
+        self._parts.metrics.upgrade_failed()
+        trouble = None if isinstance(error, UpgradeError) else error
+        self._log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
+
+    async def _retire(self, successor: Successor) -> None:
+        """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
+        self._parts.notifier.main_pid(successor.pid)
+        successor.channel.send(Main())
+        self._remote = Remote(successor.channel)
+        self._parts.admissions.hand_to(self._remote)
+        self._remote.changed()  # perhaps, since the successor has listed the runtime
+        self._log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
+        remote = self._tasks.spawn(self._remote.run())
+        finished = asyncio.create_task(self._finished())
+        await self._tasks.race(finished)
+        self._log.info("retired", calls_finished=finished.done())
+        for task in (finished, remote):
+            task.cancel()
+
+    async def _finished(self) -> None:
+        await self._parts.engine.drain(_DRAIN_S)
+        if self._predecessor is not None:  # its pods are let in by way of us
+            await self._predecessor.gone.wait()

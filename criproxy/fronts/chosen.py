@@ -1,0 +1,117 @@
+"""The engine that the config chooses, and what serves a client for a while whose relay breaks again and again."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+
+from criproxy.fronts.engine import Engine, Interceptor
+from criproxy.fronts.relay.server import RelayServer
+from criproxy.fronts.relay.shell import RelayMetrics
+from criproxy.fronts.socket import ListenSocket, SocketError
+
+Kind = Literal["grpc", "relay", "blind"]
+
+_FALLBACK: Final = "grpc"
+"""The fallback's socket lies beside the engine's own, under this name: a short one, as the kernel limits paths."""
+
+_SHOWN: Final = 5
+
+
+class ChosenEngine:
+    """The `engine.Engine` of `kind`. The relay's fallback is the gRPC engine, on a socket for our own user alone.
+
+    `runtime` is the runtime's socket, `pid` our own. `clock` counts seconds.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        runtime: Path,
+        listen: ListenSocket,
+        *,
+        pid: int,
+        interceptor: Interceptor,
+        metrics: RelayMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._kind = kind
+        self._runtime = runtime
+        self._interceptor = interceptor
+        self._clock = clock
+        self._metrics = metrics
+        self._log = structlog.get_logger()
+        self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
+        self._making = asyncio.Lock()
+        self._spare: Engine | None = None
+        self._fallback: Engine | None = None
+        self._relay: RelayServer | None = None
+        if kind != "grpc":
+            blind = kind == "blind"
+            self._relay = RelayServer(
+                interceptor, metrics, listen, runtime, clock, blind=blind, fallback=self._fall_back
+            )
+        self._engine: Engine = self._relay or self._grpc(listen)
+
+    @property
+    def name(self) -> Kind:
+        """What carries new connections, but for those of clients that `problem` names."""
+        return self._kind
+
+    @property
+    def problem(self) -> str | None:
+        """What an operator should know of it; None: nothing."""
+        if self._kind == "blind":
+            return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
+        if self._relay is not None and (pids := self._relay.given_up):
+            return (
+                f"the relay broke again and again for {_named(pids)}, whose new connections go to the gRPC engine for "
+                "now; it is tried again by itself: report it with the log's connection_broken"
+            )
+        return None
+
+    async def start(self) -> None:
+        await self._engine.start()
+        if self._kind == "blind":
+            self._log.error("blind", consequence="calls pass unseen: offline pods that start are not bounded")
+        if self._kind == "relay":
+            self._private.clear_leftovers()
+
+    async def drain(self, limit_s: float) -> None:
+        engines = (self._engine, self._fallback) if self._fallback is not None else (self._engine,)
+        await asyncio.gather(*(engine.drain(limit_s) for engine in engines))
+
+    async def stop(self, grace_s: float) -> None:
+        if self._fallback is not None:  # first, as the relay cuts its pipes, whatever is under way in them
+            await self._fallback.stop(grace_s)
+        await self._engine.stop(grace_s)
+
+    async def _fall_back(self) -> Path:
+        """The fallback's socket; it is started once. Raises OSError, and is tried again with the next connection."""
+        async with self._making:
+            if self._fallback is None:
+                try:
+                    self._spare = self._spare or self._grpc(self._private)
+                    await self._spare.start()
+                except (SocketError, ImportError) as error:  # an upgrade removes the files that are imported here
+                    self._log.error("no_fallback", error=str(error), consequence="new connections fail")
+                    raise OSError(str(error)) from error
+                self._fallback = self._spare
+                self._log.error("fallback_serves", engine="grpc", socket=str(self._private.own))
+        return self._private.own
+
+    def _grpc(self, listen: ListenSocket) -> Engine:
+        from criproxy.fronts.grpc.server import (  # gRPC costs 10 MB and 30 ms: only for whom it serves
+            Carrier,
+            ProxyServer,
+        )
+
+        return ProxyServer(Carrier(self._runtime, self._interceptor, self._metrics, self._clock), listen)
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    """Processes, few of them by their pids."""
+    shown = ", ".join(map(str, pids[:_SHOWN]))
+    return f"{'process' if len(pids) == 1 else 'processes'} {shown}{', ...' if len(pids) > _SHOWN else ''}"

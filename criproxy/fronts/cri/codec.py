@@ -1,0 +1,365 @@
+"""Hooked requests as facts, and changes back into them. The only module that knows how CRI messages are built.
+
+A rewrite keeps every byte of content that it does not name: fields that our messages do not declare stay in them as
+unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the wire.
+"""
+
+from __future__ import annotations  # the messages in them are not imported yet
+
+from collections.abc import Iterable, Mapping, MutableSequence
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
+
+from criproxy.fronts.cri import messages as cri
+from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
+
+_M = TypeVar("_M", bound=Message)
+
+_SANDBOX_READY: Final = 0
+_CONTAINER_RUNNING: Final = 1
+"""Source: CRI PodSandboxState, ContainerState."""
+
+_REQUESTS: Final[Mapping[Operation, str]] = {operation: f"{operation}Request" for operation in Operation}
+
+
+class CodecError(ValueError):
+    """Bytes that are no message of their method, or one that a runtime's protobuf may read otherwise than ours.
+
+    Go's runtimes take some that ours refuses: fields with numbers from 2^29 on, tags and lengths in over five bytes,
+    groups over 100 deep, text that runs on behind the map's entry that it began in. Kubelet writes none of them.
+    """
+
+
+class AuditEntry(Struct, frozen=True):
+    """One field that a rewrite changed; `new` is None when it was cleared."""
+
+    field: str
+    old: str | int | None
+    new: str | int | None
+    reason: str
+
+
+class Part(Struct, frozen=True):
+    """One sandbox or container of a request: its facts, and the protobuf messages that changes go into."""
+
+    target: Target
+    container: str
+    resources: Resources
+    sandbox_message: cri.PodSandboxConfig | None
+    resources_message: cri.LinuxContainerResources
+    container_message: cri.ContainerConfig | None = None
+    added_capabilities: tuple[str, ...] = ()
+
+
+class ListedSandbox(Struct, frozen=True):
+    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
+
+    id: str
+    pod: PodRef
+    placement: str
+    running: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+class ListedContainer(Struct, frozen=True):
+    """A container of a list."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    running: bool
+
+
+class Request:
+    """A hooked request, decoded; what is asked of it is read then. Raises CodecError when `data` does not decode."""
+
+    def __init__(self, operation: Operation, data: bytes) -> None:
+        self.operation = operation
+        kind: type[Message] = getattr(cri, _REQUESTS[operation])
+        self._message = _decode(kind, data)
+        self._entries = [entry for entries in _maps(self._message) for entry in entries]
+        """Kept, as whoever reads the maps gets these very objects again; to make them anew takes longest."""
+        _check_entries(self._entries)
+
+    @property
+    def pod(self) -> Pod | None:
+        """None where the request does not carry the pod: the two updates."""
+        match self._message:
+            case cri.RunPodSandboxRequest(config=config) | cri.RestorePodRequest(config=config):
+                return _pod(config)
+            case cri.CreateContainerRequest(sandbox_config=config):
+                return _pod(config)
+            case _:
+                return None
+
+    @property
+    def sandbox_id(self) -> str:
+        """ "" where the request does not carry it."""
+        return _text(getattr(self._message, "pod_sandbox_id", b""))
+
+    @property
+    def container_id(self) -> str:
+        """ "" where the request does not carry it."""
+        return _text(getattr(self._message, "container_id", b""))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """As they are now, with what was applied."""
+        match self._message:
+            case cri.RunPodSandboxRequest(config=config):
+                return (_sandbox_part(config),)
+            case cri.CreateContainerRequest(config=config, sandbox_config=sandbox):
+                return (_container_part(config, sandbox),)
+            case cri.UpdateContainerResourcesRequest(linux=resources):
+                return (Part(Target.CONTAINER, "", _resources(resources), None, resources),)
+            case cri.UpdatePodSandboxResourcesRequest(resources=resources):
+                return (Part(Target.SANDBOX, "", _resources(resources), None, resources),)
+            case cri.RestorePodRequest(config=config, container_configs=containers):
+                return (_sandbox_part(config), *(_container_part(container, None) for container in containers))
+            case _:
+                return ()
+
+    @property
+    def pod_memory_bytes(self) -> int:
+        """The pod's own memory limit with its overhead, as kubelet sets it on its pod cgroup; 0: none."""
+        message = self._message
+        match message:
+            case cri.RunPodSandboxRequest() | cri.RestorePodRequest():
+                resources, overhead = message.config.linux.resources, message.config.linux.overhead
+            case cri.UpdatePodSandboxResourcesRequest():
+                resources, overhead = message.resources, message.overhead
+            case _:
+                return 0
+        limit = resources.memory_limit_in_bytes
+        return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
+
+    def apply(self, part: Part, changes: Iterable[Change]) -> list[AuditEntry]:
+        """Write changes into the message. Raises ValueError for a field that this part does not have."""
+        return [_apply(part, change) for change in changes]
+
+    def encode(self) -> bytes:
+        return self._message.SerializeToString()
+
+
+def list_sandboxes(sandbox_id: str = "") -> bytes:
+    """A ListPodSandboxRequest, for all or for one."""
+    request = cri.ListPodSandboxRequest()
+    if sandbox_id:
+        request.filter.id = _wire(sandbox_id)
+    return request.SerializeToString()
+
+
+def list_containers(container_id: str = "") -> bytes:
+    """A ListContainersRequest, for all or for one."""
+    request = cri.ListContainersRequest()
+    if container_id:
+        request.filter.id = _wire(container_id)
+    return request.SerializeToString()
+
+
+def stop_sandbox(sandbox_id: str) -> bytes:
+    """A StopPodSandboxRequest."""
+    return cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)).SerializeToString()
+
+
+def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
+    """The sandboxes of a ListPodSandboxResponse."""
+    return [_listed_sandbox(sandbox) for sandbox in _decode(cri.ListPodSandboxResponse, data).items]
+
+
+def listed_containers(data: bytes) -> list[ListedContainer]:
+    """The containers of a ListContainersResponse."""
+    return [
+        ListedContainer(
+            _text(container.id),
+            _text(container.pod_sandbox_id),
+            _text(container.metadata.name),
+            running=container.state == _CONTAINER_RUNNING,
+        )
+        for container in _decode(cri.ListContainersResponse, data).containers
+    ]
+
+
+def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[tuple[str, str]]]:
+    """The sandbox id, and id and name of containers made with it, of a RunPodSandbox or RestorePod answer."""
+    if operation is Operation.RESTORE_POD:
+        restored = _decode(cri.RestorePodResponse, data)
+        containers = [(_text(c.container_id), _text(c.name)) for c in restored.restored_containers]
+        return _text(restored.pod_sandbox_id), containers
+    return _text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
+
+
+def created_container(data: bytes) -> str:
+    """The container id of a CreateContainerResponse."""
+    return _text(_decode(cri.CreateContainerResponse, data).container_id)
+
+
+def started_container(data: bytes) -> str:
+    """The container id of a StartContainerRequest."""
+    return _text(_decode(cri.StartContainerRequest, data).container_id)
+
+
+def stopped_sandbox(data: bytes) -> str:
+    """The sandbox id of a StopPodSandboxRequest."""
+    return _text(_decode(cri.StopPodSandboxRequest, data).pod_sandbox_id)
+
+
+def removed_sandbox(data: bytes) -> str:
+    """The sandbox id of a RemovePodSandboxRequest."""
+    return _text(_decode(cri.RemovePodSandboxRequest, data).pod_sandbox_id)
+
+
+def removed_container(data: bytes) -> str:
+    """The container id of a RemoveContainerRequest."""
+    return _text(_decode(cri.RemoveContainerRequest, data).container_id)
+
+
+def _decode(kind: type[_M], data: bytes) -> _M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise CodecError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
+    return message
+
+
+_Map = Iterable["cri.StringEntry"]
+
+
+def _maps(message: Message) -> tuple[_Map, ...]:
+    """All maps of a request."""
+    match message:
+        case cri.RunPodSandboxRequest():
+            return _maps_of_sandbox(message.config)
+        case cri.CreateContainerRequest():
+            return (message.config.linux.resources.unified, *_maps_of_sandbox(message.sandbox_config))
+        case cri.UpdateContainerResourcesRequest():
+            return (message.linux.unified,)
+        case cri.UpdatePodSandboxResourcesRequest():
+            return message.overhead.unified, message.resources.unified
+        case cri.RestorePodRequest():
+            of_containers = (container.linux.resources.unified for container in message.container_configs)
+            return (*_maps_of_sandbox(message.config), *of_containers)
+        case _:
+            return ()
+
+
+def _maps_of_sandbox(config: cri.PodSandboxConfig) -> tuple[_Map, ...]:
+    linux = config.linux
+    return config.labels, config.annotations, linux.overhead.unified, linux.resources.unified
+
+
+def _check_entries(entries: list[cri.StringEntry]) -> None:
+    """gogo's code takes a map's key and value under any wire type, where ours sees an unknown field. Raises CodecError.
+
+    Source: gogo/protobuf, plugin/unmarshal.
+    """
+    if any(map(len, map(cri.UnknownFieldSet, entries))):
+        raise CodecError("an entry of one of its maps has more than a key and a value")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _wire(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _map(entries: Iterable[cri.StringEntry]) -> dict[str, str]:
+    return {_text(entry.key): _text(entry.value) for entry in entries}
+
+
+def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:
+    return PodRef(uid=_text(metadata.uid), namespace=_text(metadata.namespace), name=_text(metadata.name))
+
+
+def _pod(config: cri.PodSandboxConfig) -> Pod:
+    parent = _text(config.linux.cgroup_parent)
+    return Pod(_pod_ref(config.metadata), _map(config.labels), _map(config.annotations), parent)
+
+
+def _listed_sandbox(sandbox: cri.PodSandbox) -> ListedSandbox:
+    annotations = _map(sandbox.annotations)
+    return ListedSandbox(
+        _text(sandbox.id),
+        _pod_ref(sandbox.metadata),
+        annotations.get(PLACEMENT_ANNOTATION, ""),
+        running=sandbox.state == _SANDBOX_READY,
+        labels=_map(sandbox.labels),
+        annotations=annotations,
+    )
+
+
+def _resources(message: cri.LinuxContainerResources) -> Resources:
+    return Resources(
+        cpu_period_us=message.cpu_period,
+        cpu_quota_us=message.cpu_quota,
+        cpu_shares=message.cpu_shares,
+        memory_limit_bytes=message.memory_limit_in_bytes,
+        oom_score_adj=message.oom_score_adj,
+        cpuset_cpus=_text(message.cpuset_cpus),
+        cpuset_mems=_text(message.cpuset_mems),
+        unified=_map(message.unified),
+    )
+
+
+def _sandbox_part(config: cri.PodSandboxConfig) -> Part:
+    return Part(Target.SANDBOX, "", _resources(config.linux.resources), config, config.linux.resources)
+
+
+def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> Part:
+    name, resources = _text(config.metadata.name), config.linux.resources
+    asked = config.linux.security_context.capabilities
+    added = tuple(_text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
+    return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
+
+
+def _apply(part: Part, change: Change) -> AuditEntry:
+    old: str | int | None
+    match change.field:
+        case "annotations" if part.sandbox_message is not None:
+            old = _set_entry(part.sandbox_message.annotations, change)
+        case "unified":
+            old = _set_entry(part.resources_message.unified, change)
+        case "drop_capabilities" if part.container_message is not None:
+            old = _add_dropped(part.container_message, change)
+        case "cgroup_parent" if part.sandbox_message is not None:
+            old = _set_scalar(part.sandbox_message.linux, change)
+        case _:
+            old = _set_scalar(part.resources_message, change)
+    place = f"{change.field}[{change.key}]" if change.key else change.field
+    return AuditEntry(place, old, change.value, change.reason)
+
+
+def _set_scalar(message: Message, change: Change) -> str | int:
+    if change.field not in message.DESCRIPTOR.fields_by_name:
+        raise ValueError(f"{message.DESCRIPTOR.name} has no field {change.field!r} to change")
+    old = getattr(message, change.field)
+    if change.value is None:
+        message.ClearField(change.field)
+    else:
+        setattr(message, change.field, _wire(change.value) if isinstance(change.value, str) else change.value)
+    return _text(old) if isinstance(old, bytes) else int(old)
+
+
+def _add_dropped(config: cri.ContainerConfig, change: Change) -> str:
+    dropped = config.linux.security_context.capabilities.drop_capabilities
+    old = ", ".join(map(_text, dropped))
+    dropped.append(_wire(str(change.value)))
+    return old
+
+
+def _set_entry(entries: MutableSequence[cri.StringEntry], change: Change) -> str | None:
+    """Set or drop one key of a map; the order of the others stays, and so do their bytes."""
+    key = _wire(change.key)
+    old = [index for index, entry in enumerate(entries) if entry.key == key]
+    value = _text(entries[old[-1]].value) if old else None
+    for index in reversed(old):
+        del entries[index]
+    if change.value is not None:
+        entries.append(cri.StringEntry(key=key, value=_wire(str(change.value))))
+    return value

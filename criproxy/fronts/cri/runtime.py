@@ -1,0 +1,159 @@
+"""The link to the container runtime: one connection, and a watcher that knows whether the runtime can be relied upon.
+
+Connected is not ready: the runtime is ready when it has answered Version and the inventory has been read from it anew.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec import Struct
+
+from criproxy.fronts.cri import messages as cri
+from criproxy.fronts.http2 import codes
+from criproxy.fronts.http2.client.connection import CallError, Connection
+
+APIS: Final = ("runtime.v1", "runtime.v1alpha2")
+"""The packages of CRI, the preferred one first."""
+
+_VERSION_TIMEOUT_S: Final = 5.0
+_FIRST_RETRY_S: Final = 0.1
+_LAST_RETRY_S: Final = 3.0
+
+
+class RuntimeInfo(Struct, frozen=True):
+    """What the runtime says of itself, and the API (`runtime.v1`) under which it said so. Source: CRI Version."""
+
+    name: str
+    version: str
+    api: str
+
+
+async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], timeout_s: float) -> RuntimeInfo:
+    """Ask for the runtime's version, in the API that it serves. `call` is as `Connection.call`. Raises CallError."""
+    request = cri.VersionRequest().SerializeToString()
+    for api in APIS:
+        try:
+            answer = cri.VersionResponse.FromString(await call(f"/{api}.RuntimeService/Version", request, timeout_s))
+        except CallError as error:
+            if error.code != codes.UNIMPLEMENTED:
+                raise
+        else:
+            return RuntimeInfo(_text(answer.runtime_name), _text(answer.runtime_version), api)
+    raise CallError("Version", codes.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
+
+
+class RuntimeLink:
+    """The runtime behind the unix socket at `path`.
+
+    `on_connected` is awaited each time the runtime has come (back) and has answered Version; it may use `call`. While
+    it fails, the runtime is not ready, and all is tried again. It must bound its own waits.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_connected: Callable[[RuntimeInfo], Awaitable[None]],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self.path = path
+        self._dialling = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._on_connected = on_connected
+        self._log = log
+        self._info: RuntimeInfo | None = None
+        self._ready = False
+        self.problem = ""
+        """Why the runtime is not ready; "" while it is, and before the first attempt."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the runtime is connected, has answered Version, and `on_connected` has succeeded since."""
+        return self._ready
+
+    @property
+    def info(self) -> RuntimeInfo | None:
+        """What the runtime said last; None before it first answered."""
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """The runtime's process; 0: not known, as when an init system listens for it."""
+        pid = self._connection.peer_pid if self._connection is not None else 0
+        return pid if pid > 1 else 0
+
+    async def call(self, method: str, request: bytes, timeout_s: float, api: str | None = None) -> bytes:
+        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use or the given one.
+
+        Raises CallError, with UNAVAILABLE at once while the runtime is away.
+        """
+        service = api or (self._info.api if self._info else APIS[0])
+        return await self._call(f"/{service}.RuntimeService/{method}", request, timeout_s)
+
+    async def run(self) -> None:
+        """Watch the runtime until cancelled."""
+        retry_s = _FIRST_RETRY_S
+        try:
+            while True:
+                connection = await self._connected()
+                if connection is not None and await self._greet():
+                    retry_s = _FIRST_RETRY_S
+                    # A loss, even if a call has reconnected meanwhile: that is another life of the runtime.
+                    await connection.lost.wait()
+                    self._ready = False
+                    self._complain("connection lost")
+                else:
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(retry_s * 2, _LAST_RETRY_S)
+        finally:
+            self._ready = False
+
+    async def close(self) -> None:
+        """Close the connection; the calls on it end with UNAVAILABLE. Stop the server first."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _call(self, path: str, request: bytes, timeout_s: float) -> bytes:
+        try:
+            connection = await self._dial()
+        except OSError as error:
+            reason = f"cannot connect to {self.path}: {error.strerror or error}"
+            raise CallError(path.rpartition("/")[2], codes.UNAVAILABLE, reason) from error
+        return await connection.call(path, request, timeout_s)
+
+    async def _connected(self) -> Connection | None:
+        try:
+            return await self._dial()
+        except OSError:
+            self._complain("cannot connect")
+            return None
+
+    async def _dial(self) -> Connection:
+        """The connection in use, or a new one. Raises OSError."""
+        async with self._dialling:
+            if self._connection is None or self._connection.lost.is_set():
+                self._connection = await Connection.dial(self.path)
+            return self._connection
+
+    async def _greet(self) -> bool:
+        try:
+            self._info = await ask_version(self._call, _VERSION_TIMEOUT_S)
+            await self._on_connected(self._info)
+        except Exception as error:  # whatever is wrong with the runtime or its inventory: not ready yet
+            self._complain(str(error) or type(error).__name__)
+            return False
+        self._ready = True
+        self.problem = ""
+        self._log.info("runtime_ready", runtime=self._info.name, version=self._info.version, api=self._info.api)
+        return True
+
+    def _complain(self, reason: str) -> None:
+        if reason != self.problem:
+            self.problem = reason
+            self._log.warning("runtime_not_ready", socket=str(self.path), reason=reason)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")

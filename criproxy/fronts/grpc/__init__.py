@@ -1,0 +1,1 @@
+"""The engine that ends each call with gRPC and makes it anew."""

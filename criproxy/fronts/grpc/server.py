@@ -1,0 +1,334 @@
+"""Carry every gRPC call to the runtime and back as the bytes that came, and show some to the interceptor.
+
+Deadline, metadata, cancellation, status and trailers are end to end: nothing here adds a deadline, a limit or a lock.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
+import structlog
+from grpc import aio
+from msgspec import Struct
+
+from criproxy.fronts import connections
+from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
+from criproxy.fronts.engine import Forward, Interceptor, Refuse, Verdict
+from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
+
+_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", 16 * 1024 * 1024),  # as gRPC-Go, on which kubelet and the runtimes stand (http_util.go)
+)
+
+_CHANNEL_OPTIONS: Final = (
+    *_OPTIONS,
+    ("grpc.default_authority", "localhost"),  # else it is the socket's path, which strict servers (Rust's h2) refuse
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2500),  # gRPC adds up to a fifth at random: 3 s
+)
+
+_FLUSH_S: Final = 0.05
+"""An answer is on its way for a moment after its handler has ended."""
+
+_GONE: Final = "criproxy goes: call again"
+
+
+class CallMetrics(Protocol):
+    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
+
+    def on_start(self) -> None: ...
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+
+class _Outcome(Struct):
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+
+class _Failure(Struct, frozen=True):
+    """The end of a call that has no answer. It is for `abort`: with a code set, an empty message would be sent too."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing: tuple[Any, ...] = ()
+
+
+_ONLY_S: Final = 1.0
+"""How long the end of an unknown method's requests is awaited, in s: one that has a single request sends it at once."""
+
+
+class Carrier:
+    """gRPC's generic handler for all methods of all services, over a channel to the socket `runtime`.
+
+    A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
+    One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
+    stream back: with two streams, a runtime that answers at once could become INTERNAL (see `_pass_requests`).
+    Everything else is two streams, which every arity fits. `clock` counts seconds.
+    """
+
+    def __init__(
+        self, runtime: Path, interceptor: Interceptor, metrics: CallMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._channel: Any = aio.insecure_channel(grpc_target(runtime), options=_CHANNEL_OPTIONS)
+        self._interceptor = interceptor
+        self._metrics = metrics
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._closed = False
+        self._over = asyncio.Event()
+        self._calls = self._endless = 0
+        self._call_ended = asyncio.Event()
+
+    def close(self) -> None:
+        """Answer all further calls with UNAVAILABLE."""
+        self._closed = True
+
+    def end_endless(self) -> None:
+        """End the calls that never end by themselves, with UNAVAILABLE."""
+        self._over.set()
+
+    async def hang_up(self) -> None:
+        """Close the channel, and cancel the calls on it."""
+        await self._channel.close()
+
+    async def quiet(self, timeout_s: float, *, but_endless: bool) -> None:
+        """Wait until no call is under way, or none but the endless ones, or until `timeout_s` has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._calls > (self._endless if but_endless else 0):
+                    self._call_ended.clear()
+                    await self._call_ended.wait()
+
+    def service(self, details: Any) -> Any:
+        """The handler of one call. Source: grpc.GenericRpcHandler."""
+        method: str = details.method
+        if self._closed:
+            return grpc.stream_unary_rpc_method_handler(_refuse)
+        hooked = self._interceptor.wants(method)
+        if hooked or is_unary(method):
+            return grpc.stream_unary_rpc_method_handler(partial(self._unary, method, hooked))
+        return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
+
+    async def _unary(self, method: str, hooked: bool, _requests: object, context: Any) -> bytes:
+        # gRPC keeps what `abort` raises, and with it this frame, until the garbage collector comes: the messages, of
+        # any size, are in the frames below, which have ended by then.
+        with self._counted(method, hooked) as outcome:
+            answer = await self._answer(method, hooked, context)
+            if isinstance(answer, _Failure):
+                outcome.code = answer.code
+                await context.abort(answer.code, answer.details, answer.trailing)
+                raise AssertionError("abort returned")
+            outcome.code = grpc.StatusCode.OK
+            return answer
+
+    async def _answer(self, method: str, hooked: bool, context: Any) -> bytes | _Failure:
+        """Carry a call of one message each way, but for its end."""
+        message = await context.read()
+        if message is aio.EOF:
+            return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
+        ticket = None
+        if hooked:
+            try:
+                verdict = self._interceptor.request(method, message)
+                if not isinstance(verdict, Verdict):
+                    verdict = await verdict
+            except Exception:
+                self._log.exception("interceptor_failed", method=method)
+                verdict = Forward(message)
+            if isinstance(verdict, Refuse):
+                return _Failure(_STATUS_CODES[verdict.code], verdict.message)
+            message, ticket = verdict.message, verdict.ticket
+        call = self._channel.unary_unary(method)(message, **_ends(context))
+        try:
+            answer: bytes | None = await call
+        except aio.AioRpcError as error:
+            await _send_initial_metadata(context, error.initial_metadata())
+            return _Failure(error.code(), error.details(), tuple(error.trailing_metadata()))
+        if answer is None:
+            return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
+        if ticket is not None:
+            self._interceptor.answered(ticket, answer)
+        await _send_initial_metadata(context, await call.initial_metadata())
+        context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+        return answer
+
+    async def _stream(self, method: str, _requests: object, context: Any) -> None:
+        with self._counted(method, hooked=False) as outcome, contextlib.ExitStack() as ends:
+            requests = _Requests(context)
+            ends.callback(requests.close)
+            only = await requests.only(None if is_server_streaming(method) else _ONLY_S)
+            if only is not None:
+                call = self._channel.unary_stream(method)(only, **_ends(context))
+            else:
+                call = self._channel.stream_stream(method)(**_ends(context))
+                ends.callback(asyncio.create_task(_pass_requests(requests, call)).cancel)
+            ends.callback(call.cancel)
+            if is_endless(method):
+                outcome.code = await self._until_over(call, context)
+            else:
+                outcome.code = await _pass_answers(call, context)
+
+    async def _until_over(self, call: Any, context: Any) -> grpc.StatusCode:
+        passing = asyncio.create_task(_pass_answers(call, context))
+        over = asyncio.create_task(self._over.wait())
+        self._endless += 1
+        self._call_ended.set()
+        try:
+            await asyncio.wait((passing, over), return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                return passing.result()
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_details(_GONE)
+            return grpc.StatusCode.UNAVAILABLE
+        finally:
+            self._endless -= 1
+            self._call_ended.set()
+            over.cancel()
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
+        started = self._clock()
+        self._metrics.on_start()
+        self._calls += 1
+        outcome = _Outcome()
+        try:
+            yield outcome
+        except asyncio.CancelledError:
+            outcome.code = grpc.StatusCode.CANCELLED
+            raise
+        finally:
+            self._calls -= 1
+            self._call_ended.set()
+            self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
+
+
+class _Requests:
+    """A client's messages, read ahead as far as it takes to tell a single one from a stream."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._ahead: list[Any] = []
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def only(self, timeout_s: float | None) -> bytes | None:
+        """The client's only message; None when there is none, or more, or when `timeout_s` ends first."""
+        while len(self._ahead) < 2:
+            self._reading = self._reading or asyncio.create_task(self._context.read())
+            done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
+            if not done:
+                return None
+            self._ahead.append(self._reading.result())
+            self._reading = None
+            if self._ahead[0] is aio.EOF:
+                return None
+        only: bytes | None = self._ahead[0] if self._ahead[1] is aio.EOF else None
+        return only
+
+    async def read(self) -> Any:
+        """The next message, or aio.EOF."""
+        if self._ahead:
+            return self._ahead.pop(0)
+        if (reading := self._reading) is not None:
+            self._reading = None
+            return await reading
+        return await self._context.read()
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+async def _pass_requests(requests: _Requests, call: Any) -> None:
+    # What fails here ends the call, and `_pass_answers` learns how; but grpc.aio reports an error that comes amid a
+    # write as INTERNAL. Only a client that streams its requests can meet that, and CRI has none.
+    while (message := await requests.read()) is not aio.EOF:
+        await call.write(message)
+    await call.done_writing()
+
+
+async def _pass_answers(call: Any, context: Any) -> grpc.StatusCode:
+    initial = await call.initial_metadata()
+    if not call.done():
+        await context.send_initial_metadata(tuple(initial))
+    else:  # an answer without headers of its own (gRPC's "Trailers-Only") stays one
+        await _send_initial_metadata(context, initial)
+    try:
+        while (message := await call.read()) is not aio.EOF:
+            try:
+                await context.write(message)
+            except aio.InternalError:  # the client has gone; a moment later, this would have been cancelled
+                return grpc.StatusCode.CANCELLED
+    except aio.AioRpcError as error:
+        context.set_code(error.code())
+        context.set_details(error.details())
+        context.set_trailing_metadata(tuple(error.trailing_metadata()))
+        code: grpc.StatusCode = error.code()
+        return code
+    context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+    return grpc.StatusCode.OK
+
+
+def _ends(context: Any) -> dict[str, Any]:
+    return {"timeout": context.time_remaining(), "metadata": context.invocation_metadata()}
+
+
+async def _send_initial_metadata(context: Any, metadata: Any) -> None:
+    if metadata:
+        await context.send_initial_metadata(tuple(metadata))
+
+
+async def _refuse(_requests: object, context: Any) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, _GONE)
+    raise AssertionError("abort returned")
+
+
+class ProxyServer:
+    """The `engine.Engine` of gRPC's own server, in front of `carrier`.
+
+    It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
+    it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
+    waits for a moment without a call, and `stop` cuts the connections.
+    """
+
+    def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
+        self._carrier = carrier
+        self._listen = listen
+        self._server: Any = None
+
+    async def start(self) -> None:
+        self._listen.claim()
+        # Not before: a server that is made and never stopped can hold up the interpreter's end.
+        self._server = aio.server(handlers=(self._carrier,), options=_OPTIONS)
+        try:
+            with self._listen.private():
+                self._server.add_insecure_port(grpc_target(self._listen.own))
+        except RuntimeError as error:
+            await self._server.stop(None)
+            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+        await self._server.start()
+
+    async def drain(self, limit_s: float) -> None:
+        await self._carrier.quiet(limit_s, but_endless=True)
+
+    async def stop(self, grace_s: float) -> None:
+        self._listen.release()
+        self._carrier.close()
+        await self._carrier.quiet(grace_s, but_endless=True)
+        self._carrier.end_endless()
+        await self._carrier.quiet(_FLUSH_S, but_endless=False)
+        await asyncio.sleep(_FLUSH_S)
+        connections.cut(self._listen.own)
+        await self._server.stop(None)
+        await self._carrier.hang_up()

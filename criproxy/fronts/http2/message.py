@@ -1,0 +1,70 @@
+"""gRPC's length-prefixed messages: open one, and wrap one. Source: gRPC over HTTP/2."""
+
+import struct
+import zlib
+from typing import Final
+
+from criproxy.fronts.http2 import codes
+
+PREFIX_BYTES: Final = 5
+MESSAGE_BYTES: Final = 128 * 1024 * 1024
+"""The largest message that is opened, packed or not. Runtimes take 16 MiB (containerd, cri-o)."""
+
+NO_MESSAGE: Final = "no message, or only a part of one, in a unary call"
+
+_PREFIX: Final = struct.Struct(">BL")
+
+_WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}  # Source: zlib, inflateInit2
+
+
+class MessageError(Exception):
+    """A hooked call's message that must not pass unopened. `code` is a gRPC status code number."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def opened(data: bytes | bytearray, encoding: bytes) -> bytes:
+    """The one message in `data`, unpacked as `grpc-encoding` says. Raises MessageError."""
+    if len(data) < PREFIX_BYTES:
+        raise MessageError(codes.INTERNAL, NO_MESSAGE)
+    flag, size = _PREFIX.unpack_from(data)
+    if len(data) < PREFIX_BYTES + size:
+        raise MessageError(codes.INTERNAL, NO_MESSAGE)
+    if len(data) > PREFIX_BYTES + size:
+        raise MessageError(codes.INTERNAL, "more than one message in a unary call")
+    if flag > 1:
+        raise MessageError(codes.INTERNAL, f"a message with flags {flag}, of which gRPC has only 0 and 1")
+    message = bytes(memoryview(data)[PREFIX_BYTES:])
+    return _unpacked(message, encoding) if flag else message
+
+
+def wrapped(message: bytes) -> bytes:
+    """The message as it goes on the wire, unpacked."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
+def _unpacked(message: bytes, encoding: bytes) -> bytes:
+    bits = _WINDOW_BITS.get(encoding)
+    if bits is None:
+        raise MessageError(
+            codes.UNIMPLEMENTED, f"grpc-encoding {encoding.decode('ascii', 'replace')!r} is not supported"
+        )
+    packed = zlib.decompressobj(bits)
+    try:
+        data = packed.decompress(message, MESSAGE_BYTES + 1)
+    except zlib.error as error:
+        raise MessageError(codes.INTERNAL, f"a message that is no {encoding.decode()}: {error}") from error
+    if len(data) > MESSAGE_BYTES:
+        raise MessageError(codes.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes, unpacked")
+    if not packed.eof or packed.unused_data:
+        raise MessageError(codes.INTERNAL, f"a message that does not end as its {encoding.decode()} does")
+    return data
+
+
+def too_large(size: int) -> MessageError | None:
+    """The error of a message of `size` bytes or more; None while it may grow on."""
+    if size <= MESSAGE_BYTES + PREFIX_BYTES:
+        return None
+    return MessageError(codes.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes")

@@ -1,0 +1,227 @@
+"""From the upstream to the client: what each frame of the upstream's does."""
+
+from collections.abc import Callable
+
+from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2.frames import (
+    ACK,
+    DATA,
+    END_STREAM,
+    HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_STREAM,
+    MAX_WINDOW,
+    NO_ERROR,
+    PADDED,
+    SETTINGS,
+    BrokenError,
+    Bytes,
+)
+from criproxy.fronts.http2.headers import Block, BlockReader, literal
+from criproxy.fronts.http2.scanner import Scanner
+from criproxy.fronts.relay.actions import Learn
+from criproxy.fronts.relay.calls import Call, HookedCall, Phase, Wire
+from criproxy.fronts.relay.outbox import LARGEST_FIRST, Outbox
+
+
+class Downward:
+    """Follows the upstream. `end` resets a hooked call towards the upstream and forgets it."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        outbox: Outbox,
+        *,
+        on_setting: Callable[[int, int], None],
+        end: Callable[[Call], None],
+        forget: Callable[[Call], None],
+    ) -> None:
+        self._wire = wire
+        self._outbox = outbox
+        self._on_setting = on_setting
+        self._end = end
+        self._forget = forget
+        self._reader = BlockReader()
+        self.scanner = Scanner(wire.client, self)
+        self._table_shrinks = False
+        self.last_stream = MAX_STREAM
+        """What the last GOAWAY to the client said: it must never grow."""
+
+    def feed(self, chunk: Bytes) -> None:
+        """Raises BrokenError."""
+        self.scanner.feed(chunk)
+
+    def client_setting(self, setting: int, value: int) -> None:
+        """The client has announced what the upstream may send."""
+        if setting == HEADER_TABLE_SIZE:
+            self._table_shrinks |= self._reader.allow_table(value)
+        elif setting == MAX_FRAME_SIZE:
+            self.scanner.max_frame = max(self.scanner.max_frame, value)
+
+    # --- frames ------------------------------------------------------------------------------------------------------
+
+    def data(self, flags: int, stream: int, payload: memoryview) -> bool:
+        wire = self._wire
+        call = wire.calls.get(stream)
+        if call is None:
+            if not wire.ended_here(stream):
+                return True
+            if payload:
+                wire.upstream.send(frames.window_update(0, len(payload)))
+            return False
+        if flags & PADDED:
+            frames.unpadded(flags, payload)
+        if call.hook is not None and call.hook.ticket is not None:
+            self._overhear(call.hook, frames.unpadded(flags, payload))
+        if not flags & END_STREAM:
+            return True
+        return self._end_with(call, codes.UNKNOWN, frames.frame(DATA, flags, stream, payload))
+
+    def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
+        read = self._reader.read(block)
+        call = self._wire.calls.get(stream)
+        if call is None:
+            if self._wire.ended_here(stream):
+                self._skip(read)
+                return False
+            return self._in_step(stream, end_stream, read)
+        hook = call.hook
+        if end_stream and hook is not None and hook.ticket is not None and _status(read) == codes.OK:
+            self._learn(call, hook)
+        call.answered = True
+        if hook is not None and not end_stream:
+            hook.answer_encoding = read.get(b"grpc-encoding")
+        passed = self._in_step(stream, end_stream, read)
+        return self._end_with(call, _status(read), raw if passed else b"") if end_stream else passed
+
+    def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
+        wire = self._wire
+        match kind:
+            case 8:  # WINDOW_UPDATE
+                return self._window_update(stream, frames.long(payload) & MAX_WINDOW)
+            case 3:
+                return self._reset(stream, payload)
+            case 4:
+                if not flags & ACK:
+                    return self._settings(payload)
+                if self._table_shrinks:  # the next block may be one that does not know
+                    wire.diverged = True
+            case 7:
+                return self._goaway(payload)
+        return not (stream and wire.ended_here(stream))
+
+    def _settings(self, payload: memoryview) -> bool:
+        wire, window, told = self._wire, None, []
+        for setting, value in frames.settings(payload):
+            if setting == INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise BrokenError(f"SETTINGS with a window of {value}")
+                window = min(value, LARGEST_FIRST)
+                told.append((setting, window))
+            else:
+                self._on_setting(setting, value)
+                told.append((setting, value))
+        if len(wire.windows_to_come) >= 1000:
+            raise BrokenError("1000 SETTINGS without an ACK")
+        wire.windows_to_come.append(window)
+        passed = frames.settings_payload(told)
+        if passed == payload:
+            return True
+        wire.client.send(frames.frame(SETTINGS, 0, 0, passed))
+        return False
+
+    def _window_update(self, stream: int, increment: int) -> bool:
+        wire = self._wire
+        if stream:
+            call = wire.calls.get(stream)
+            if call is None or call.hook is None:
+                return not wire.ended_here(stream)
+            call.hook.window += increment
+            if not increment or call.hook.window > MAX_WINDOW:
+                raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
+            if call.hook.phase is Phase.SENDING:
+                self._outbox.pump()
+            return False
+        told = wire.ledger.credit(increment)
+        if told and told != increment:
+            wire.client.send(frames.window_update(0, told))
+        if not self._outbox.idle:
+            self._outbox.pump()
+        return told == increment
+
+    def _reset(self, stream: int, payload: memoryview) -> bool:
+        wire = self._wire
+        if wire.ended_here(stream):
+            return False
+        call = wire.calls.get(stream)
+        if call is None:
+            return True
+        wire.count(call, codes.of_reset(frames.long(payload)))
+        del wire.calls[stream]
+        self._forget(call)
+        if self._outbox.queue:
+            self._outbox.drop_data(stream)
+            self._outbox.pump()
+        return True
+
+    def _goaway(self, payload: memoryview) -> bool:
+        last = frames.long(payload) & MAX_STREAM
+        if last <= self.last_stream:
+            self.last_stream = last
+            return True
+        self._wire.client.send(frames.goaway(self.last_stream, frames.long(payload[4:]), payload[8:]))
+        return False
+
+    # --- the order of header blocks ----------------------------------------------------------------------------------
+
+    def _in_step(self, stream: int, end_stream: bool, block: Block) -> bool:
+        """Whether the block may pass as it came; else it has been sent, written anew."""
+        if not self._wire.diverged:
+            return True
+        self._wire.send_headers(stream, literal(block.fields), end_stream=end_stream)
+        return False
+
+    def _skip(self, block: Block) -> None:
+        """A block that the client never sees."""
+        self._wire.diverged |= block.changes
+
+    # --- the ends of calls -------------------------------------------------------------------------------------------
+
+    def _end_with(self, call: Call, code: int, last: Bytes) -> bool:
+        """The upstream's end of a call. `last` is the frame that passes, or b"" when it has been sent already."""
+        wire, hook = self._wire, call.hook
+        call.upstream_ended = True
+        wire.count(call, code)
+        if hook is None or hook.phase is Phase.SENT:
+            wire.drop_if_over(call)
+            return bool(last)
+        # An answer to a request that was never, or not wholly, sent.
+        if last:
+            wire.client.send(last)
+        if not call.client_ended:
+            wire.client.send(frames.rst_stream(call.stream, NO_ERROR))
+        self._end(call)
+        return False
+
+    def _overhear(self, hook: HookedCall, data: Bytes) -> None:
+        """The answer's DATA goes on: a unary call's client has nothing of it before the trailers."""
+        hook.answer += data
+        if message.too_large(len(hook.answer)):
+            hook.ticket = None
+            hook.answer = bytearray()
+
+    def _learn(self, call: Call, hook: HookedCall) -> None:
+        try:
+            answer = message.opened(hook.answer, hook.answer_encoding)
+        except message.MessageError:  # no unary call's answer
+            return
+        self._wire.lessons.append(Learn(call.stream, hook.ticket, answer))
+
+
+def _status(trailers: Block) -> int:
+    """The gRPC status code that ends a call."""
+    try:
+        return int(trailers.get(b"grpc-status"))
+    except ValueError:
+        return codes.UNKNOWN

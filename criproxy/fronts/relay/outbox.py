@@ -1,0 +1,203 @@
+"""What waits for the upstream's windows: passing DATA that came too early, and the messages of hooked calls.
+
+Source: RFC 9113, sections 5.2 and 6.9.
+"""
+
+from collections import deque
+from typing import Final
+
+from criproxy.fronts.http2 import frames
+from criproxy.fronts.http2.frames import DATA, END_STREAM, FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
+from criproxy.fronts.relay.calls import Call, HeldData, HeldRaw, HookedCall, Phase, Wire
+
+_LOW: Final = 16_384
+_TOPPED_UP: Final = 65_535
+"""What a client may always send of a hooked call's request, however little the upstream's SETTINGS allow."""
+
+LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
+"""The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
+
+HELD_BYTES: Final = 64 * 1024 * 1024
+"""Of frames that wait, but for the data that windows are paid for. More is no kubelet."""
+
+_HELD_ITEM: Final = 256
+"""What each of them takes in memory besides its bytes."""
+
+
+def _unpaid(item: HeldData | HeldRaw) -> int:
+    """Bytes."""
+    return _HELD_ITEM + (len(item.raw) if isinstance(item, HeldRaw) else 0)
+
+
+class Outbox:
+    """Sends to the upstream what it has windows for, in order: nothing is left behind for good."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.queue: deque[HeldData | HeldRaw] = deque()
+        """The passing frames that wait."""
+        self._unpaid_bytes = 0
+        self._sending: dict[int, Call] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and not self._sending
+
+    def hold_data(self, stream: int, data: Bytes, paid: int, *, ends: bool) -> None:
+        """DATA of a passing call; its padding goes no further.
+
+        Raises BrokenError when no window allowed it, or too much waits.
+        """
+        wire = self._wire
+        wire.ledger.pay(paid)
+        padding = paid - len(data)
+        if padding and not ends:
+            wire.client.send(frames.window_update(stream, padding))
+        if data or ends:
+            self._hold(HeldData(stream, memoryview(bytes(data)), ends, paid))
+        else:  # it says nothing, and would wait for nothing to pay
+            self.refund(paid)
+
+    def hold_raw(self, raw: Bytes, stream: int = 0, *, is_ack: bool = False) -> None:
+        """Raises BrokenError when too much waits."""
+        self._hold(HeldRaw(bytes(raw), stream, is_ack))
+
+    def _hold(self, item: HeldData | HeldRaw) -> None:
+        self._unpaid_bytes += _unpaid(item)
+        if self._unpaid_bytes > HELD_BYTES:
+            raise BrokenError(f"over {HELD_BYTES} bytes of frames that wait for windows")
+        self.queue.append(item)
+
+    def block(self, stream: int) -> HeldRaw | None:
+        """The first header block of this stream that waits."""
+        return next((item for item in self.queue if isinstance(item, HeldRaw) and item.stream == stream), None)
+
+    def widen(self, stream: int, increment: int) -> bool:
+        """Whether a header block of this stream waits, and with it what the client adds to the stream's window.
+
+        It waits as a sum, or a client could add for ever. A sum that is no window's is the upstream's to complain of.
+        """
+        block = self.block(stream)
+        if block is not None:
+            block.window = min(block.window + increment, 2 * MAX_WINDOW)
+        return block is not None
+
+    def holds_up(self, stream: int) -> bool:
+        """Whether a header block of this stream must wait: for its DATA, for other blocks, or for a SETTINGS ACK."""
+        return any(isinstance(item, HeldRaw) or item.stream == stream for item in self.queue)
+
+    def drop_data(self, stream: int) -> None:
+        """The stream is reset: what waited of it goes nowhere."""
+        keep: deque[HeldData | HeldRaw] = deque()
+        for item in self.queue:
+            if isinstance(item, HeldData) and item.stream == stream:
+                self.refund(item.paid)
+                self._unpaid_bytes -= _unpaid(item)
+            else:
+                keep.append(item)
+        self.queue = keep
+
+    def refund(self, paid: int) -> None:
+        """Give back what the client has paid for nothing."""
+        if paid and (back := self._wire.ledger.forgive(paid)):
+            self._wire.client.send(frames.window_update(0, back))
+
+    def send(self, call: Call, payload: bytes) -> None:
+        """The request of a hooked call, to its end."""
+        assert call.hook is not None
+        call.hook.phase = Phase.SENDING
+        call.hook.out = memoryview(payload)
+        self._sending[call.stream] = call
+        self.pump()
+
+    def forget(self, call: Call) -> None:
+        """A hooked call has been reset."""
+        self._sending.pop(call.stream, None)
+        if call.hook is not None:
+            self.refund(call.hook.paid)
+            call.hook.paid = 0
+
+    def pump(self) -> None:
+        """Send what may be sent by now."""
+        while self.queue:
+            item = self.queue[0]
+            if isinstance(item, HeldData):
+                self._pump_data(item)
+                if item.data or item.ends:
+                    return
+            else:
+                self._pump_raw(item)
+            self._unpaid_bytes -= _unpaid(self.queue.popleft())
+        for call in list(self._sending.values()):
+            self._pump_call(call)
+
+    def acknowledged(self) -> None:
+        """The client's SETTINGS ACK has passed: what the upstream said of windows holds. Raises BrokenError."""
+        wire = self._wire
+        if not wire.windows_to_come:
+            raise BrokenError("SETTINGS ACK for nothing")
+        window = wire.windows_to_come.pop(0)
+        if window is None or window == wire.first_window:
+            return
+        by, wire.first_window = window - wire.first_window, window
+        for call in wire.calls.values():
+            if call.hook is not None:
+                call.hook.window += by
+                call.hook.shown += by
+                self.top_up(call.stream, call.hook)
+
+    def top_up(self, stream: int, hook: HookedCall) -> None:
+        """Keep the client sending: it ends here, so it needs no window of the upstream's."""
+        if hook.phase is Phase.COLLECTING and hook.shown < _LOW:
+            self._wire.client.send(frames.window_update(stream, min(_TOPPED_UP - hook.shown, MAX_WINDOW)))
+            hook.shown = _TOPPED_UP
+
+    def _pump_raw(self, item: HeldRaw) -> None:
+        wire = self._wire
+        wire.upstream.send(item.raw)
+        for increment in (min(item.window, MAX_WINDOW), item.window - MAX_WINDOW):
+            if increment > 0:
+                wire.upstream.send(frames.window_update(item.stream, increment))
+        if item.is_ack:
+            self.acknowledged()
+        elif (call := wire.calls.get(item.stream)) is not None and call.hook is not None:
+            call.hook.headers_wait = False
+
+    def _pump_data(self, item: HeldData) -> None:
+        """As much of it as there is window for; `ends` is False when its end has gone."""
+        wire = self._wire
+        while item.data or item.ends:
+            size = min(len(item.data), wire.ledger.real, FRAME_BYTES)
+            if item.data and size <= 0:
+                return
+            piece, item.data = item.data[:size], item.data[size:]
+            last = not item.data and item.ends
+            wire.upstream.send(frames.frame(DATA, END_STREAM if last else 0, item.stream, piece))
+            paid = min(item.paid, size)
+            wire.ledger.spend(size, paid)
+            item.paid -= paid
+            if last:
+                item.ends = False
+        self.refund(item.paid)
+        item.paid = 0
+
+    def _pump_call(self, call: Call) -> None:
+        wire, hook = self._wire, call.hook
+        assert hook is not None
+        if hook.headers_wait:
+            return
+        while True:
+            size = min(len(hook.out), hook.window, wire.ledger.real, FRAME_BYTES)
+            if hook.out and size <= 0:
+                return
+            piece, hook.out = hook.out[:size], hook.out[size:]
+            wire.upstream.send(frames.frame(DATA, 0 if hook.out else END_STREAM, call.stream, piece))
+            paid = min(hook.paid, size)
+            wire.ledger.spend(size, paid)
+            hook.paid -= paid
+            hook.window -= size
+            if not hook.out:
+                break
+        hook.phase = Phase.SENT
+        self.forget(call)
+        wire.drop_if_over(call)

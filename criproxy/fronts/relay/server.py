@@ -1,0 +1,159 @@
+"""Accept clients, and relay each to a connection of its own to the runtime."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from criproxy.fronts.engine import Interceptor
+from criproxy.fronts.http2.side import ReadBuffer
+from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
+from criproxy.fronts.relay.breaker import Breakers, Client
+from criproxy.fronts.relay.core import Relay
+from criproxy.fronts.relay.shell import Connection, Core, Parts, RelayMetrics
+from criproxy.fronts.socket import ListenSocket, SocketError
+
+_BACKLOG: Final = 128
+_GONE: Final = "criproxy goes: call again"
+_FLUSH_S: Final = 0.05
+
+_AWAY_S: Final = 20.0
+"""For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
+
+_AFTER_S: Final = 1.0
+"""So much later than a breaker closes, its client is asked to connect anew."""
+
+
+class RelayServer:
+    """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
+
+    A client, which is a process, whose connections break again and again has its new ones piped to the socket that
+    `fallback` tells (or raises OSError), until its breaker (see `breaker`) closes: then it is asked to connect anew.
+    Without a `fallback`, it goes on as before.
+    """
+
+    def __init__(
+        self,
+        interceptor: Interceptor,
+        metrics: RelayMetrics,
+        listen: ListenSocket,
+        runtime: Path,
+        clock: Callable[[], float],
+        *,
+        blind: bool = False,
+        fallback: Callable[[], Awaitable[Path]] | None = None,
+    ) -> None:
+        self._interceptor = interceptor
+        self._listen = listen
+        self._blind = blind
+        self._changed = asyncio.Event()
+        self._runtime = runtime
+        self._fallback = fallback
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._parts = Parts(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._breakers = Breakers()
+        self._connections: set[Connection] = set()
+        self._draining = False
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._listen.claim()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._listen.private():
+                listening.bind(str(self._listen.own))
+        except OSError as error:
+            listening.close()
+            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._accept, sock=listening, backlog=_BACKLOG)
+
+    async def drain(self, limit_s: float) -> None:
+        self._draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: not self._busy)
+                self._end_endless()
+                async with asyncio.timeout(_AWAY_S):
+                    await self._until(lambda: not self._connections)
+        self._end_endless()
+
+    async def stop(self, grace_s: float) -> None:
+        self._listen.release()
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.turn_away(_GONE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._until(lambda: not self._busy)
+        self._end_endless()
+        for connection in list(self._connections):
+            connection.cut()
+        await asyncio.sleep(_FLUSH_S)
+
+    @property
+    def _busy(self) -> bool:
+        return any(connection.busy for connection in self._connections)
+
+    @property
+    def given_up(self) -> tuple[int, ...]:
+        """The pids of the clients whose new connections go to the fallback."""
+        return tuple(pid for pid, _ in self._breakers.open(self._clock()))
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        core: Core = BlindRelay() if self._blind else Relay(self._interceptor.wants)
+        connection = Connection(core, self._to_runtime, self._parts, self._made, self._gone)
+        self._connections.add(connection)
+        if self._draining:
+            connection.drain()
+        return connection.client
+
+    async def _to_runtime(self) -> Path:
+        return self._runtime
+
+    def _made(self, connection: Connection) -> None:
+        if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
+            connection.lead(FallbackPipe(), self._fallback)
+            if self._draining:
+                connection.drain()
+
+    def _gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._changed.set()
+        if connection.broken and self._fallback is not None:
+            self._count_broken(connection.peer)
+
+    def _count_broken(self, peer: Client) -> None:
+        open_s = self._breakers.broke(peer, self._clock())
+        if open_s is None:
+            return
+        self._parts.metrics.on_given_up(len(self.given_up))
+        self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
+        asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
+
+    def _try_again(self, peer: Client) -> None:
+        """The breaker has closed, if it was not opened anew meanwhile."""
+        if self._breakers.is_open(peer, self._clock()):
+            return
+        self._parts.metrics.on_given_up(len(self.given_up))
+        self._log.info("relay_tried_again", pid=peer[0])
+        for connection in list(self._connections):
+            if connection.peer == peer and connection.is_fallback:
+                connection.drain()
+
+    def _end_endless(self) -> None:
+        for connection in list(self._connections):
+            connection.end_endless(_GONE)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,219 @@
+"""Follows kubelet's CPU manager: keeps the box off the CPUs that online pods have for themselves.
+
+With its static policy, kubelet gives whole CPUs to single containers and leaves the others, the shared pool, to
+everybody else. Before a container that gets CPUs is started, they are in kubelet's state file. So the box's CPUs are
+the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone. What kubelet asks for a
+container of the box passes on to the runtime, within these.
+
+The file is looked at each second while the policy is static, otherwise each minute, and whenever a pod starts.
+
+Source: kubernetes/pkg/kubelet/cm/cpumanager/state/checkpoint.go; policy_static.go.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+from msgspec import Struct, field
+
+from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.worker import Worker
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+
+STATIC_EVERY_S: Final = 1.0
+"""From one look at the file to the next, while kubelet gives CPUs away."""
+
+IDLE_EVERY_S: Final = 60.0
+"""The same while it does not: a change of policy takes a restart of kubelet, and CPUs are given to pods that start."""
+
+_READ_S: Final = 5.0
+_LARGEST_BYTES: Final = 16 << 20
+_FILE: Final = "cpu_manager_state"
+_STATIC: Final = "static"
+
+
+class State(Struct, frozen=True):
+    """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
+
+    `exclusive`: the CPUs that containers have for themselves, by the uid of their pod.
+    """
+
+    shared: Cpus | None
+    exclusive: Mapping[str, Cpus] = field(default_factory=dict)
+
+
+NOBODY_BOUND: Final = State(None)
+
+
+class _Checkpoint(Struct, rename="camel"):
+    """The file. Entries are by pod uid and container since Kubernetes 1.18, by container id alone before.
+
+    Of those that have another shape, no pod's CPUs are known: they are all taken for online pods'.
+    """
+
+    policy_name: str
+    default_cpu_set: str = ""
+    entries: dict[str, object] = {}
+
+
+def parse_state(content: bytes) -> State:
+    """The state that a cpu_manager_state file holds. Raises ValueError."""
+    checkpoint = msgspec.json.decode(content, type=_Checkpoint)
+    if checkpoint.policy_name != _STATIC:
+        return NOBODY_BOUND
+    exclusive = {
+        uid: frozenset().union(*(parse_cpus(cpus) for cpus in containers.values() if isinstance(cpus, str)))
+        for uid, containers in checkpoint.entries.items()
+        if isinstance(containers, dict)
+    }
+    return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
+
+
+class Box(Protocol):
+    """What is asked of the box (`criproxy.cgroup.box`)."""
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        """Let the box run on its CPUs alone, as they are now. Raises CgroupError."""
+        ...
+
+
+class Inventory(Protocol):
+    """What is asked of the inventory (`criproxy.pods.inventory`)."""
+
+    @property
+    def placed(self) -> tuple[Sandbox, ...]:
+        """Safe to ask for from any thread."""
+        ...
+
+
+class CpuManager:
+    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells.
+
+    `problem`: what is wrong with that, in words; "": nothing.
+    """
+
+    def __init__(self, root_dir: Path, inventory: Inventory, box: Box) -> None:
+        self.file: Final = root_dir / _FILE
+        self._inventory = inventory
+        self._box = box
+        self._reader = Worker("cpu-manager-reader", _READ_S)
+        self._state = NOBODY_BOUND
+        self._seen: tuple[int, int, int] | None = None
+        self._in_force: Cpus | type_unlimited = UNLIMITED
+        self._due = asyncio.Event()
+        self._unreadable = self._unfollowed = self._contradicted = ""
+        self._log = structlog.get_logger()
+
+    @property
+    def problem(self) -> str:
+        return self._unreadable or self._unfollowed or self._contradicted
+
+    def cpus(self) -> Cpus | type_unlimited:
+        """The CPUs that the box may run on: all but those that online pods have alone. Safe to ask for in any thread.
+
+        Empty when kubelet has given away all there are.
+        """
+        state = self._state
+        if state.shared is None:
+            return UNLIMITED
+        uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
+        return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
+
+    # --- for requests -----------------------------------------------------------------------------------------------
+
+    def pod_starts(self) -> None:
+        """A pod, online or not, is about to start: it may have been given CPUs just now."""
+        self._due.set()
+
+    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+        """Which CPUs are the box's, now that kubelet wants `asked` for a container in it: they are in force.
+
+        Raises AdmissionError, also when none of `asked` is among them.
+        """
+        cpus = self.cpus()
+        if cpus is UNLIMITED or not asked <= cpus:
+            await self.look()
+            cpus = self.cpus()
+        if cpus is UNLIMITED:
+            self._contradicted = (
+                f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
+                "offline pods may start on others: set kubelet.root_dir to kubelet's --root-dir"
+            )
+            return cpus
+        self._contradicted = ""
+        if not asked & cpus:
+            raise AdmissionError(
+                f"kubelet asks for the CPUs {format_cpus(asked)}, and {self.file} leaves {format_cpus(cpus) or 'none'} "
+                "to offline pods: if that file is not this kubelet's, set kubelet.root_dir"
+            )
+        if cpus != self._in_force:
+            try:
+                await self._confine(cpus)
+            except CgroupError as error:
+                raise AdmissionError(str(error)) from error
+        return cpus
+
+    # --- in the background ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled."""
+        while True:
+            every_s = await self.round()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._due.wait()
+
+    async def round(self) -> float:
+        """One look and what follows from it; returns in how many s to look again. Never raises."""
+        self._due.clear()
+        await self.look()
+        cpus = self.cpus()
+        unfollowed = ""
+        try:
+            if cpus != self._in_force:
+                await self._confine(cpus)
+        except CgroupError as error:
+            unfollowed = f"offline pods are not kept to the CPUs that kubelet leaves them: {error}"
+            if unfollowed != self._unfollowed:
+                self._log.error("box_not_confined", error=str(error))
+        self._unfollowed = unfollowed
+        return IDLE_EVERY_S if cpus is UNLIMITED and not unfollowed else STATIC_EVERY_S
+
+    async def look(self) -> None:
+        """Read the file if it has changed. Never raises: what is not to be read leaves all as it was."""
+        unreadable = ""
+        try:
+            await self._reader.run(f"read {self.file}", self._read)
+        except (CgroupError, OSError, ValueError, RecursionError) as error:
+            unreadable = f"{self.file} is not to be read, so the CPUs that it named last are offline pods': {error}"
+            if unreadable != self._unreadable:
+                self._log.error("cpu_manager_state_unreadable", file=str(self.file), error=str(error))
+        self._unreadable = unreadable
+
+    def close(self) -> None:
+        self._reader.close()
+
+    async def _confine(self, cpus: Cpus | type_unlimited) -> None:
+        await self._box.confine()
+        self._in_force = cpus
+        self._log.info("box_confined", cpus="all" if cpus is UNLIMITED else format_cpus(cpus), source=str(self.file))
+
+    def _read(self) -> None:
+        """On the thread. A file that is gone comes back when kubelet starts."""
+        try:
+            status = os.stat(self.file)
+        except FileNotFoundError:
+            return
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if seen == self._seen:
+            return
+        if status.st_size > _LARGEST_BYTES:
+            raise ValueError(f"it has {status.st_size} bytes")
+        self._state = parse_state(self.file.read_bytes())
+        self._seen = seen

@@ -1,0 +1,172 @@
+"""kubelet's evictionHard for memory, as its running process was given it: by a flag, its --config, its --config-dir.
+
+Only files are read, without a YAML parser, as the daemon has none: what can't be told for sure is an error. The files
+are those of kubelet's own mount namespace, where that is allowed.
+
+Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration (evictionHard, mergeDefaultEvictionSettings);
+apimachinery, resource.Quantity; kubelet, pkg/kubelet/eviction/helpers.go (parseThresholdStatement).
+"""
+
+import itertools
+import json
+import math
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from criproxy.control.memory_pressure import EvictionHard
+from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
+from criproxy.kubelet.walk import walk
+
+SIGNAL: Final = "memory.available"
+
+_SUFFIXES: Final[Mapping[str, float]] = {
+    "": 1.0,
+    **{name: 1000.0**-power for power, name in enumerate("mun", 1)},
+    **{name: 1000.0**power for power, name in enumerate("kMGTPE", 1)},
+    **{f"{name}i": 1024.0**power for power, name in enumerate("KMGTPE", 1)},
+}
+_QUANTITY: Final = re.compile(r"\+?(\d+\.?\d*|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?")
+_KEY: Final = re.compile(r"""["']?evictionHard["']?\s*:(.*)""")
+_MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
+_ENTRY: Final = re.compile(r"""["']?([\w.]+)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
+_COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
+_KUBELET: Final = b"kubelet"
+
+
+def read(listen: str, root: Path = Path("/")) -> EvictionHard:
+    """The threshold of the kubelet that uses the socket `listen`, else of any here. Never raises."""
+    try:
+        found = _kubelet(listen, root)
+        if found is None:
+            return EvictionHard(problem="no kubelet runs here by that name")
+        pid, words = found
+        return _threshold(words, _Files(root, pid))
+    except (OSError, ValueError, RecursionError) as error:
+        return EvictionHard(problem=str(error))
+
+
+def threshold(quantity: str, source: str) -> EvictionHard:
+    """From a quantity ("100Mi") or a percentage ("5%"). Raises ValueError."""
+    if quantity.endswith("%"):
+        ratio = float(quantity[:-1]) / 100
+        if not 0.0 <= ratio <= 1.0:
+            raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: not a percentage from 0% to 100%")
+        return EvictionHard(0, ratio if ratio < 1.0 else 0.0, source)  # kubelet takes 100% for none, too
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
+        raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: neither a quantity nor a percentage")
+    number, suffix, exponent = match.groups()
+    size = float(number) * (10.0 ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
+    if not size < 2.0**63:
+        raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: more than any node has")
+    return EvictionHard(math.ceil(size), 0.0, source)
+
+
+def of_file(text: str) -> tuple[dict[str, str] | None, bool]:
+    """evictionHard of a KubeletConfiguration (None: not set), and whether defaults are merged in. Raises ValueError."""
+    if text.lstrip().startswith("{"):
+        return _of_json(text)
+    merged = bool(_MERGED.search(text))
+    block = _COMMENT.sub("", _block(text)).strip()
+    if block in ("", "null", "~"):
+        return None, merged
+    entries = dict(_ENTRY.findall(block))
+    left = re.sub(r"[\s{},]", "", _ENTRY.sub("", block))
+    if left:
+        raise ValueError(f"evictionHard is written in a way that criproxy does not read: {block[:60]!r}")
+    return entries, merged
+
+
+def _of_json(text: str) -> tuple[dict[str, str] | None, bool]:
+    root = json.loads(text)
+    hard = root.get("evictionHard")
+    if hard is not None and not (isinstance(hard, dict) and all(isinstance(one, str) for one in hard.values())):
+        raise ValueError("evictionHard is no mapping of texts")
+    return hard, root.get("mergeDefaultEvictionSettings") is True
+
+
+def _block(text: str) -> str:
+    """What stands behind the key at the top level of a YAML file, and in the lines below it; "" when there is none."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if match := _KEY.match(line):
+            below = itertools.takewhile(lambda one: not one.strip() or one[0] in " \t#}", lines)
+            return "\n".join([match[1], *below])
+    return ""
+
+
+class _Files:
+    """The files of a process, seen as it sees them, if that is allowed; else ours."""
+
+    def __init__(self, root: Path, pid: int) -> None:
+        own = root / f"proc/{pid}/root"
+        self.root = own if os.access(own / "proc", os.R_OK) or os.access(own / "etc", os.R_OK) else root
+
+    def text(self, path: str) -> str:
+        return (self.root / path.lstrip("/")).read_text(errors="replace")
+
+
+def _threshold(words: Sequence[Argument], files: _Files) -> EvictionHard:
+    """A flag wins over all files; of these, a later one adds to those before."""
+    if given := flag(words, "--eviction-hard"):
+        pairs = (one.partition("<") for one in given.text.split(",") if one)
+        return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
+    hard: dict[str, str] | None = None
+    merged, source = False, ""
+    for path in _configuration(words, files):
+        set_there, merge = of_file(files.text(path))
+        merged |= merge
+        if set_there is not None:
+            hard = {**(hard or {}), **set_there}
+            source = f"evictionHard in {path}"
+    return EvictionHard() if hard is None else _memory(hard, source, merged=merged)
+
+
+def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHard:
+    if SIGNAL in hard:
+        return threshold(hard[SIGNAL], source)
+    # Who sets one threshold has unset kubelet's defaults of all others.
+    return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
+
+
+def _configuration(words: Sequence[Argument], files: _Files) -> Iterator[str]:
+    config, directory = flag(words, "--config"), flag(words, "--config-dir")
+    if config and config.text:
+        yield config.text
+    if directory and directory.text:
+        for path in walk(files.root, posixpath.join("/", directory.text)):
+            if path.endswith(".conf"):
+                yield path
+
+
+def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
+    """Pods may run one, too: those of another PID namespace are not the node's. One of another name must use us."""
+    found: list[tuple[int, list[Argument]]] = []
+    for entry in (root / "proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name = (entry / "comm").read_bytes().strip()
+            if not name.startswith(_KUBELET) or not _is_ours(entry, root):
+                continue
+            texts = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        words = [Argument(text, "") for text in texts]
+        given = flag(words, ENDPOINT_FLAG)
+        if given and socket_path(given.text) == listen:
+            return int(entry.name), words
+        if name == _KUBELET:
+            found.append((int(entry.name), words))
+    return next(iter(found), None)
+
+
+def _is_ours(process: Path, root: Path) -> bool:
+    try:
+        return os.readlink(process / "ns/pid") == os.readlink(root / "proc/self/ns/pid")
+    except OSError:
+        return True

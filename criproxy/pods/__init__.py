@@ -1,0 +1,1 @@
+"""What the node knows and decides of pods, whichever front they came through."""

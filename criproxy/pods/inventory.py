@@ -1,0 +1,191 @@
+"""What is placed where: the sandboxes and containers that the runtime knows, and which of them are in the box.
+
+The runtime holds the truth (an annotation on each placed sandbox); this is a copy of it, learned from answers that
+pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup.naming import parse_placement
+from criproxy.fronts.cri import codec
+from criproxy.model import Pod, PodRef, Sandbox
+
+Query = Callable[[str, bytes], Awaitable[bytes]]
+"""Calls a RuntimeService method of the runtime, bytes in and out; raises ConnectionError when it gives no answer."""
+
+_Edit = Callable[["Inventory"], object]
+
+
+class Running(Struct, frozen=True):
+    """A sandbox in the box that runs, or a container of one: its `id` and the container's name ("" for the sandbox)."""
+
+    sandbox: Sandbox
+    id: str
+    container: str
+
+
+class _Container(Struct, frozen=True):
+    sandbox_id: str
+    name: str
+
+
+class Inventory:
+    """Sandboxes and containers by id. `in_box` tells whether a placement exists in the kernel.
+
+    An annotation alone proves nothing, since a pod may carry any: it must name the pod's own cgroup in a box, and that
+    must be there.
+    """
+
+    def __init__(self, query: Query, in_box: Callable[[str], bool]) -> None:
+        self._query: Final = query
+        self._in_box: Final = in_box
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._containers: dict[str, _Container] = {}
+        self._running: set[str] = set()
+        self._elsewhere: dict[str, Pod] = {}
+        self._journals: list[list[_Edit]] = []
+
+    @property
+    def placed(self) -> tuple[Sandbox, ...]:
+        """The sandboxes in the box. Safe to ask for from any thread."""
+        return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
+
+    @property
+    def running_pods(self) -> tuple[Sandbox, ...]:
+        """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
+        return tuple(sandbox for sandbox in self.placed if sandbox.id in self._running)
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Of all pods that the runtime knows, in the box or not."""
+        return frozenset(sandbox.pod.uid for sandbox in self._sandboxes.values())
+
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """What runs in the box: sandboxes and their containers, each under its own id."""
+        placed = {sandbox.id: sandbox for sandbox in self.placed}
+        sandboxes = [Running(sandbox, sandbox.id, "") for sandbox in placed.values()]
+        containers = [
+            Running(placed[container.sandbox_id], container_id, container.name)
+            for container_id, container in self._containers.items()
+            if container.sandbox_id in placed
+        ]
+        return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
+
+    @property
+    def elsewhere(self) -> dict[str, Pod]:
+        """The pods that run outside the box, by sandbox id, as of the last listing. Without their cgroup_parent."""
+        return {id: pod for id, pod in self._elsewhere.items() if id in self._running}
+
+    def __len__(self) -> int:
+        return len(self._sandboxes) + len(self._containers)
+
+    async def refresh(self) -> None:
+        """List everything anew. What is learned while the lists are on their way wins over them."""
+        journal: list[_Edit] = []
+        self._journals.append(journal)
+        try:
+            sandboxes = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes()))
+            containers = codec.listed_containers(await self._query("ListContainers", codec.list_containers()))
+        finally:
+            self._journals.remove(journal)
+        # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
+        self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
+        self._containers = {listed.id: _Container(listed.sandbox_id, listed.name) for listed in containers}
+        self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
+        self._elsewhere = {
+            listed.id: Pod(listed.pod, listed.labels, listed.annotations)
+            for listed in sandboxes
+            if self._sandboxes[listed.id].placement is None
+        }
+        for edit in journal:
+            edit(self)
+
+    async def sandbox(self, sandbox_id: str) -> Sandbox | None:
+        """A sandbox, asked for at the runtime when it is not known; None when the runtime does not know it either.
+
+        Runtimes also take the beginning of an id, if there is no other with it: so does this.
+        """
+        if known := self._sandboxes.get(sandbox_id):
+            return known
+        if not sandbox_id:
+            return None
+        answer = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id)))
+        for listed in answer:
+            if listed.id.startswith(sandbox_id):
+                return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
+        return None
+
+    async def sandbox_of(self, container_id: str) -> Sandbox | None:
+        """The sandbox of a container, asked for like `sandbox`."""
+        known = self._containers.get(container_id)
+        if known is None and container_id:
+            answer = codec.listed_containers(await self._query("ListContainers", codec.list_containers(container_id)))
+            for listed in answer:
+                if listed.id.startswith(container_id):
+                    known = self._containers.setdefault(listed.id, _Container(listed.sandbox_id, listed.name))
+        return await self.sandbox(known.sandbox_id) if known is not None else None
+
+    def sandbox_started(self, sandbox: Sandbox) -> Running | None:
+        """Returns what runs since then in the box; None: it is not placed."""
+        self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
+        self._edit(lambda inventory: inventory._running.add(sandbox.id))
+        return Running(sandbox, sandbox.id, "") if sandbox.placement is not None else None
+
+    def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
+        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, _Container(sandbox_id, name)))
+
+    def container_started(self, container_id: str) -> Running | None:
+        """Returns what runs since then in the box; None: its sandbox is not placed, or one of the two is unknown."""
+        self._edit(lambda inventory: inventory._running.add(container_id))
+        container = self._containers.get(container_id)
+        sandbox = self._sandboxes.get(container.sandbox_id) if container is not None else None
+        if container is None or sandbox is None or sandbox.placement is None:
+            return None
+        return Running(sandbox, container_id, container.name)
+
+    def sandbox_stopped(self, sandbox_id: str) -> None:
+        """Nothing of it runs any more."""
+        self._edit(lambda inventory: inventory._stop(sandbox_id))
+
+    def sandbox_removed(self, sandbox_id: str) -> Sandbox | None:
+        """Forget a sandbox and its containers; returns it if it was known."""
+        known = self._sandboxes.get(sandbox_id)
+        self._edit(lambda inventory: inventory._forget(sandbox_id))
+        return known
+
+    def container_removed(self, container_id: str) -> None:
+        self._edit(lambda inventory: inventory._forget_container(container_id))
+
+    def _edit(self, edit: _Edit) -> None:
+        edit(self)
+        for journal in self._journals:
+            journal.append(edit)
+
+    def _stop(self, sandbox_id: str) -> None:
+        its = [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]
+        self._running.difference_update([sandbox_id, *its])
+
+    def _forget(self, sandbox_id: str) -> None:
+        self._sandboxes.pop(sandbox_id, None)
+        self._running.discard(sandbox_id)
+        for container_id in [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]:
+            self._forget_container(container_id)
+
+    def _forget_container(self, container_id: str) -> None:
+        self._containers.pop(container_id, None)
+        self._running.discard(container_id)
+
+    def _sandbox(self, listed: codec.ListedSandbox) -> Sandbox:
+        placed = self._is_placed(listed.pod, listed.placement)
+        return Sandbox(listed.id, listed.pod, listed.placement if placed else None)
+
+    def _is_placed(self, pod: PodRef, placement: str) -> bool:
+        try:
+            place = parse_placement(placement)
+        except ValueError:
+            return False
+        return place.is_of(pod.uid) and self._in_box(placement)

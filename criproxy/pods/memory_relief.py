@@ -1,0 +1,236 @@
+"""Stops the largest offline pod before kubelet evicts an online one; `control.memory_pressure` decides when.
+
+It also reads kubelet's threshold, off the event loop, and keeps new offline pods out while the box is over: kubelet
+starts a pod again that was stopped, and it would come straight back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import Final, Protocol
+
+import structlog
+from msgspec import Struct
+
+from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.clock import Clock
+from criproxy.control.memory_pressure import (
+    PAUSE_S,
+    EvictionHard,
+    Evidence,
+    State,
+    Verdict,
+    decide,
+    halfway_bytes,
+    kept_free_bytes,
+)
+from criproxy.control.policy import bytes_in_words
+from criproxy.model import UNLIMITED, Decision, LimitChange, PodRef, Sandbox, Snapshot
+from criproxy.observe.status import EvictionStatus
+from criproxy.pods.stopping import Evictions
+
+READ_EVERY_S: Final = 60.0
+"""From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
+
+SOON_S: Final = 2.0
+
+HOLD_S: Final = 60.0
+"""For so long a pod that was stopped may not start again, so that nothing spins."""
+
+LEAST_BYTES: Final = 1 << 20
+"""A pod that uses less has nothing to give back."""
+
+
+class Box(Protocol):
+    """What is asked of the box (`criproxy.cgroup.box`)."""
+
+    def state(self) -> BoxState: ...
+
+    async def memory_of(self, pods: Collection[str]) -> Mapping[str, int]: ...
+
+
+class Inventory(Protocol):
+    """What is asked of the inventory (`criproxy.pods.inventory`)."""
+
+    @property
+    def placed(self) -> tuple[Sandbox, ...]: ...
+
+
+class Settings(Struct, frozen=True):
+    """`active`: the box's limits are ours to set. `evict`: pods are stopped; otherwise it is told only."""
+
+    active: bool
+    evict: bool
+
+
+class MemoryRelief:
+    """An observer of the loop. `stop_sandbox` stops one at the runtime and raises ConnectionError. `read_hard` reads
+    kubelet's threshold, in a thread; `on_stopped` is called for each pod that was stopped.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        inventory: Inventory,
+        box: Box,
+        *,
+        stop_sandbox: Callable[[str], Awaitable[None]],
+        read_hard: Callable[[], EvictionHard],
+        on_stopped: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._box = box
+        self._evictions = Evictions(stop_sandbox)
+        self._read_hard = read_hard
+        self._on_stopped = on_stopped
+        self._clock = clock
+        self.hard = EvictionHard(problem="it was not read yet")
+        """kubelet's threshold, as far as known."""
+        self._state = State()
+        self._over = False
+        self._evidence: Evidence | None = None
+        self._due = asyncio.Event()
+        self._tried: dict[str, float] = {}
+        """Sandboxes that were to be stopped, and when."""
+        self._held: dict[str, float] = {}
+        """Until when the pods that were stopped may not start, by uid."""
+        self._last = ""
+        self._log = structlog.get_logger()
+
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def kept_free(self, capacity_bytes: float) -> float:
+        """What the box's limit must leave free of so much memory."""
+        return kept_free_bytes(self.hard, capacity_bytes)
+
+    def held(self, pod: PodRef) -> str:
+        """Why a pod may not start in the box now; "": it may."""
+        if not (self._settings.active and self._settings.evict):
+            return ""
+        left_s = self._held.get(pod.uid, 0.0) - self._clock.boottime_s()
+        if left_s > 0.0:
+            return (
+                "it was stopped as the node was near kubelet's eviction of pods for memory (memory.on_over_limit), so "
+                f"it is not let in for {left_s:.0f} s"
+            )
+        return self._words() if self._over else ""
+
+    def problems(self) -> Iterator[str]:
+        """What an operator should know now."""
+        if self._over:
+            yield self._words()
+
+    def status(self) -> EvictionStatus:
+        hard, evidence = self.hard, self._evidence
+        return EvictionStatus(
+            source=hard.source,
+            problem=hard.problem,
+            hard_bytes=None if evidence is None else round(hard.of(evidence.capacity)),
+            halfway_bytes=None if evidence is None else round(halfway_bytes(hard, evidence.capacity)),
+            available_bytes=None if evidence is None else round(evidence.available),
+            last=self._last,
+        )
+
+    # --- the loop's observer ----------------------------------------------------------------------------------------
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+        held = self._box.state().memory
+        bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
+        self._evidence = Evidence(
+            t_s=snapshot.t_s,
+            capacity=snapshot.capacity_bytes,
+            node=snapshot.node_bytes,
+            box=snapshot.box_bytes,
+            bound=bound if self._settings.active else None,
+            hard=self.hard,
+        )
+        verdict, self._state = decide(self._evidence, self._state)
+        self._tell(verdict)
+        if verdict.act and self._settings.evict:
+            self._due.set()
+
+    def tick_failed(self, seconds: float) -> None:
+        """Nothing is known of this moment, so nothing is done."""
+
+    def sample_discarded(self, reason: str) -> None:
+        """Nor is it of this one."""
+
+    def ticks_missed(self, count: int) -> None:
+        """The next one is as good."""
+
+    def _tell(self, verdict: Verdict) -> None:
+        if verdict.over and not self._over:
+            remedy = "the largest offline pod is stopped" if self._settings.evict else "none: memory.on_over_limit"
+            self._over = True
+            self._log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
+        elif self._over and not verdict.over:
+            self._over = False
+            self._log.info("memory_within_limit")
+
+    def _words(self) -> str:
+        seen = self._evidence
+        assert seen is not None
+        threshold, above = seen.hard.of(seen.capacity), seen.box - (seen.bound or 0.0)
+        return (
+            f"memory.available is {bytes_in_words(seen.available)}, and kubelet evicts pods below "
+            f"{bytes_in_words(threshold)}, while the box is {bytes_in_words(above)} above its memory limit"
+        )
+
+    # --- what it does -----------------------------------------------------------------------------------------------
+
+    async def relieve(self) -> None:
+        """Stop pods when that is due, until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            await self.stop_largest()
+
+    async def stop_largest(self) -> None:
+        """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
+        now_s = self._clock.boottime_s()
+        self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
+        self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
+        try:
+            largest = await self._largest()
+            if largest is None:
+                self._log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
+                return
+            sandbox, size_bytes = largest
+            self._tried[sandbox.id] = now_s
+            self._held[sandbox.pod.uid] = now_s + HOLD_S
+            why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
+            async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
+                await self._evictions.carry_out({sandbox.id: (sandbox.pod, why)})
+        except (CgroupError, ConnectionError, TimeoutError) as error:
+            self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
+        else:
+            self._last = f"{sandbox.pod}: {why}"
+            self._on_stopped()
+
+    async def _largest(self) -> tuple[Sandbox, int] | None:
+        pods = {one.placement: one for one in self._inventory.placed if one.placement and one.id not in self._tried}
+        sizes = await self._box.memory_of(tuple(pods))
+        largest = max(sizes, key=lambda pod: sizes[pod], default=None)
+        return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
+
+    async def follow_kubelet(self) -> None:
+        """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
+        await self._clock.sleep(SOON_S)
+        while True:
+            await self.read_threshold()
+            await self._clock.sleep(READ_EVERY_S)
+
+    async def read_threshold(self) -> None:
+        """Say what has changed."""
+        hard = await asyncio.to_thread(self._read_hard)
+        if hard != self.hard:
+            words = f"{hard.ratio:.1%}" if hard.ratio else bytes_in_words(hard.size_bytes)
+            if hard.problem:
+                remedy = f"{words} is assumed, kubelet's default"
+                self._log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
+            else:
+                self._log.info("eviction_threshold", memory_available=words, source=hard.source)
+        self.hard = hard

@@ -1,0 +1,261 @@
+"""A node in a directory: a systemd that reads its unit files, and a kubelet that goes by its flags and files.
+
+It has a way of its own to read them, by shlex and PyYAML, so that it does not share a mistake with what it tests.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from criproxy.commands.attach.machine import NodeError
+
+LISTEN = "/run/criproxy/criproxy.sock"
+STATUS = "/run/criproxy/criproxy-status.sock"
+RUNTIME = "/run/containerd/containerd.sock"
+UNIT = "kubelet.service"
+DROPIN = "/etc/systemd/system/kubelet.service.d/zz-criproxy.conf"
+STATE = "/var/lib/criproxy/attach.json"
+KUBEADM_UNIT = """\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+"""
+KUBEADM_DROPIN = """\
+# Note: This dropin only works with kubeadm and kubelet v1.11+
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 10248  # as ever\n"
+NEW_HELP = (
+    '      --container-runtime-endpoint string   The endpoint (default "unix:///run/containerd/containerd.sock")\n'
+)
+OLD_HELP = (
+    '      --container-runtime string            The runtime: docker, remote. (default "docker")\n'
+    '      --container-runtime-endpoint string   [Experimental] (default "unix:///var/run/dockershim.sock")\n'
+)
+
+
+@dataclass
+class FakeNode:
+    """`before_run` is called with each command before it is done: there a test interferes.
+
+    A kubelet that `flaps` is started anew all the time; `drops` is the end of words that never reach it. `others_call`:
+    somebody else uses criproxy.
+    """
+
+    root: Path
+    help: str = NEW_HELP
+    active: str = "active"
+    served: set[str] = field(default_factory=lambda: {LISTEN, RUNTIME})
+    healthy: Callable[[str], bool] = lambda endpoint: True
+    dies: Callable[[str], bool] = lambda endpoint: False
+    silent: bool = False
+    others_call: bool = False
+    flaps: Callable[[str], bool] = lambda endpoint: False
+    drops: str = "nothing"
+    criproxy: bool = True
+    engine: str = "relay"
+    runtime_of_criproxy: str = RUNTIME
+    offline: Sequence[tuple[str, str]] = ()
+    units: str = ""
+    before_run: Callable[[Sequence[str]], None] = lambda command: None
+    ran: list[str] = field(default_factory=list)
+    calls: int = 7
+    time_s: float = 1000.0
+    pid: int = 100
+    restarts: int = 0
+    endpoint: str = ""
+    _loaded: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.write("/usr/bin/kubelet", "")
+        (self.root / "usr/bin/kubelet").chmod(0o755)
+        self.write("/run/containerd/containerd.sock", "")
+
+    # --- its files --------------------------------------------------------------------------------------------------
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def text(self, path: str) -> str | None:
+        file = self.root / path.lstrip("/")
+        return file.read_text() if file.exists() else None
+
+    def files(self) -> dict[str, bytes]:
+        """Everything that a node keeps, but processes and our own state."""
+        apart = ("proc", "sys", "run")
+        found = {str(path.relative_to(self.root)): path for path in self.root.rglob("*") if path.is_file()}
+        return {
+            name: path.read_bytes()
+            for name, path in found.items()
+            if name.split("/")[0] not in apart and f"/{name}" != STATE
+        }
+
+    def kubeadm(self, flags: str = "--container-runtime-endpoint=unix:///run/containerd/containerd.sock") -> "FakeNode":
+        """As kubeadm sets a node up; kubelet runs."""
+        self.write("/usr/lib/systemd/system/kubelet.service", KUBEADM_UNIT)
+        self.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROPIN)
+        self.write("/var/lib/kubelet/config.yaml", CONFIG)
+        self.write("/var/lib/kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="{flags}"\n')
+        return self.boot()
+
+    def boot(self) -> "FakeNode":
+        self.reload()
+        if self.active == "active":
+            self.start()
+        return self
+
+    # --- systemd ----------------------------------------------------------------------------------------------------
+
+    def container(self, name: str, oom_group: str) -> str:
+        """A running container's scope, with its memory.oom.group; returns the file."""
+        file = f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{name}.slice/cri-containerd-{name}.scope/memory.oom.group"
+        self.write(file, f"{oom_group}\n")
+        return file
+
+    def reload(self) -> None:
+        for file in (self.root / "sys/fs/cgroup").rglob("*.scope/memory.oom.group"):
+            file.write_text("0\n")  # systemd 262
+        self._loaded = {}
+        for directory in ("/etc/systemd/system", "/usr/lib/systemd/system"):
+            if (text := self.text(f"{directory}/{UNIT}")) is not None:
+                self._loaded[f"{directory}/{UNIT}"] = text
+                break
+        dropins: dict[str, str] = {}
+        for directory in ("/usr/lib/systemd/system", "/etc/systemd/system"):
+            for path in (self.root / f"{directory[1:]}/{UNIT}.d").glob("*.conf"):
+                dropins[path.name] = f"{directory}/{UNIT}.d/{path.name}"
+        if self._loaded:
+            self._loaded |= {path: self.text(path) or "" for _, path in sorted(dropins.items())}
+
+    def argv(self) -> list[str]:
+        variables: dict[str, str] = {}
+        command: list[str] = []
+        for line in "\n".join(self._loaded.values()).replace("\\\n", " ").splitlines():
+            key, _, value = line.partition("=")
+            if key == "Environment":
+                variables |= dict(word.split("=", 1) for word in shlex.split(value))
+            elif key == "EnvironmentFile":
+                text = self.text(value.removeprefix("-")) or ""
+                variables |= dict(word.split("=", 1) for word in shlex.split(text, comments=True))
+            elif key == "ExecStart":
+                command = shlex.split(value)
+        words: list[str] = []
+        for word in command:
+            words += variables.get(word[1:], "").split() if word.startswith("$") else [word]
+        return words
+
+    def start(self) -> None:
+        self.pid += 1
+        argv = self.argv()
+        shell = argv[:2] == ["/bin/sh", "-c"]
+        if shell:
+            argv = shlex.split(argv[2])
+            argv = argv[1:] if argv[0] == "exec" else argv
+        argv = [word for word in argv if not word.endswith(self.drops)]
+        self.endpoint = self._uses(argv)
+        dead = self.dies(self.endpoint) or self.endpoint.removeprefix("unix://") not in self.served
+        self.active = "activating" if dead else "active"
+        self.restarts += dead
+        if dead:
+            return
+        self.write(f"/proc/{self.pid}/cmdline", "".join(f"{word}\0" for word in argv))
+        self.write(f"/proc/{self.pid}/comm", "kubelet\n")
+        self.write(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs", f"{self.pid}\n")
+
+    def stop(self) -> None:
+        self.active = "inactive"
+        for file in (self.root / f"proc/{self.pid}").iterdir():
+            file.unlink()
+
+    def _uses(self, argv: list[str]) -> str:
+        flags = dict(word.split("=", 1) for word in argv if "=" in word)
+        if endpoint := flags.get("--container-runtime-endpoint"):
+            return endpoint
+        paths = [flags.get("--config", "")]
+        if directory := flags.get("--config-dir"):
+            found = sorted(path for path in (self.root / directory[1:]).rglob("*.conf") if path.is_file())
+            paths += ["/" + str(path.relative_to(self.root)) for path in found]
+        merged: dict[str, str] = {}
+        for path in paths:
+            merged |= yaml.safe_load(self.text(path) or "{}")
+        return merged.get("containerRuntimeEndpoint") or f"unix://{RUNTIME}"
+
+    def _show(self) -> str:
+        files = list(self._loaded)
+        running = self.active == "active"
+        return (
+            f"LoadState={'loaded' if files else 'not-found'}\nActiveState={self.active if files else 'inactive'}\n"
+            f"SubState={'running' if running else 'auto-restart' if self.active == 'activating' else 'dead'}\n"
+            f"MainPID={self.pid if running else 0}\nNRestarts={self.restarts}\n"
+            f"FragmentPath={files[0] if files else ''}\nDropInPaths={' '.join(files[1:])}\n"
+        )
+
+    # --- the machine ------------------------------------------------------------------------------------------------
+
+    def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        self.before_run(command)
+        match list(command):
+            case ["systemctl", "show", *_]:
+                if self.flaps(self.endpoint):
+                    self.restarts += 1
+                    self.start()
+                return 0, self._show()
+            case ["systemctl", "list-units", *_]:
+                return 0, self.units
+            case ["systemctl", "daemon-reload"]:
+                self.reload()
+            case ["systemctl", "restart", _]:
+                self.start()
+            case ["systemctl", "reset-failed", _]:
+                return 0, ""
+            case ["journalctl", *_]:
+                return 0, "kubelet says why"
+            case [_, "--help"]:
+                return 0, self.help
+            case _:
+                raise AssertionError(command)
+        self.ran.append(" ".join(command[1:]))
+        return 0, ""
+
+    def version(self, socket: str) -> str:
+        if socket not in self.served:
+            raise NodeError(f"{socket}: UNAVAILABLE")
+        return "containerd 1.6"
+
+    def get(self, host: str, port: int, path: str) -> str:
+        if path == "/healthz":
+            if self.active != "active" or not self.healthy(self.endpoint):
+                raise NodeError(f"http://{host}:{port}/healthz answers 500: PLEG is not healthy")
+            seen = self.endpoint == f"unix://{LISTEN}" and not self.silent and self.engine != "blind"
+            self.calls += self.others_call or seen
+            return "ok"
+        raise AssertionError(path)
+
+    def ask(self, socket: str, question: str) -> str:
+        if not self.criproxy or socket != STATUS:
+            raise NodeError(f"no criproxy answers at {socket} (No such file or directory)")
+        if question == "/metrics":
+            return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
+        pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
+        runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}
+        return json.dumps({"runtime": runtime, "pods": pods, "engine": self.engine})
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds

@@ -1,0 +1,171 @@
+"""What attach refuses, and how it goes when it does not."""
+
+from collections.abc import Sequence
+
+import pytest
+from attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
+from fake_node import LISTEN, OLD_HELP, UNIT, FakeNode
+
+from criproxy.commands.attach.machine import NodeError
+
+
+def _crio(node: FakeNode) -> None:
+    node.served.add("/run/crio/crio.sock")
+    node.kubeadm("--container-runtime-endpoint=unix:///run/crio/crio.sock")
+
+
+def _other_runtime(node: FakeNode) -> None:
+    node.served.add("/run/other.sock")
+    node.kubeadm("--container-runtime-endpoint=unix:///run/other.sock")
+
+
+def _dockershim(node: FakeNode) -> None:
+    node.help = OLD_HELP
+    node.served.add("/var/run/dockershim.sock")
+    node.kubeadm("--container-runtime-endpoint=unix:///var/run/dockershim.sock")
+
+
+def _not_running(node: FakeNode) -> None:
+    node.criproxy = False
+    node.kubeadm()
+
+
+def _does_not_serve(node: FakeNode) -> None:
+    node.served.discard(LISTEN)
+    node.kubeadm()
+
+
+def _other_config(node: FakeNode) -> None:
+    node.runtime_of_criproxy = "/run/old.sock"
+    node.kubeadm()
+
+
+def _ill(node: FakeNode) -> None:
+    node.healthy = lambda _endpoint: False
+    node.kubeadm()
+
+
+def _shell(node: FakeNode) -> None:
+    shell_node(node, f"--container-runtime-endpoint={ON_RUNTIME}")
+
+
+def _no_socket(node: FakeNode) -> None:
+    node.served.add("tcp://1.2.3.4:5")
+    node.kubeadm("--container-runtime-endpoint=tcp://1.2.3.4:5")
+
+
+def _bad_unit(node: FakeNode) -> None:
+    node.kubeadm()
+    node.write(f"/etc/systemd/system/{UNIT}.d/50.conf", '[Service]\nExecStart=\nExecStart=/usr/bin/kubelet "open\n')
+    node._loaded[f"/etc/systemd/system/{UNIT}.d/50.conf"] = ""
+
+
+REFUSED = {
+    "cri-o": (_crio, 'set proxy.listen = "/run/criproxy/run/crio/crio.sock"'),
+    "other-runtime": (_other_runtime, 'set proxy.runtime = "/run/other.sock"'),
+    "dockershim": (_dockershim, "built-in dockershim"),
+    "criproxy-dead": (_not_running, "`systemctl start criproxy` first"),
+    "criproxy-deaf": (_does_not_serve, "criproxy does not serve: /run/criproxy/criproxy.sock: UNAVAILABLE"),
+    "criproxy-of-an-older-config": (_other_config, "`systemctl restart criproxy` first"),
+    "kubelet-ill": (_ill, "kubelet is not well as it is"),
+    "shell": (_shell, f"by hand, set --container-runtime-endpoint={ON_PROXY}"),
+    "no-unix-socket": (_no_socket, "'tcp://1.2.3.4:5' is no unix socket"),
+    "unit-that-cannot-start": (_bad_unit, 'a quote (") is never closed'),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_attach_refuses_with_a_remedy_and_touches_nothing(bench: Bench, case: str) -> None:
+    prepare, told = REFUSED[case]
+    prepare(bench.node)
+    before, ran = bench.node.files(), list(bench.node.ran)
+    assert bench.attach() == 1
+    assert told in bench.err
+    assert (bench.node.files(), bench.node.ran, bench.record()) == (before, ran, None)
+
+
+def test_attach_with_a_bad_config_fails_with_its_errors(bench: Bench) -> None:
+    bench.config.write_text("[proxy]\nlisten = 3\n")
+    assert bench.attach() == 1
+    assert "proxy.listen" in bench.err
+
+
+def test_attach_takes_a_runtime_socket_by_another_path_for_the_same(bench: Bench) -> None:
+    (bench.node.root / "var").mkdir()
+    (bench.node.root / "var/run").symlink_to("../run")
+    bench.node.served.add("/var/run/containerd/containerd.sock")
+    bench.node.kubeadm("--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock")
+    assert bench.attach() == 0, bench.err
+
+
+def test_attach_leaves_image_calls_where_they_are_and_says_so(bench: Bench) -> None:
+    bench.node.kubeadm(f"--container-runtime-endpoint={ON_RUNTIME} --image-service-endpoint=unix:///run/lazy.sock")
+    assert bench.attach() == 0
+    assert "image calls stay on unix:///run/lazy.sock" in bench.out
+
+
+def test_attach_of_an_old_kubelet_with_a_remote_runtime_is_done(bench: Bench) -> None:
+    bench.node.help = OLD_HELP
+    bench.node.kubeadm(f"--container-runtime=remote --container-runtime-endpoint={ON_RUNTIME}")
+    assert bench.attach() == 0, bench.err
+    assert bench.node.endpoint == ON_PROXY
+
+
+def test_attach_before_kubelet_runs_prepares_its_start(bench: Bench) -> None:
+    bench.node.active = "inactive"
+    bench.node.kubeadm()
+    assert bench.attach() == 0, bench.err
+    assert "it will use criproxy from its start on" in bench.out
+    assert bench.node.ran == ["daemon-reload"]
+    bench.node.start()
+    assert bench.node.endpoint == ON_PROXY
+
+
+@pytest.mark.parametrize(
+    ("units", "told"),
+    [
+        ("k3s-agent.service loaded active running x\n", ("k3s's (k3s-agent.service)", "/etc/rancher/k3s/")),
+        ("rke2-server.service loaded active running x\n", ("RKE2's", "/etc/rancher/rke2/config.yaml.d")),
+        ("snap.microk8s.daemon-kubelite.service loaded active running x\n", ("MicroK8s's", "snap restart microk8s")),
+        ("k0sworker.service loaded active running x\n", ("k0s's", "--kubelet-extra-args")),
+        ("snap.kubelet-eks.daemon.service loaded active running x\n", ("a snap's", "snap set")),
+        ("", ("no kubelet.service, and no kubelet runs",)),
+    ],
+    ids=["k3s", "rke2", "microk8s", "k0s", "snap", "none"],
+)  # fmt: skip
+def test_attach_of_another_kubelet_says_what_to_do_by_hand(bench: Bench, units: str, told: tuple[str, ...]) -> None:
+    bench.node.units = units
+    assert bench.attach() == 1
+    assert [word for word in told if word not in bench.err] == []
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "told"),
+    [
+        ("0::/system.slice/docker-0123.scope\n", "runs in a container"),
+        ("0::/system.slice/my-kubelet.service\n", "but my-kubelet.service"),
+    ],
+    ids=["container", "unit"],
+)
+def test_attach_of_a_kubelet_elsewhere_says_what_to_do_by_hand(bench: Bench, cgroup: str, told: str) -> None:
+    bench.node.write("/proc/7/comm", "kubelet\n")
+    bench.node.write("/proc/7/cmdline", "kubelet\0--v=2\0")
+    bench.node.write("/proc/7/cgroup", cgroup)
+    assert bench.attach() == 1
+    assert told in bench.err
+
+
+def test_detach_of_another_kubelet_that_uses_criproxy_says_so(bench: Bench) -> None:
+    bench.node.write("/proc/7/comm", "kubelet\n")
+    bench.node.write("/proc/7/cmdline", f"kubelet\0--container-runtime-endpoint={ON_PROXY}\0")
+    assert bench.detach() == 1
+    assert "by somebody's hand" in bench.err
+
+
+def test_a_machine_without_systemd_is_told(bench: Bench) -> None:
+    def missing(_command: Sequence[str]) -> None:
+        raise NodeError("systemctl: No such file or directory: is this a node with systemd?")
+
+    bench.node.before_run = missing
+    assert bench.attach() == 1
+    assert "is this a node with systemd?" in bench.err

@@ -1,0 +1,40 @@
+"""The record of an attachment."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.commands.attach.record import Record, Saved, finished, from_json, sha256, to_json
+
+OURS, THEIRS = b"ours", b"theirs"
+BASE = Record("changing", "kubelet.service", "/l", "unix:///r", "/u", ())
+
+
+@given(st.lists(st.builds(Saved, st.text(), st.none() | st.binary(), st.text())), st.none() | st.just(BASE))
+def test_record_comes_back_as_it_went(saved: list[Saved], previous: Record | None) -> None:
+    record = Record("changing", "u", "/l", "e", "o", tuple(saved), "c", "/f", "h", previous)
+    assert from_json(to_json(record)) == record
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", to_json(BASE).replace(b'"version": 1', b'"version": 2')])
+def test_what_is_no_record_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("before", "original"),
+    [(OURS, THEIRS), (b"changed since", b"changed since"), (None, None)],
+    ids=["as-we-left-it", "changed", "gone"],
+)
+def test_renewal_goes_back_to_what_was_there_first(before: bytes | None, original: bytes | None) -> None:
+    first = Record("attached", "u", "/l", "e", "o", (Saved("/a", THEIRS, sha256(OURS)), Saved("/b", None, "h")))
+    renewed = Record("changing", "u", "/l", "e", "o", (Saved("/a", before, "new"),), previous=first)
+    done = finished(renewed)
+    assert (done.phase, done.previous) == ("attached", None)
+    assert done.saved == (Saved("/a", original, "new"), Saved("/b", None, "h"))
+
+
+def test_renewal_that_changed_no_file_keeps_the_record() -> None:
+    first = Record("attached", "u", "/l", "e", "o", (Saved("/a", None, "h"),), "c")
+    assert finished(Record("changing", "u", "/l", "e2", "o", (), previous=first)) == first

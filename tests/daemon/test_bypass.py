@@ -1,0 +1,300 @@
+"""What the bypass's switch is told, and what is told of it; the switch itself, between a systemd of shell."""
+
+import os
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.daemon.bypass import Bypass, BypassError, BypassStatus, of_service, open_since_s, while_away
+
+SWITCH = Path(__file__).resolve().parents[2] / "packaging" / "criproxy-bypass.sh"
+LISTEN, RUNTIME = Path("/run/l.sock"), Path("/run/r.sock")
+
+
+def read_environment_file(text: str) -> Mapping[str, str]:
+    """Source: systemd.exec(5), EnvironmentFile=: within double quotes, as a shell reads it."""
+    lines = shlex.split(text, posix=True)
+    unescaped = (line.replace("\\$", "$").replace("\\`", "`") for line in lines)
+    return dict(line.split("=", 1) for line in unescaped)
+
+
+def told(directory: Path) -> Mapping[str, str]:
+    return read_environment_file((directory / "bypass.env").read_bytes().decode())
+
+
+# --- what it is told -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "directories"),
+    [
+        pytest.param({}, (), id="no-service"),
+        pytest.param({"STATE_DIRECTORY": "/var/lib/c"}, (), id="no-runtime-directory"),
+        pytest.param({"RUNTIME_DIRECTORY": "/run/c:/run/d"}, (Path("/run/c"),), id="the-first-one"),
+        pytest.param(
+            {"RUNTIME_DIRECTORY": "/run/c", "STATE_DIRECTORY": "/var/lib/c"},
+            (Path("/var/lib/c"), Path("/run/c")),
+            id="both",
+        ),
+    ],
+)
+def test_of_service_is_there_with_a_runtime_directory(environ: Mapping[str, str], directories: tuple[Path]) -> None:
+    assert of_service(environ).directories == directories
+
+
+@pytest.mark.parametrize(("after_s", "word"), [(10.0, "10"), (2.5, "2.5"), (None, "never")])
+def test_tell_writes_everywhere(tmp_path: Path, after_s: float | None, word: str) -> None:
+    state, run = tmp_path / "state", tmp_path / "run"
+    for directory in (state, run):
+        directory.mkdir()
+    Bypass((state, run)).tell(LISTEN, RUNTIME, after_s)
+    facts = {"CRIPROXY_LISTEN": "/run/l.sock", "CRIPROXY_RUNTIME": "/run/r.sock", "CRIPROXY_BYPASS_AFTER_S": word}
+    assert told(state) == told(run) == facts
+
+
+@given(st.text(st.characters(exclude_characters="\0\n\\`$", codec="utf-8"), min_size=1))
+def test_tell_quotes_any_path(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    directory = tmp_path_factory.mktemp("run")
+    Bypass((directory,)).tell(Path("/") / name.strip("/"), RUNTIME, None)
+    assert told(directory)["CRIPROXY_LISTEN"] == str(Path("/") / name.strip("/"))
+
+
+def test_tell_escapes_what_systemd_and_shells_read(tmp_path: Path) -> None:
+    Bypass((tmp_path,)).tell(Path('/a"b\\c$d`e'), RUNTIME, None)
+    assert (tmp_path / "bypass.env").read_text().splitlines()[0] == r'CRIPROXY_LISTEN="/a\"b\\c\$d\`e"'
+
+
+def test_tell_where_it_may_not_write_names_the_file_and_writes_the_rest(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(BypassError, match=str(gone / "bypass.env")):
+        Bypass((gone, tmp_path)).tell(LISTEN, RUNTIME, 5.0)
+    assert told(tmp_path)["CRIPROXY_BYPASS_AFTER_S"] == "5"
+
+
+def test_tell_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
+    bypass = Bypass((tmp_path,))
+    bypass.tell(LISTEN, RUNTIME, 5.0)
+    (tmp_path / "bypass.new").mkdir()  # in the way of the new file
+    with pytest.raises(BypassError):
+        bypass.tell(LISTEN, RUNTIME, 6.0)
+    bypass.tell(LISTEN, RUNTIME, 5.0)  # nothing to write
+    assert told(tmp_path)["CRIPROXY_BYPASS_AFTER_S"] == "5"
+
+
+# --- what is told of it ----------------------------------------------------------------------------------------------
+
+
+def open_bypass(directory: Path) -> Path:
+    """Where criproxy would listen."""
+    listen = directory / "l.sock"
+    listen.symlink_to(directory / "bypass.sock")
+    return listen
+
+
+def test_status_is_none_without_a_service() -> None:
+    assert Bypass(()).status(LISTEN, 10.0) is None
+
+
+def test_status_of_a_bypass_that_was_never_open(tmp_path: Path) -> None:
+    assert Bypass((tmp_path,)).status(tmp_path / "l.sock", 10.0) == BypassStatus(10.0, None, 0, None)
+
+
+def test_status_tells_since_when_it_is_open_and_how_often_it_was(tmp_path: Path) -> None:
+    listen = open_bypass(tmp_path)
+    os.utime(listen, (1000.0, 1000.0), follow_symlinks=False)
+    (tmp_path / "bypass.uses").write_text("3\n")
+    os.utime(tmp_path / "bypass.uses", (999.0, 999.0))
+    assert Bypass((tmp_path,)).status(listen, 10.0) == BypassStatus(10.0, 1000.0, 3, 999.0)
+
+
+def test_open_since_is_none_where_the_way_leads_to_criproxy(tmp_path: Path) -> None:
+    listen = tmp_path / "l.sock"
+    listen.symlink_to("l.sock.12")
+    assert open_since_s(listen, tmp_path / "bypass.sock") is None
+
+
+@pytest.mark.parametrize(
+    ("is_open", "after_s", "words"),
+    [
+        pytest.param(True, 10.0, "the bypass is open", id="open"),
+        pytest.param(False, 10.0, "opens 10 s after criproxy's end", id="armed"),
+        pytest.param(False, None, "the bypass is off", id="never"),
+    ],
+)
+def test_while_away_tells_where_calls_end(tmp_path: Path, is_open: bool, after_s: float | None, words: str) -> None:
+    listen = open_bypass(tmp_path) if is_open else tmp_path / "l.sock"
+    assert words in (while_away(listen, RUNTIME, after_s, Bypass((tmp_path,))) or "")
+
+
+def test_while_away_says_nothing_where_criproxy_never_was_a_service(tmp_path: Path) -> None:
+    assert while_away(LISTEN, RUNTIME, 10.0, Bypass((tmp_path / "gone",))) is None
+
+
+# --- the switch ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The switch in a directory of its own, with a `systemctl` that logs its words and a `sleep` that does not wait."""
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        (self.directory / "bin").mkdir()
+        systemctl = self.directory / "bin" / "systemctl"
+        systemctl.write_text(
+            f'#!/bin/sh\ncd {self.directory}\necho "$*" >>log\ncase "$*" in *is-active*)\n'
+            'for word; do [ ! -e "active.$word" ] || exit 0; done; exit 3;; esac\n'
+        )
+        systemctl.chmod(0o755)
+        sleep = self.directory / "bin" / "sleep"
+        sleep.write_text(f'#!/bin/sh\necho "$1" >>{self.directory}/slept\n')
+        sleep.chmod(0o755)
+        switch = SWITCH.read_text().replace("directory=/run/criproxy\n", f"directory={self.directory}\n")
+        (self.directory / "switch").write_text(switch)
+
+    def activate(self, unit: str) -> None:
+        (self.directory / f"active.{unit}").touch()
+
+    def run(self, verb: str, after: str = "0", **environ: str) -> subprocess.CompletedProcess[str]:
+        facts = {
+            "CRIPROXY_LISTEN": str(self.listen),
+            "CRIPROXY_RUNTIME": str(self.directory / "runtime.sock"),
+            "CRIPROXY_BYPASS_AFTER_S": after,
+            "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}",
+        }
+        command = ["sh", str(self.directory / "switch"), verb]
+        return subprocess.run(command, env=facts | environ, capture_output=True, text=True, timeout=30, check=False)
+
+    @property
+    def listen(self) -> Path:
+        return self.directory / "deep" / "l.sock"
+
+    @property
+    def log(self) -> list[str]:
+        return (self.directory / "log").read_text().splitlines()
+
+    @property
+    def slept_s(self) -> list[str]:
+        slept = self.directory / "slept"
+        return slept.read_text().split() if slept.exists() else []
+
+    def listen_at(self, name: str) -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(self.directory / name))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_wait_opens_the_bypass_once(stage: Stage) -> None:
+    stage.listen_at("bypass.sock")
+    stage.listen_at("runtime.sock")
+    (stage.directory / "runtime.sock").chmod(0o620)
+    for _ in range(2):
+        assert stage.run("wait").returncode == 0
+    assert stage.listen.readlink() == stage.directory / "bypass.sock"
+    assert (stage.directory / "bypass.sock").stat().st_mode & 0o777 == 0o620
+    assert (stage.directory / "bypass.uses").read_text() == "1\n"
+    assert stage.log.count("start criproxy-bypass.socket") == 1
+
+
+def test_wait_takes_the_place_of_a_dead_criproxy(stage: Stage) -> None:
+    stage.listen.parent.mkdir()
+    stage.listen.symlink_to("l.sock.77")
+    assert stage.run("wait").returncode == 0
+    assert stage.listen.readlink() == stage.directory / "bypass.sock"
+    assert [entry.name for entry in stage.listen.parent.iterdir()] == ["l.sock"]
+
+
+def test_wait_leaves_a_criproxy_that_is_back(stage: Stage) -> None:
+    stage.activate("criproxy.service")
+    assert stage.run("wait").returncode == 0
+    assert not stage.listen.is_symlink()
+
+
+def test_wait_for_ever_opens_nothing(stage: Stage) -> None:
+    assert stage.run("wait", "never").returncode == 0
+    assert not stage.listen.is_symlink()
+
+
+def test_wait_leaves_what_is_not_criproxys(stage: Stage) -> None:
+    stage.listen.parent.mkdir()
+    stage.listen.write_text("precious")
+    done = stage.run("wait")
+    assert (done.returncode, stage.listen.read_text()) == (1, "precious")
+    assert str(stage.listen) in done.stderr
+
+
+def test_wait_opens_where_nothing_can_be_noted(stage: Stage) -> None:
+    (stage.directory / "bypass.uses.new").mkdir()
+    stage.run("wait")
+    assert stage.listen.is_symlink()
+
+
+def test_ended_arms_the_bypass_without_waiting(stage: Stage) -> None:
+    assert stage.run("ended", SERVICE_RESULT="success").returncode == 0
+    assert stage.log == ["--no-block start criproxy-bypass-arm.service"]
+
+
+def crash(stage: Stage, times: int) -> None:
+    for _ in range(times):
+        stage.run("ended", SERVICE_RESULT="signal")
+
+
+def test_ended_in_a_crash_loop_cuts_the_wait_short(stage: Stage) -> None:
+    crash(stage, 5)
+    assert stage.log[-2:] == [f"--no-block {verb} criproxy-bypass-arm.service" for verb in ("start", "restart")]
+
+
+@pytest.mark.parametrize(("crashes", "held"), [(4, False), (5, True), (9, True)])
+@pytest.mark.parametrize("is_open", [True, False], ids=["bypass", "no-bypass"])
+def test_hold_waits_in_a_crash_loop(stage: Stage, crashes: int, held: bool, is_open: bool) -> None:
+    """The shorter time where kubelet has no other way."""
+    crash(stage, crashes)
+    if is_open:
+        stage.activate("criproxy-bypass.socket")
+    wait_s, words = ("30", "stays open for 30 s") if is_open else ("5", "no bypass is open")
+    said = stage.run("hold").stderr.splitlines()
+    assert [words in line for line in said] == [True] * held
+    assert stage.slept_s == [wait_s] * held
+    assert len((stage.directory / "bypass.crashes").read_text().splitlines()) == min(crashes, 5)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["bypass", "no-bypass"])
+def test_hold_forgets_crashes_after_an_end_in_order(stage: Stage, is_open: bool) -> None:
+    crash(stage, 5)
+    stage.run("ended", SERVICE_RESULT="success")
+    if is_open:
+        stage.activate("criproxy-bypass.socket")
+    assert (stage.run("hold").stderr, stage.slept_s) == ("", [])
+
+
+def test_wait_in_a_crash_loop_opens_at_once(stage: Stage) -> None:
+    crash(stage, 5)
+    assert stage.run("wait", "3600").returncode == 0
+    assert stage.listen.is_symlink()
+    assert stage.slept_s == []
+
+
+def test_wait_lets_the_configured_time_pass_before_it_opens(stage: Stage) -> None:
+    assert stage.run("wait", "3600").returncode == 0
+    assert stage.slept_s == ["3600"]
+
+
+def test_close_stops_the_switch_before_it_could_open_again(stage: Stage) -> None:
+    assert stage.run("close").returncode == 0
+    assert stage.log == ["stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service"]
+
+
+def test_switch_without_a_verb_it_knows_is_status_2(stage: Stage) -> None:
+    assert stage.run("open").returncode == 2

@@ -1,0 +1,93 @@
+"""What the daemon imports and when, and that memory goes back: each in a process of its own."""
+
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a new Python has after this."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys\n{code}\nprint(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+# As `criproxy run`, as far as the imports go; the engine is made as the daemon makes it.
+DAEMON = """
+from criproxy import cli
+from criproxy.daemon import footprint
+with footprint.fewer_modules():
+    from criproxy.daemon import daemon
+import asyncio, time
+from pathlib import Path
+from criproxy.fronts.chosen import ChosenEngine
+from criproxy.fronts.socket import ListenSocket
+async def make(kind):
+    listen = ListenSocket(Path("/nowhere/c.sock"), 1)
+    return ChosenEngine(kind, Path("/nowhere/r.sock"), listen, pid=1, interceptor=None, metrics=None, clock=time.time)
+"""
+
+
+def test_daemon_with_the_relay_never_imports_grpc_nor_tls() -> None:
+    found = modules_after(DAEMON + "asyncio.run(make('relay'))\nfrom criproxy.daemon import late\nlate.load()")
+    assert {name for name in found if name.partition(".")[0] in ("grpc", "ssl", "_ssl", "prometheus_client")} == set()
+    assert {"criproxy.daemon.daemon", "criproxy.fronts.relay.server", "criproxy.fronts.cri.cri_pb2"} <= found
+
+
+def test_daemon_with_grpc_has_it_before_it_listens() -> None:
+    assert {"grpc", "grpc._utilities"} <= modules_after(DAEMON + "asyncio.run(make('grpc'))")
+
+
+def test_daemon_that_begins_to_listen_has_no_protobuf_yet() -> None:
+    found = modules_after(DAEMON + "asyncio.run(make('relay'))")
+    assert not {"google._upb._message", "criproxy.fronts.cri.cri_pb2"} & found
+
+
+def test_messages_are_those_of_protobuf() -> None:
+    from criproxy.fronts.cri import cri_pb2, messages
+
+    assert messages.VersionRequest is cri_pb2.VersionRequest
+    with pytest.raises(AttributeError):
+        _ = messages.NoSuchMessage  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["ssl", "typing_extensions"])
+def test_what_is_hidden_while_the_daemon_is_imported_can_be_imported_later(name: str) -> None:
+    hide = "from criproxy.daemon import footprint\nwith footprint.fewer_modules():\n    import asyncio, msgspec"
+    code = f"{hide}\nimport {name}"
+    assert name in modules_after(code)
+    assert name not in modules_after(code.rpartition("\n")[0])
+
+
+LARGE = """
+import resource
+from pathlib import Path
+from criproxy.daemon import footprint
+{prepare}
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+one = b"x" * 30_000_000  # from now on, glibc would take what is smaller from the heap, and keep it
+del one
+before = resident()
+many = [b"x" * 1_500_000 for _ in range(20)]
+del many
+print(resident() - before)
+"""
+
+
+def left_bytes(prepare: str) -> int:
+    code = LARGE.format(prepare=prepare)
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc")
+def test_large_blocks_go_back_to_the_kernel() -> None:
+    assert left_bytes("pass") > 20_000_000, "without it, they stay: is it of any use?"
+    assert left_bytes("footprint.return_memory()") < 2_000_000

@@ -1,0 +1,42 @@
+"""Nothing of ours is imported in the middle of the daemon's life, when an upgrade may have removed its files."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from criproxy.daemon import late
+
+_LOADED = """
+import json, sys
+from criproxy.daemon import daemon, late
+late.load()
+print(json.dumps([sorted(sys.modules), sorted(m.__file__ for n, m in sys.modules.items() if n.startswith("criproxy"))]))
+"""
+
+FALLBACK = "criproxy.fronts.grpc.server"
+"""Imported only when the relay gives way, as it brings gRPC; without its files, that is told (`no_fallback`)."""
+
+
+def imported_by_functions(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in (node for function in functions for node in ast.walk(function)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_what_functions_of_the_daemon_import_is_loaded_or_of_the_standard_library() -> None:
+    output = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True).stdout
+    modules, files = json.loads(output)
+    later = {
+        f"{file}: {name}"
+        for file in files
+        for name in imported_by_functions(Path(file))
+        if name not in (*modules, FALLBACK) and name.partition(".")[0] not in sys.stdlib_module_names
+    }
+    assert later == set(), f"name them in {late.__name__}.MODULES"

@@ -1,0 +1,136 @@
+"""What holds when, from the config: limits, the door and the drain, at every moment of a week."""
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from criproxy.config.load import parse
+from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
+from criproxy.daemon.timetable import Timetable
+from criproxy.model import Limits
+
+MIB = 1 << 20
+CONFIG = """
+[cpu]
+min_cores = 0.2
+static_cores = 1.5
+reserve_cores = 0.5
+[memory]
+min_bytes = 67_108_864
+static_bytes = 536_870_912
+[control]
+policy = "schedule"
+[schedule]
+time_zone = "Europe/Berlin"
+grace_s = 600
+on_close = "evict"
+windows = [
+    { days = "mon-thu", start = "22:00", end = "06:00", policy = "dynamic" },
+    { days = "sat,sun", start = "00:00", end = "24:00", policy = "static", cores = 3 },
+    { days = "wed", start = "12:00", end = "13:00", policy = "static" },
+]
+"""
+
+
+def table(text: str = CONFIG) -> Timetable:
+    loaded = parse(text.encode(), "c")
+    assert loaded.errors == ()
+    return Timetable(loaded.config)
+
+
+def at(text: str, timetable: Timetable):  # type: ignore[no-untyped-def]
+    return timetable.stage(datetime.fromisoformat(f"{text}+01:00").timestamp())
+
+
+# 2026-03-09 is a Monday.
+@pytest.mark.parametrize(
+    ("moment", "words", "closed", "drain"),
+    [
+        pytest.param("2026-03-09T21:00", "outside of all windows (off) until Mon 22:00 CET, then window mon-thu "
+                     "22:00-06:00 (dynamic)", "the schedule is off until Mon 22:00 CET", True, id="off"),
+        pytest.param("2026-03-09T22:00", "window mon-thu 22:00-06:00 (dynamic) until Tue 06:00 CET, then outside of "
+                     "all windows (off)", "", False, id="open"),
+        pytest.param("2026-03-10T05:49:59", "window mon-thu 22:00-06:00 (dynamic) until Tue 06:00 CET, then outside "
+                     "of all windows (off)", "", False, id="open-still"),
+        pytest.param("2026-03-10T05:50", "window mon-thu 22:00-06:00 (dynamic) until Tue 06:00 CET, then outside of "
+                     "all windows (off)", "the schedule turns off at Tue 06:00 CET, within 600 s", False, id="grace"),
+        pytest.param("2026-03-14T12:00", "window sat,sun 00:00-24:00 (static) until Mon 00:00 CET, then outside of "
+                     "all windows (off)", "", False, id="weekend"),
+    ],
+)  # fmt: skip
+def test_stage_tells_what_holds_and_whether_the_door_is_open(moment: str, words: str, closed: str, drain: bool) -> None:
+    stage = at(moment, table())
+    assert (stage.words, stage.closed, stage.drain) == (words, closed, drain)
+    assert stage.policy.window == words
+
+
+def test_stage_has_the_limits_of_its_window() -> None:
+    timetable = table()
+    night, weekend, noon = (
+        at(m, timetable).policy for m in ("2026-03-09T23:00", "2026-03-14T12:00", "2026-03-11T12:30")
+    )
+    assert isinstance(night.cpu, DynamicSettings)
+    assert (night.cpu.floor, night.cpu.reserve, night.cpu.max_raise_ratio) == (0.2, 0.5, 0.1)
+    assert (weekend.cpu, weekend.memory) == (StaticSettings(3.0, 0.2, 0.5), StaticSettings(512 * MIB, 64 * MIB))
+    assert noon.cpu == StaticSettings(1.5, 0.2, 0.5)
+
+
+def test_stage_off_leaves_the_floor_and_says_so() -> None:
+    policy = at("2026-03-09T12:00", table()).policy
+    assert safe_limits(policy) == Limits(0.2, 64 * MIB)
+    assert isinstance(policy.cpu, StaticSettings)
+    assert policy.cpu.why == "the floor, as the schedule is off"
+
+
+def test_stage_squeezed_does_not_drain() -> None:
+    stage = at("2026-03-09T12:00", table(CONFIG.replace('"evict"', '"squeeze"')))
+    assert (stage.drain, stage.closed) == (False, "the schedule is off until Mon 22:00 CET")
+
+
+def test_stage_that_never_opens_says_no_more_than_that() -> None:
+    text = '[control]\npolicy = "schedule"\n[schedule]\nwindows = [{start = "00:00", end = "24:00", policy = "off"}]'
+    stage = at("2026-03-09T12:00", table(text))
+    assert (stage.closed, stage.words) == (
+        "the schedule is off",
+        "window mon-sun 00:00-24:00 (off) for more than a week",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", DynamicSettings),
+        ('[control]\npolicy = "static"\n[cpu]\nstatic_cores = 1\n[memory]\nstatic_bytes = 4_194_304', StaticSettings),
+    ],
+)
+def test_stage_without_a_schedule_is_always_open(text: str, kind: type) -> None:
+    stage = at("2026-03-09T12:00", table(text))
+    assert (stage.words, stage.closed, stage.drain) == ("", "", False)
+    assert isinstance(stage.policy.cpu, kind)
+
+
+WEEK_S = 7 * 86400
+START_S = datetime.fromisoformat("2026-03-23T00:00:00+01:00").timestamp()
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(st.floats(0.0, 2.0 * WEEK_S), min_size=1, max_size=8))
+def test_stage_does_not_depend_on_what_was_asked_before(moments: list[float]) -> None:
+    """Also when the wall clock jumps, back too; the week has a change of the clocks in it."""
+    kept = table()
+    for moment in moments:
+        assert kept.stage(START_S + moment) == table().stage(START_S + moment)
+
+
+@hypothesis_settings(deadline=None)
+@given(st.floats(0.0, 2.0 * WEEK_S), st.floats(1.0, 7200.0))
+def test_stage_lets_no_pod_in_that_would_be_stopped_within_the_grace_period(moment: float, grace_s: float) -> None:
+    timetable = table(CONFIG.replace("grace_s = 600", f"grace_s = {grace_s}"))
+    stage = timetable.stage(START_S + moment)
+    later = [timetable.stage(START_S + moment + part * grace_s) for part in (0.01, 0.5, 0.99)]
+    if not stage.closed:
+        assert not any(one.drain for one in later)
+    assert not stage.drain or stage.closed

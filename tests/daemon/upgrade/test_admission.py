@@ -1,0 +1,202 @@
+"""Where pods are let in, before, amid and after a hand-over: nobody is forgotten, and one process writes."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings
+from criproxy.daemon.upgrade.admission import Admissions, Remote
+from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
+from criproxy.daemon.upgrade.predecessor import CHANNEL, Predecessor
+from criproxy.model import AdmissionError
+
+PLACE = parse_placement("/offline/pod1")
+
+
+@dataclass
+class FakeBox:
+    """Notes who was let in; refuses those of `refused`."""
+
+    did: list[tuple[str, str, int]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        self._note("admit", place, memory_bytes)
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        self._note("update", place, memory_bytes)
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+    def _note(self, what: str, place: PodParent, memory_bytes: int) -> None:
+        if place.name in self.refused:
+            raise AdmissionError(f"no room for {place.name}")
+        self.did.append((what, place.in_box, memory_bytes))
+
+
+LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
+
+
+@dataclass
+class Two:
+    """The old process's end, and the new one's, which serves for `box`."""
+
+    remote: Remote
+    box: FakeBox
+    channel: Channel
+    predecessor: Predecessor
+    serving: asyncio.Task[None]
+    mains: list[bool]
+    changes: list[bool]
+
+
+@contextlib.asynccontextmanager
+async def handed_over() -> AsyncIterator[Two]:
+    ours, theirs = socket.socketpair()
+    environ = {CHANNEL: str(theirs.detach()), "PATH": "/bin"}
+    predecessor = Predecessor.of_environment(environ)
+    assert predecessor is not None
+    assert environ == {"PATH": "/bin"}
+    channel = await Channel.open(ours)
+    turn = asyncio.create_task(predecessor.turn(Ready("1", "/l")))
+    assert await channel.receive() == Ready("1", "/l")
+    channel.send(Learned("cpu", LEARNED))
+    channel.send(Take("/offline", ("pod0",)))
+    assert await turn == Take("/offline", ("pod0",))
+    assert predecessor.learned == {"cpu": LEARNED}
+    predecessor.serving()
+    assert await channel.receive() == Serving()
+    mains: list[bool] = []
+    changes: list[bool] = []
+
+    async def changed() -> None:
+        changes.append(True)
+
+    box, remote = FakeBox(), Remote(channel)
+    serving = asyncio.create_task(predecessor.serve(box, lambda: mains.append(True), changed))
+    answering = asyncio.create_task(remote.run())
+    yield Two(remote, box, channel, predecessor, serving, mains, changes)
+    for task in (serving, answering):
+        task.cancel()
+    await asyncio.gather(serving, answering, return_exceptions=True)
+    channel.close()
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # whatever it is
+            await asyncio.sleep(0.001)
+
+
+def test_nobody_hands_over_without_the_variable() -> None:
+    assert Predecessor.of_environment({}) is None
+    assert Predecessor.of_environment({CHANNEL: "junk"}) is None
+
+
+def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None:
+    async def play() -> None:
+        async with handed_over() as two:
+            two.box.refused.add("pod2")
+            await asyncio.gather(two.remote.admit(PLACE, 5), two.remote.update_pod(PLACE, 6))
+            assert sorted(two.box.did) == [("admit", "/offline/pod1", 5), ("update", "/offline/pod1", 6)]
+            with pytest.raises(AdmissionError, match="no room for pod2"):
+                await two.remote.admit(parse_placement("/offline/pod2"), 0)
+
+    asyncio.run(play())
+
+
+def test_new_process_lists_at_once_and_when_the_old_one_has_changed_something() -> None:
+    async def play() -> None:
+        async with handed_over() as two:
+            await until(lambda: len(two.changes) == 1)
+            two.remote.forget("pod1")
+            await until(lambda: two.box.forgotten == ["pod1"] and len(two.changes) == 2)
+            two.remote.changed()
+            await until(lambda: len(two.changes) == 3)
+            assert two.mains == []
+            two.channel.send(Main())
+            await until(lambda: two.mains == [True])
+
+    asyncio.run(play())
+
+
+def test_end_of_the_old_process_makes_the_new_one_the_main_one_and_list_again() -> None:
+    async def play() -> None:
+        async with handed_over() as two:
+            await until(lambda: len(two.changes) == 1)
+            two.channel.close()
+            await two.serving
+            assert two.predecessor.gone.is_set()
+            assert two.mains == [True]
+            assert len(two.changes) == 2
+
+    asyncio.run(play())
+
+
+def test_end_of_the_new_process_refuses_pods_that_wait_and_those_to_come() -> None:
+    async def play() -> None:
+        ours, theirs = socket.socketpair()
+        remote = Remote(await Channel.open(ours))
+        answering = asyncio.create_task(remote.run())
+        waiting = asyncio.create_task(remote.admit(PLACE, 0))
+        await asyncio.sleep(0.01)
+        theirs.close()
+        with pytest.raises(AdmissionError, match="has gone: kubelet tries again"):
+            await waiting
+        await answering
+        with pytest.raises(AdmissionError, match="has gone"):
+            await remote.admit(PLACE, 0)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("handed", [True, False])
+def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) -> None:
+    async def play() -> None:
+        own, other = FakeBox(), FakeBox()
+        admissions = Admissions(own)
+        await admissions.admit(PLACE, 1)
+        admissions.hold()
+        waiting = [
+            asyncio.create_task(admissions.admit(PLACE, 2)),
+            asyncio.create_task(admissions.update_pod(PLACE, 3)),
+        ]
+        await asyncio.sleep(0.01)
+        assert own.did == [("admit", "/offline/pod1", 1)]
+        if handed:
+            admissions.hand_to(other)
+        else:
+            admissions.resume()
+        await asyncio.gather(*waiting)
+        late = [("admit", "/offline/pod1", 2), ("update", "/offline/pod1", 3)]
+        assert (own.did[1:], other.did) == (([], late) if handed else (late, []))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("handed", [True, False], ids=["handed-over", "failed"])
+def test_start_that_ends_amid_the_hand_over_is_told_to_whom_the_pod_was_named(handed: bool) -> None:
+    before, after = FakeBox(), FakeBox()
+    admissions = Admissions(before)
+    admissions.forget("pod1")
+    admissions.hold()
+    admissions.forget("pod2")
+    if handed:
+        admissions.hand_to(after)
+    else:
+        admissions.resume()
+        admissions.hold()
+        admissions.hand_to(after)
+    admissions.forget("pod3")
+    assert before.forgotten == ["pod1", "pod2"]
+    assert after.forgotten == (["pod2", "pod3"] if handed else ["pod3"])

@@ -1,0 +1,227 @@
+"""The old process's side: a new one that fails in any way is ended with nothing left, and all goes on as before."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.predictor import make_predictor
+from criproxy.control.series import PredictorSettings
+from criproxy.daemon.upgrade import successor as module
+from criproxy.daemon.upgrade.channel import Learned, Take
+from criproxy.daemon.upgrade.successor import Successor, UpgradeError, command_of, hand_over
+
+ROOT = Path(__file__).resolve().parents[3]
+LISTEN = Path("/run/criproxy/criproxy.sock")
+NEW = """
+import asyncio, os, sys, time
+from criproxy.daemon.upgrade.channel import Ready
+from criproxy.daemon.upgrade.predecessor import Predecessor
+async def main():
+    open(os.environ["PIDFILE"], "w").write(f"{os.getpid()} {os.getppid()} {os.environ.get('WATCHDOG_PID')}")
+    step = os.environ["STEP"]
+    predecessor = Predecessor.of_environment(os.environ)
+    if step == "crash-at-start":
+        sys.exit(3)
+    if step == "hang-at-start":
+        time.sleep(100)
+    listen = "/elsewhere" if step == "elsewhere" else os.environ["LISTEN"]
+    takes = {"takes_listeners": True} if step == "takes" else {}
+    take = await predecessor.turn(Ready("9", listen, ("cpu: bad",) if step == "bad-config" else (), **takes))
+    if step == "takes":
+        for listener in predecessor.listeners():
+            assert not listener.get_inheritable()
+            client, _ = listener.accept()
+            client.sendall(str(os.getpid()).encode())
+    if take is None or step == "crash-at-take":
+        sys.exit(4)
+    if step == "hang-at-take":
+        time.sleep(100)
+    predecessor.serving()
+    await asyncio.sleep(100)
+asyncio.run(main())
+"""
+
+
+LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
+
+
+@dataclass
+class FakeParts:
+    did: list[str] = field(default_factory=list)
+    stuck: bool = False
+    questions: list[socket.socket] = field(default_factory=list)
+
+    async def rest(self) -> tuple[Learned | Take, ...]:
+        self.did.append("rest")
+        if self.stuck:
+            raise UpgradeError("a write is blocked")
+        return Learned("cpu", LEARNED), Take("/offline", ())
+
+    def listeners(self) -> list[socket.socket]:
+        return self.questions
+
+    def leave_listeners(self) -> None:
+        self.did.append("leave")
+
+    async def resume(self) -> None:
+        self.did.append("resume")
+
+
+def environ(directory: Path, step: str) -> dict[str, str]:
+    own = {"STEP": step, "LISTEN": str(LISTEN), "PIDFILE": str(directory / "pid"), "WATCHDOG_PID": "7"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **own}
+
+
+def started(directory: Path) -> tuple[int, int, str]:
+    """The new process's pid, its parent's, and its WATCHDOG_PID."""
+    pid, parent, watchdog = (directory / "pid").read_text().split()
+    return int(pid), int(parent), watchdog
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pid: int) -> None:
+    end_s = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < end_s, f"{pid} is still there"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("step", "reason", "did"),
+    [
+        ("crash-at-start", "ended before it was ready", ["resume"]),
+        ("hang-at-start", "was not ready within 3 s", ["resume"]),
+        ("elsewhere", "proxy.listen is '/elsewhere' now", ["resume"]),
+        ("bad-config", "the config has errors: cpu: bad: correct it", ["resume"]),
+        ("crash-at-take", "ended before it was serving", ["rest", "leave", "resume"]),
+        ("hang-at-take", "was not serving within 1 s", ["rest", "leave", "resume"]),
+    ],
+)
+def test_new_process_that_fails_is_ended_and_the_parts_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, reason: str, did: list[str]
+) -> None:
+    monkeypatch.setattr(module, "_START_S", 3.0)
+    monkeypatch.setattr(module, "_TAKE_S", 1.0)
+    parts = FakeParts()
+    with pytest.raises(UpgradeError, match=reason):
+        asyncio.run(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, step)))
+    assert parts.did == did
+    wait_gone(started(tmp_path)[0])
+
+
+def test_new_process_that_has_gone_before_it_is_looked_at_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nobody's child, so that its pid goes at once."""
+
+    def gone(pid: int) -> int:
+        raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", gone)
+    parts = FakeParts()
+    with pytest.raises(UpgradeError, match="ended before it was ready: see its log"):
+        asyncio.run(hand_over(parts, LISTEN, ("/bin/true",), environ(tmp_path, "")))
+    assert parts.did == []
+
+
+def test_new_process_takes_over_as_no_child_of_ours_and_not_watched_as_us(tmp_path: Path) -> None:
+    async def play() -> Successor:
+        return await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, ""))
+
+    async def end() -> None:
+        successor = await play()
+        pid, parent, watchdog = started(tmp_path)
+        assert successor.pid == pid
+        assert (parent, watchdog) != (os.getpid(), "7")
+        assert parent != os.getpid()
+        assert watchdog == "None"
+        await successor.kill()
+
+    parts = FakeParts()
+    asyncio.run(end())
+    assert parts.did == ["rest", "leave"], "it is of a version that takes no listeners"
+    wait_gone(started(tmp_path)[0])
+
+
+def test_new_process_gets_the_listeners_and_who_waits_at_them(tmp_path: Path) -> None:
+    async def play(parts: FakeParts) -> None:
+        successor = await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "takes"))
+        await successor.kill()
+
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "s"))
+        unix.listen()
+        waiting = [socket.create_connection(tcp.getsockname()), socket.socket(socket.AF_UNIX)]
+        waiting[1].connect(str(tmp_path / "s"))
+        parts = FakeParts(questions=[tcp, unix])
+        asyncio.run(play(parts))
+        for client in waiting:
+            assert int(client.recv(100)) == started(tmp_path)[0]
+            client.close()
+    assert parts.did == ["rest"]
+
+
+def test_new_process_that_takes_listeners_need_not_get_any(tmp_path: Path) -> None:
+    parts = FakeParts()
+
+    async def play() -> None:
+        successor = await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "takes"))
+        await successor.kill()
+
+    asyncio.run(play())
+    assert parts.did == ["rest"]
+
+
+def test_parts_that_cannot_rest_keep_what_they_have(tmp_path: Path) -> None:
+    parts = FakeParts(stuck=True)
+    with pytest.raises(UpgradeError, match="a write is blocked"):
+        asyncio.run(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "")))
+    assert parts.did == ["rest", "resume"]
+    wait_gone(started(tmp_path)[0])
+
+
+def test_command_that_is_not_there_fails(tmp_path: Path) -> None:
+    """The shell starts, the command does not: its end is noticed."""
+    with pytest.raises(UpgradeError, match=r"cannot start|ended before"):
+        asyncio.run(hand_over(FakeParts(), LISTEN, (str(tmp_path / "none"),), environ(tmp_path, "")))
+
+
+def test_cancelled_hand_over_leaves_no_process(tmp_path: Path) -> None:
+    async def play() -> None:
+        task = asyncio.create_task(
+            hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "hang-at-start"))
+        )
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110  # a file
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    parts = FakeParts()
+    asyncio.run(play())
+    assert parts.did == ["resume"]
+    wait_gone(started(tmp_path)[0])
+
+
+def test_command_of_a_program_is_its_name_and_of_a_module_the_interpreter_s(tmp_path: Path) -> None:
+    program = tmp_path / "criproxy"
+    program.write_text("#!/bin/sh\n")
+    original = ["/usr/bin/python3", "-ISB", str(program), "run"]
+    module_original = ["python3", "-m", "criproxy", "run"]
+    assert command_of([str(program), "run"], original) == tuple(original), "it is not to be executed"
+    program.chmod(0o755)
+    assert command_of([str(program), "run"], original) == (str(program), "run")
+    assert command_of([str(tmp_path / "__main__.py"), "run"], module_original) == tuple(module_original)

@@ -1,0 +1,123 @@
+"""Frames are found wherever the bytes are cut, and the runs of those that pass are whole."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from criproxy.fronts.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    SETTINGS,
+    Bytes,
+    frame,
+)
+from criproxy.fronts.http2.lane import Lane
+from criproxy.fronts.http2.scanner import Scanner
+
+FRAMES = st.lists(
+    st.one_of(
+        st.binary(max_size=60).map(lambda data: frame(DATA, 0, 1, data)),
+        st.binary(min_size=9, max_size=9).map(lambda data: frame(DATA, PADDED, 3, b"\x03" + data)),
+        st.binary(max_size=9).map(lambda block: frame(HEADERS, END_HEADERS, 5, block)),
+        st.lists(st.binary(max_size=9), min_size=1, max_size=4).map(
+            lambda parts: (
+                frame(HEADERS, 0, 7, b"first")
+                + b"".join(frame(CONTINUATION, 0, 7, part) for part in parts)
+                + frame(CONTINUATION, END_HEADERS, 7, b"last")
+            )
+        ),
+        st.binary(max_size=20).map(lambda data: frame(0xAA, 0xFF, 9, data)),
+    ),
+    max_size=12,
+)
+
+
+class Sieve:
+    """Lets through what is on no stream of `drop`, and notes what it saw."""
+
+    def __init__(self, drop: set[int]) -> None:
+        self.drop = drop
+        self.seen: list[tuple[object, ...]] = []
+
+    def data(self, flags: int, stream: int, payload: memoryview) -> bool:
+        self.seen.append((DATA, flags, stream, bytes(payload)))
+        return stream not in self.drop
+
+    def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
+        self.seen.append((HEADERS, stream, end_stream, block, bytes(raw)))
+        return stream not in self.drop
+
+    def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
+        self.seen.append((kind, flags, stream, bytes(payload)))
+        return stream not in self.drop
+
+
+def stream_of(raw: bytes) -> int:
+    return int.from_bytes(raw[5:9])
+
+
+@settings(max_examples=300, deadline=None)
+@given(FRAMES, st.lists(st.integers(1, 60), min_size=1), st.sets(st.sampled_from([1, 3, 5, 7, 9])))
+def test_what_passes_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: list[int], drop: set[int]) -> None:
+    pieces = [frame(SETTINGS, 0, 0), *pieces]
+    expected = b"".join(piece for piece in pieces if stream_of(piece) not in drop)
+    whole, cut = Sieve(drop), Sieve(drop)
+    lane = Lane()
+    Scanner(lane, whole).feed(b"".join(pieces))
+    assert bytes(lane.take()) == expected
+    lane, data, out, number = Lane(), b"".join(pieces), b"", 0
+    scanner = Scanner(lane, cut)
+    while data:
+        size = cuts[number % len(cuts)]
+        scanner.feed(data[:size])
+        data, number = data[size:], number + 1
+        sent = bytes(lane.take())
+        assert any((out + sent) == expected[:end] for end in ends(expected)), "a frame was cut in two"
+        out += sent
+    assert out == expected
+    assert whole.seen == cut.seen
+
+
+def ends(data: bytes) -> list[int]:
+    out, at = [0], 0
+    while at < len(data):
+        at += 9 + int.from_bytes(data[at : at + 3])
+        out.append(at)
+    return out
+
+
+def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
+    lane = Lane()
+    scanner = Scanner(lane, Sieve(set()))
+    data = frame(SETTINGS, 0, 0) + frame(DATA, 0, 1, bytes(16_384)) * 10
+    scanner.feed(data)
+    sent = lane.take()
+    assert isinstance(sent, memoryview)
+    assert sent == data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(16_385, 200_000), st.lists(st.integers(1, 40_000), min_size=1), st.booleans())
+def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
+    lane, sieve = Lane(), Sieve(set() if passes else {1})
+    scanner = Scanner(lane, sieve)
+    scanner.max_frame = 1 << 20
+    message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    data = frame(SETTINGS, 0, 0) + frame(DATA, END_STREAM, 1, message) + frame(0xAA, 0, 9, b"next")
+    out, at, number = b"", 0, 0
+    while at < len(data):
+        step = cuts[number % len(cuts)]
+        scanner.feed(data[at : at + step])
+        at, number = at + step, number + 1
+        out += bytes(lane.take())
+        assert len(scanner._rest) <= 16_384 + 9, "more is kept than a frame of the smallest bound"
+        assert ends(out)[-1] == len(out), "a frame was cut in two"
+    _, *pieces, last = sieve.seen
+    assert last == (0xAA, 0, 9, b"next")
+    assert b"".join(piece[3] for piece in pieces) == message  # type: ignore[misc]
+    assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
+    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
+    assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")

@@ -1,0 +1,177 @@
+"""A rewrite changes what it names and nothing else, whatever else the message holds."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.fronts.cri import codec
+from criproxy.hooks import offline_chain
+from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef
+from integration.lab import cri_client_pb2 as whole
+
+PLACE = "/offline/pod1"
+NEWER = b"\xba\x3e\x05newer"  # field 999, of a CRI that nobody knows yet
+REQUESTS = {
+    Operation.RUN_POD_SANDBOX: whole.RunPodSandboxRequest,
+    Operation.CREATE_CONTAINER: whole.CreateContainerRequest,
+    Operation.UPDATE_CONTAINER_RESOURCES: whole.UpdateContainerResourcesRequest,
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: whole.UpdatePodSandboxResourcesRequest,
+    Operation.RESTORE_POD: whole.RestorePodRequest,
+}
+SCALARS: dict[int, Any] = {
+    FieldDescriptor.CPPTYPE_STRING: "text",
+    FieldDescriptor.CPPTYPE_BOOL: True,
+    FieldDescriptor.CPPTYPE_ENUM: 1,
+    FieldDescriptor.CPPTYPE_DOUBLE: 1.5,
+}
+
+
+def fill(message: Message) -> Message:
+    """Set every field of a message, and an unknown one at every level."""
+    message.MergeFromString(NEWER)
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name).update({"z": "last", "a": "first"})
+        elif field.message_type and field.is_repeated:
+            fill(getattr(message, field.name).add())
+        elif field.message_type:
+            fill(getattr(message, field.name))
+        else:
+            value = b"\x00\xff" if field.type == FieldDescriptor.TYPE_BYTES else SCALARS.get(field.cpp_type, 7)
+            if field.is_repeated:
+                getattr(message, field.name).extend([value, value])
+            else:
+                setattr(message, field.name, value)
+    return message
+
+
+def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[codec.AuditEntry]]:
+    request = codec.Request(operation, data)
+    audit = []
+    for part in request.parts:
+        call = Call(
+            operation,
+            part.target,
+            PodRef("1", "ns", "n"),
+            PLACE,
+            part.resources,
+            child_quota=False,
+            added_capabilities=part.added_capabilities,
+        )
+        audit += request.apply(part, offline_chain().adjust(call))
+    return request.encode(), audit
+
+
+def expect_resources(resources: Any) -> None:
+    resources.oom_score_adj = 1000
+    for field in ("cpu_quota", "cpu_period"):
+        resources.ClearField(field)
+
+
+def expect(operation: Operation, message: Any) -> Any:
+    """The same rewrite, written out by hand on the whole message."""
+    match operation:
+        case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
+            message.config.linux.cgroup_parent = PLACE
+            message.config.annotations[PLACEMENT_ANNOTATION] = PLACE
+            expect_resources(message.config.linux.resources)
+            for config in getattr(message, "container_configs", ()):
+                expect_resources(config.linux.resources)
+        case Operation.CREATE_CONTAINER:
+            message.sandbox_config.linux.cgroup_parent = PLACE
+            expect_resources(message.config.linux.resources)
+        case Operation.UPDATE_CONTAINER_RESOURCES:
+            expect_resources(message.linux)
+        case Operation.UPDATE_POD_SANDBOX_RESOURCES:
+            expect_resources(message.resources)
+    return message
+
+
+@pytest.mark.parametrize("operation", list(Operation))
+@pytest.mark.parametrize("filled", [True, False], ids=["every-field", "empty"])
+def test_rewrite_differs_only_where_intended(operation: Operation, filled: bool) -> None:
+    kind = REQUESTS[operation]
+    original = fill(kind()) if filled else kind()
+    data, audit = rewrite(operation, original.SerializeToString())
+    expected = expect(operation, kind.FromString(original.SerializeToString()))
+    assert kind.FromString(data) == expected
+    assert data.count(NEWER) == original.SerializeToString().count(NEWER)
+    assert all(entry.old != entry.new for entry in audit)
+    assert {entry.field for entry in audit} >= {"oom_score_adj"}
+
+
+def test_rewrite_keeps_the_order_and_the_secrets_of_the_environment() -> None:
+    envs = [whole.KeyValue(key=f"K{i}", value=b"secret") for i in (3, 1, 2, 1)]
+    request = whole.CreateContainerRequest(config=whole.ContainerConfig(envs=envs))
+    data, audit = rewrite(Operation.CREATE_CONTAINER, request.SerializeToString())
+    assert list(whole.CreateContainerRequest.FromString(data).config.envs) == envs
+    assert "secret" not in repr(audit)
+
+
+def test_rewrite_replaces_a_forged_placement() -> None:
+    config = whole.PodSandboxConfig(annotations={"a": "1", PLACEMENT_ANNOTATION: "/", "z": "2"})
+    data, _ = rewrite(Operation.RUN_POD_SANDBOX, whole.RunPodSandboxRequest(config=config).SerializeToString())
+    annotations = whole.RunPodSandboxRequest.FromString(data).config.annotations
+    assert dict(annotations) == {"a": "1", "z": "2", PLACEMENT_ANNOTATION: PLACE}
+
+
+def test_apply_names_old_and_new_in_the_audit() -> None:
+    request = codec.Request(
+        Operation.UPDATE_CONTAINER_RESOURCES,
+        whole.UpdateContainerResourcesRequest(
+            linux={"cpu_shares": 1024, "unified": {"cpu.weight": "100"}}
+        ).SerializeToString(),
+    )
+    changes = [Change("cpu_shares", 2, "why"), Change("unified", None, "because", "cpu.weight")]
+    assert request.apply(request.parts[0], changes) == [
+        codec.AuditEntry("cpu_shares", 1024, 2, "why"),
+        codec.AuditEntry("unified[cpu.weight]", "100", None, "because"),
+    ]
+
+
+@pytest.mark.parametrize("operation", list(Operation))
+@given(data=st.binary(max_size=200))
+def test_open_any_bytes_decodes_or_raises_codec_error(operation: Operation, data: bytes) -> None:
+    try:
+        request = codec.Request(operation, data)
+    except codec.CodecError as error:
+        assert str(len(data)) in str(error)
+    else:
+        assert codec.Request(operation, request.encode()).parts[:1] == codec.Request(operation, data).parts[:1]
+
+
+def test_text_that_is_not_utf8_survives() -> None:
+    raw = b"\x0a\x0c\x32\x0a\x0a\x02\xff\xfe\x12\x04\xf0\x28\x8c\x28"  # one label, key and value not UTF-8
+    request = codec.Request(Operation.RUN_POD_SANDBOX, raw)
+    assert request.encode() == raw
+    assert request.pod is not None
+    assert len(request.pod.labels) == 1
+
+
+def test_pod_memory_counts_overhead_only_with_a_limit() -> None:
+    def memory(limit: int, overhead: int) -> int:
+        message = whole.UpdatePodSandboxResourcesRequest(
+            resources={"memory_limit_in_bytes": limit}, overhead={"memory_limit_in_bytes": overhead}
+        )
+        return codec.Request(Operation.UPDATE_POD_SANDBOX_RESOURCES, message.SerializeToString()).pod_memory_bytes
+
+    assert [memory(100, 5), memory(0, 5), memory(-1, 5)] == [105, 0, 0]
+
+
+@pytest.mark.parametrize("field", ["add_capabilities", "add_ambient_capabilities"])
+def test_capability_for_real_time_is_dropped_and_nothing_else_of_the_security_context_changes(field: str) -> None:
+    config = whole.ContainerConfig(metadata=whole.ContainerMetadata(name="main"))
+    config.linux.security_context.run_as_username = "job"
+    capabilities = config.linux.security_context.capabilities
+    if field not in capabilities.DESCRIPTOR.fields_by_name:
+        pytest.skip("this CRI does not have it")
+    getattr(capabilities, field).extend(["NET_ADMIN", "SYS_NICE"])
+    capabilities.drop_capabilities.append("MKNOD")
+    data, audit = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
+    capabilities.drop_capabilities.append("SYS_NICE")
+    assert whole.CreateContainerRequest.FromString(data).config.linux.security_context == config.linux.security_context
+    assert [(entry.old, entry.new) for entry in audit if entry.field == "drop_capabilities"] == [("MKNOD", "SYS_NICE")]

@@ -1,0 +1,662 @@
+"""Hooked calls against a scripted runtime, box and config: who is rewritten, refused, left alone."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+
+from criproxy.cgroup.cpulist import Cpus, format_cpus
+from criproxy.cgroup.naming import PodParent
+from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri.interception import HookInterceptor, Settings
+from criproxy.fronts.engine import Forward, Refuse
+from criproxy.hooks import Chain, offline_chain
+from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
+from criproxy.model import (
+    PLACEMENT_ANNOTATION,
+    UNLIMITED,
+    AdmissionError,
+    Call,
+    Change,
+    Pod,
+    PodRef,
+    Sandbox,
+    type_unlimited,
+)
+from criproxy.pods.inventory import Inventory, Running
+
+RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
+V1 = "/runtime.v1.RuntimeService/"
+KUBELET = "/kubepods/besteffort/pod1"
+BOXED = "/offline/pod1"
+
+
+@dataclass
+class Runtime:
+    """Answers list queries from two dicts; `down` makes it unreachable."""
+
+    sandboxes: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict)
+    down: bool = False
+    queries: int = 0
+
+    async def query(self, method: str, request: bytes) -> bytes:
+        self.queries += 1
+        if self.down:
+            raise ConnectionError("runtime is down")
+        if method == "ListPodSandbox":
+            wanted = cri.ListPodSandboxRequest.FromString(request).filter.id.decode()
+            return cri.ListPodSandboxResponse(
+                items=[_listed(i, place) for i, place in self.sandboxes.items() if wanted in ("", i)]
+            ).SerializeToString()
+        wanted = cri.ListContainersRequest.FromString(request).filter.id.decode()
+        return cri.ListContainersResponse(
+            containers=[
+                cri.Container(id=c.encode(), pod_sandbox_id=s.encode())
+                for c, s in self.containers.items()
+                if wanted in ("", c)
+            ]
+        ).SerializeToString()
+
+
+def _listed(sandbox_id: str, placement: str) -> cri.PodSandbox:
+    annotations = [_entry(PLACEMENT_ANNOTATION, placement)] if placement else []
+    return cri.PodSandbox(id=sandbox_id.encode(), metadata=_METADATA, annotations=annotations)
+
+
+@dataclass
+class Box:
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+    resized: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    full: str = ""
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        if self.full:
+            raise AdmissionError(self.full)
+        self.admitted.append((place.in_box, memory_bytes))
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        if self.full:
+            raise AdmissionError(self.full)
+        self.resized.append((place.in_box, memory_bytes))
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+
+@dataclass
+class CpuManager:
+    """`leaves`: the CPUs of the box; `looks`: what it was asked for, "" for a pod that starts."""
+
+    leaves: Cpus | type_unlimited = UNLIMITED
+    error: str = ""
+    looks: list[str] = field(default_factory=list)
+
+    def pod_starts(self) -> None:
+        self.looks.append("")
+
+    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+        self.looks.append(format_cpus(asked))
+        if self.error:
+            raise AdmissionError(self.error)
+        return self.leaves
+
+
+@dataclass
+class Counters:
+    rewrites: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    def on_rewrite(self, operation: str) -> None:
+        self.rewrites.append(operation)
+
+    def on_refusal(self, operation: str, reason: str) -> None:
+        self.refusals.append(reason)
+
+
+@dataclass
+class Bench:
+    """A HookInterceptor with everything around it scripted."""
+
+    enabled: bool = True
+    chain: Chain = field(default_factory=offline_chain)
+    runtime: Runtime = field(default_factory=Runtime)
+    box: Box = field(default_factory=Box)
+    counters: Counters = field(default_factory=Counters)
+    cpu_manager: CpuManager = field(default_factory=CpuManager)
+    started: list[Running] = field(default_factory=list)
+    removed: list[Sandbox] = field(default_factory=list)
+    held: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inventory = Inventory(self.runtime.query, lambda place: place.startswith("/offline/"))
+        self.intercept = HookInterceptor(
+            Settings(self.enabled, RULES),
+            self.chain,
+            self.inventory,
+            self.box,
+            self.counters,
+            child_quota=False,
+            on_started=self.started.append,
+            on_removed=self.removed.append,
+            held=lambda pod: self.held.get(pod.uid, ""),
+            cpu_manager=self.cpu_manager,
+        )
+
+    def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
+        async def go() -> Forward | Refuse:
+            verdict = self.intercept.request(method, message)
+            if not isinstance(verdict, Forward | Refuse):
+                verdict = await verdict
+            if answer is not None and isinstance(verdict, Forward) and verdict.ticket is not None:
+                self.intercept.answered(verdict.ticket, answer)
+            return verdict
+
+        return asyncio.run(go())
+
+    def run_pod(self, message: bytes, sandbox_id: str = "s1", service: str = V1) -> Forward | Refuse:
+        answer = cri.RunPodSandboxResponse(pod_sandbox_id=sandbox_id.encode()).SerializeToString()
+        return self.send(service + "RunPodSandbox", message, answer)
+
+
+_METADATA = cri.PodSandboxMetadata(name=b"job", uid=b"1", namespace=b"batch")
+
+
+def _entry(key: str, value: str) -> cri.StringEntry:
+    return cri.StringEntry(key=key.encode(), value=value.encode())
+
+
+def _config(offline: bool, parent: str = KUBELET) -> cri.PodSandboxConfig:
+    return cri.PodSandboxConfig(
+        metadata=_METADATA,
+        labels=[_entry("class", "offline" if offline else "online")],
+        linux=cri.LinuxPodSandboxConfig(
+            cgroup_parent=parent.encode(),
+            resources=cri.LinuxContainerResources(memory_limit_in_bytes=1000),
+            overhead=cri.LinuxContainerResources(memory_limit_in_bytes=24),
+        ),
+    )
+
+
+def run_request(offline: bool, parent: str = KUBELET) -> bytes:
+    return cri.RunPodSandboxRequest(config=_config(offline, parent)).SerializeToString()
+
+
+def create_request(sandbox_id: str, offline: bool) -> bytes:
+    return cri.CreateContainerRequest(
+        pod_sandbox_id=sandbox_id.encode(),
+        config=cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources={"cpu_shares": 1024, "cpu_quota": 50000})),
+        sandbox_config=_config(offline),
+    ).SerializeToString()
+
+
+def forwarded(verdict: Forward | Refuse) -> bytes:
+    assert isinstance(verdict, Forward), verdict
+    return verdict.message
+
+
+def parent_of_created(verdict: Forward | Refuse) -> str:
+    return cri.CreateContainerRequest.FromString(forwarded(verdict)).sandbox_config.linux.cgroup_parent.decode()
+
+
+@pytest.mark.parametrize("service", ["runtime.v1", "runtime.v1alpha2"])
+def test_start_offline_pod_goes_to_the_box(service: str) -> None:
+    bench = Bench()
+    message = forwarded(bench.run_pod(run_request(True), service=f"/{service}.RuntimeService/"))
+    config = cri.RunPodSandboxRequest.FromString(message).config
+    assert config.linux.cgroup_parent == BOXED.encode()
+    assert [(e.key, e.value) for e in config.annotations] == [(PLACEMENT_ANNOTATION.encode(), BOXED.encode())]
+    assert bench.box.admitted == [(BOXED, 1024)]
+    assert bench.box.forgotten == ["pod1"]
+    assert [s.placement for s in bench.inventory.placed] == [BOXED]
+
+
+def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True), "old")
+    bench.send(V1 + "RunPodSandbox", run_request(True))
+    bench.send(
+        V1 + "RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=b"old").SerializeToString(), answer=b""
+    )
+    assert [s.id for s in bench.removed] == ["old"]
+    assert bench.box.forgotten == ["pod1"], "the second start is not over"
+
+
+@pytest.mark.parametrize(
+    ("enabled", "message"),
+    [
+        pytest.param(True, run_request(False), id="online"),
+        pytest.param(False, run_request(True), id="offline-while-off"),
+        pytest.param(True, b"", id="empty"),
+    ],
+)
+def test_start_other_pod_passes_as_the_bytes_that_came(enabled: bool, message: bytes) -> None:
+    bench = Bench(enabled=enabled)
+    assert forwarded(bench.run_pod(message)) == message
+    assert bench.box.admitted == []
+    assert bench.inventory.placed == ()
+
+
+@pytest.mark.parametrize(
+    ("parent", "full", "code", "reason"),
+    [
+        pytest.param("/elsewhere/pod1", "", 9, "no_place", id="parent-not-of-kubelet"),
+        pytest.param("", "", 9, "no_place", id="no-parent"),
+        pytest.param("/kubepods/../pod1", "", 9, "no_place", id="path-like"),
+        pytest.param("/kubepods/besteffort/pod2", "", 9, "no_place", id="parent-of-another-pod"),
+        pytest.param(KUBELET, "the box is closed", 9, "not_admitted", id="box-closed"),
+    ],
+)
+def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, code: int, reason: str) -> None:
+    bench = Bench(box=Box(full=full))
+    verdict = bench.run_pod(run_request(True, parent))
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == code
+    assert "batch/job" in verdict.message
+    assert bench.counters.refusals == [reason]
+
+
+SLICE = "/kubepods.slice/kubepods-pod1.slice"
+
+
+@pytest.mark.parametrize(
+    ("starts", "enabled", "driver"),
+    [
+        pytest.param([], True, None, id="none"),
+        pytest.param([run_request(False)], True, "cgroupfs", id="online-cgroupfs"),
+        pytest.param([run_request(False, SLICE)], True, "systemd", id="online-systemd"),
+        pytest.param([run_request(False, SLICE)], False, "systemd", id="colocation-off"),
+        pytest.param([run_request(True)], True, "cgroupfs", id="offline"),
+        pytest.param([run_request(False), run_request(False, SLICE)], True, "systemd", id="changed"),
+        pytest.param([run_request(False, SLICE), run_request(False, "")], True, "systemd", id="then-no-parent"),
+        pytest.param([run_request(False, SLICE), run_request(False, "/other")], True, "systemd", id="then-another-s"),
+        pytest.param([run_request(False, "/other"), run_request(False)], True, "cgroupfs", id="then-kubelet-s"),
+        pytest.param([run_request(False, "/kubepods/pod2")], True, None, id="parent-of-another-pod"),
+        pytest.param([run_request(False, "system.slice")], True, None, id="parent-not-of-kubelet"),
+        pytest.param([b"\xff\xff\xff"], True, None, id="undecodable"),
+    ],
+)
+def test_kubelet_s_driver_is_learned_from_the_start_of_any_pod(
+    starts: list[bytes], enabled: bool, driver: str | None
+) -> None:
+    bench = Bench(enabled=enabled)
+    for message in starts:
+        bench.run_pod(message)
+    assert bench.intercept.kubelets_driver == driver
+
+
+class FailingHook:
+    name = "failing"
+
+    def adjust(self, call: Call) -> Iterator[Change]:
+        raise RuntimeError("boom")
+
+
+class WrongFieldHook:
+    name = "wrong"
+
+    def adjust(self, call: Call) -> Iterator[Change]:
+        yield Change("no_such_field", 1, "")
+
+
+@pytest.mark.parametrize("hook", [FailingHook(), WrongFieldHook()], ids=["raises", "names-no-field"])
+def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: FailingHook | WrongFieldHook) -> None:
+    bench = Bench(chain=Chain((hook,)))
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == 13
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
+
+
+class BrokenBox(Box):
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        raise RuntimeError("boom")
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        raise RuntimeError("boom")
+
+
+def broken_hold(pod: PodRef) -> str:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("broken", ["box", "hold"])
+def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(broken: str) -> None:
+    bench = Bench(box=BrokenBox() if broken == "box" else Box())
+    if broken == "hold":
+        bench.intercept._held = broken_hold
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
+    assert verdict.message == "criproxy refuses RunPodSandbox of offline pod batch/job: RuntimeError: boom"
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
+
+
+def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    bench.intercept._held = broken_hold
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert bench.counters.refusals == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_the_online_one_s(offline: bool) -> None:
+    class Broken(Runtime):
+        async def query(self, method: str, request: bytes) -> bytes:
+            raise RuntimeError("boom")
+
+    bench = Bench(runtime=Broken())
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
+    assert isinstance(verdict, Refuse) if offline else forwarded(verdict) == create_request("s1", False)
+    update = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux={"cpuset_cpus": b"0-1"}).SerializeToString()
+    assert forwarded(bench.send(V1 + "UpdateContainerResources", update)) == update
+
+
+def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=BrokenBox())
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
+
+
+def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.intercept.settings = Settings(False, RULES)
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
+    assert parent_of_created(verdict) == BOXED
+    resources = cri.CreateContainerRequest.FromString(forwarded(verdict)).config.linux.resources
+    assert (resources.cpu_shares, resources.cpu_quota, resources.oom_score_adj) == (1024, 0, 1000)
+
+
+def test_create_container_of_a_pod_that_started_as_ordinary_stays_there() -> None:
+    bench = Bench(enabled=False)
+    bench.run_pod(run_request(True))
+    bench.intercept.settings = Settings(True, RULES)
+    message = create_request("s1", True)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+def test_create_container_after_a_restart_asks_the_runtime() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED, "s2": ""}))
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", False))) == BOXED
+    message = create_request("s2", False)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+def test_create_container_with_a_forged_annotation_stays_where_kubelet_put_it() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": "/kubepods/pod1"}))
+    message = create_request("s1", False)
+    assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_create_container_of_an_unknown_sandbox_while_the_runtime_is_silent(offline: bool) -> None:
+    bench = Bench(runtime=Runtime(down=True))
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
+    if offline:
+        assert isinstance(verdict, Refuse)
+        assert verdict.code == 14
+    else:
+        assert forwarded(verdict) == create_request("s1", False)
+
+
+def update(bench: Bench, **linux: bytes | int) -> Forward | Refuse:
+    request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux=linux)
+    return bench.send(V1 + "UpdateContainerResources", request.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("leaves", "passed"),
+    [
+        pytest.param(UNLIMITED, b"0-1", id="no-cpu-manager"),
+        pytest.param(frozenset({0, 1}), b"0-1", id="within"),
+        pytest.param(frozenset({0}), b"0", id="one-is-online's-by-now"),
+    ],
+)
+def test_update_of_a_placed_container_keeps_the_cpus_and_memory_nodes_that_kubelet_gives_it(
+    leaves: Cpus | type_unlimited, passed: bytes
+) -> None:
+    runtime, cpu_manager = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}), CpuManager(leaves)
+    bench = Bench(runtime=runtime, cpu_manager=cpu_manager)
+    message = forwarded(update(bench, cpuset_cpus=b"0-1", cpuset_mems=b"0"))
+    linux = cri.UpdateContainerResourcesRequest.FromString(message).linux
+    assert (linux.cpuset_cpus, linux.cpuset_mems) == (passed, b"0")
+    assert cpu_manager.looks == ["0-1"]
+
+
+def test_created_container_keeps_the_cpus_that_kubelet_gives_it() -> None:
+    bench = Bench(cpu_manager=CpuManager(frozenset({0})))
+    bench.run_pod(run_request(True))
+    request = cri.CreateContainerRequest.FromString(create_request("s1", True))
+    request.config.linux.resources.cpuset_cpus = b"0-1"
+    message = forwarded(bench.send(V1 + "CreateContainer", request.SerializeToString()))
+    assert cri.CreateContainerRequest.FromString(message).config.linux.resources.cpuset_cpus == b"0"
+    assert bench.cpu_manager.looks == ["", "0-1"]
+
+
+def test_update_to_cpus_that_can_not_be_had_is_refused() -> None:
+    runtime = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"})
+    bench = Bench(runtime=runtime, cpu_manager=CpuManager(error="set kubelet.root_dir"))
+    verdict = update(bench, cpuset_cpus=b"1")
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (9, ["no_cpus"])
+    assert "set kubelet.root_dir" in verdict.message
+
+
+@pytest.mark.parametrize("cpus", [b"", b"all of them"])
+def test_update_without_a_list_of_cpus_asks_for_none(cpus: bytes) -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
+    message = forwarded(update(bench, cpuset_cpus=cpus))
+    assert cri.UpdateContainerResourcesRequest.FromString(message).linux.cpuset_cpus == cpus
+    assert bench.cpu_manager.looks == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_each_start_of_a_pod_is_told_to_the_cpu_manager(offline: bool) -> None:
+    bench = Bench()
+    bench.run_pod(run_request(offline))
+    assert bench.cpu_manager.looks == [""]
+
+
+def test_update_of_a_placed_container_keeps_its_shares() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}))
+    message = forwarded(update(bench, cpu_shares=512))
+    assert cri.UpdateContainerResourcesRequest.FromString(message).linux.cpu_shares == 512
+
+
+@pytest.mark.parametrize("container", ["online", "nobody"])
+def test_update_of_another_container_passes_as_it_came(container: str) -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s2": ""}, containers={"online": "s2"}))
+    request = cri.UpdateContainerResourcesRequest(container_id=container.encode(), linux={"cpuset_cpus": b"0-1"})
+    message = request.SerializeToString()
+    assert forwarded(bench.send(V1 + "UpdateContainerResources", message)) == message
+
+
+def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    request = cri.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id=b"s1", overhead={"memory_limit_in_bytes": 5}, resources={"memory_limit_in_bytes": 100}
+    )
+    forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
+    assert bench.box.resized == [(BOXED, 105)]
+
+
+def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=Box(full="700 bytes are in use"))
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
+    assert isinstance(verdict, Refuse)
+    assert (verdict.code, bench.counters.refusals) == (9, ["not_resized"])
+
+
+def test_restore_places_sandbox_and_containers() -> None:
+    bench = Bench()
+    request = cri.RestorePodRequest(
+        config=_config(True), container_configs=[cri.ContainerConfig(metadata=cri.ContainerMetadata(name=b"a"))]
+    )
+    answer = cri.RestorePodResponse(pod_sandbox_id=b"s9", restored_containers=[{"container_id": b"c9"}])
+    verdict = bench.send(V1 + "RestorePod", request.SerializeToString(), answer.SerializeToString())
+    message = cri.RestorePodRequest.FromString(forwarded(verdict))
+    assert message.config.linux.cgroup_parent == BOXED.encode()
+    assert message.container_configs[0].linux.resources.oom_score_adj == 1000
+    sandbox = asyncio.run(bench.inventory.sandbox_of("c9"))
+    assert sandbox is not None
+    assert sandbox.placement == BOXED
+
+
+def test_removed_sandbox_leaves_no_entry_and_is_reported() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.send(V1 + "CreateContainer", create_request("s1", True), b"\n\x02c1")
+    remove = cri.RemovePodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString()
+    assert forwarded(bench.send(V1 + "RemovePodSandbox", remove, b"")) == remove
+    assert len(bench.inventory) == 0
+    assert [s.id for s in bench.removed] == ["s1"]
+
+
+def test_stopped_sandbox_runs_no_more_and_stays_placed() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    running = [sandbox.id for sandbox in bench.inventory.running_pods]
+    stop = cri.StopPodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString()
+    assert forwarded(bench.send(V1 + "StopPodSandbox", stop, b"")) == stop
+    assert (running, bench.inventory.running_pods) == (["s1"], ())
+    assert [sandbox.id for sandbox in bench.inventory.placed] == ["s1"]
+
+
+def test_refused_removal_keeps_the_entry() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.send(V1 + "RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=b"s1").SerializeToString())
+    assert len(bench.inventory.placed) == 1
+
+
+def test_pods_with_hostile_labels_are_judged_not_failed() -> None:
+    config = _config(True)
+    config.labels.append(cri.StringEntry(key=b"\xff/../" + b"x" * 100_000, value=b"\x00\xfe"))
+    message = forwarded(Bench().run_pod(cri.RunPodSandboxRequest(config=config).SerializeToString()))
+    rewritten = cri.RunPodSandboxRequest.FromString(message).config
+    assert list(rewritten.labels) == list(config.labels)
+
+
+def test_wants_only_the_methods_that_hooks_name() -> None:
+    wants = Bench().intercept.wants
+    assert wants("/runtime.v1.RuntimeService/RunPodSandbox")
+    assert wants("/runtime.v1alpha2.RuntimeService/UpdateContainerResources")
+    assert not wants("/runtime.v1.RuntimeService/ListContainers")
+    assert not wants("/other.Service/RunPodSandbox")
+
+
+def test_rules_are_not_asked_when_colocation_is_off() -> None:
+    class NoRules(OfflineRules):
+        def why(self, pod: Pod) -> str | None:
+            raise AssertionError
+
+    bench = Bench(enabled=False)
+    bench.intercept.settings = Settings(False, NoRules(()))
+    forwarded(bench.run_pod(run_request(True)))
+
+
+def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert bench.box.admitted == []
+    assert bench.inventory.placed == ()
+    assert bench.counters.rewrites == []
+
+
+def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+    forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
+    assert bench.box.resized == []
+
+
+CLOSED = "the schedule is off until Mon 22:00 CET"
+
+
+def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    verdict = bench.run_pod(run_request(True))
+    assert verdict == Refuse(
+        9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
+    )
+    assert (bench.box.admitted, bench.counters.refusals, bench.inventory.placed) == ([], ["closed"], ())
+
+
+def test_closed_door_passes_online_pods_and_containers_of_placed_ones() -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    assert forwarded(bench.run_pod(run_request(False), "s2")) == run_request(False)
+    assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
+
+
+def test_closed_door_of_a_node_that_is_off_lets_the_pod_start_as_an_ordinary_one() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(False, RULES, closed=CLOSED)
+    assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+
+
+def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
+    bench = Bench()
+    bench.intercept.settings = Settings(True, RULES, dry_run=True, closed=CLOSED)
+    with structlog.testing.capture_logs() as logs:
+        assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
+    assert [(line["event"], line["error"]) for line in logs] == [("would_refuse", CLOSED)]
+    assert bench.counters.refusals == []
+
+
+# --- what has started ----------------------------------------------------------------------------------------------
+
+
+def _start(bench: Bench, container: str) -> None:
+    message = cri.StartContainerRequest(container_id=container.encode()).SerializeToString()
+    assert forwarded(bench.send(V1 + "StartContainer", message, b"")) == message
+
+
+def test_started_sandbox_and_container_of_the_box_are_told_by_name() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    create = cri.CreateContainerRequest.FromString(create_request("s1", True))
+    create.config.metadata.name = b"main"
+    bench.send(V1 + "CreateContainer", create.SerializeToString(), b"\n\x02c1")
+    assert [(one.id, one.container) for one in bench.started] == [("s1", "")]
+    _start(bench, "c1")
+    assert [(one.id, one.container, one.sandbox.id) for one in bench.started[1:]] == [("c1", "main", "s1")]
+
+
+def test_restored_containers_are_told() -> None:
+    bench = Bench()
+    request = cri.RestorePodRequest(config=_config(True), container_configs=[cri.ContainerConfig()])
+    answer = cri.RestorePodResponse(pod_sandbox_id=b"s9", restored_containers=[{"container_id": b"c9", "name": b"a"}])
+    bench.send(V1 + "RestorePod", request.SerializeToString(), answer.SerializeToString())
+    assert [(one.id, one.container) for one in bench.started] == [("s9", ""), ("c9", "a")]
+
+
+def test_start_that_failed_and_starts_of_others_are_not_told() -> None:
+    bench = Bench()
+    bench.run_pod(run_request(False), "online")
+    bench.send(V1 + "CreateContainer", create_request("online", False), b"\n\x02c1")
+    _start(bench, "c1")
+    _start(bench, "nobody")
+    bench.send(V1 + "RunPodSandbox", run_request(True))
+    assert bench.started == []
+
+
+def test_held_pod_is_refused_with_the_reason_and_others_are_not() -> None:
+    bench = Bench(held={"1": "it landed elsewhere"})
+    verdict = bench.run_pod(run_request(True))
+    assert isinstance(verdict, Refuse)
+    assert verdict.message.endswith("offline pod batch/job: it landed elsewhere; kubelet tries again by itself")
+    assert bench.box.admitted == []
+    assert forwarded(bench.run_pod(run_request(False))) == run_request(False)

@@ -1,0 +1,220 @@
+"""The inventory's copy of the runtime's truth, also when both change at once."""
+
+import asyncio
+
+import pytest
+
+from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
+from criproxy.pods.inventory import Inventory, Running
+
+POD = PodRef("1", "batch", "job")
+PLACE = "/offline/pod1"
+
+
+def _sandboxes(*ids: str, placement: str = PLACE) -> bytes:
+    metadata = cri.PodSandboxMetadata(uid=b"1", namespace=b"batch", name=b"job")
+    entry = cri.StringEntry(key=PLACEMENT_ANNOTATION.encode(), value=placement.encode())
+    return cri.ListPodSandboxResponse(
+        items=[cri.PodSandbox(id=i.encode(), metadata=metadata, annotations=[entry]) for i in ids]
+    ).SerializeToString()
+
+
+def _containers(**sandbox_by_id: str) -> bytes:
+    return cri.ListContainersResponse(
+        containers=[cri.Container(id=c.encode(), pod_sandbox_id=s.encode()) for c, s in sandbox_by_id.items()]
+    ).SerializeToString()
+
+
+class Gate:
+    """A runtime whose list answers wait until they are opened."""
+
+    def __init__(self, sandboxes: bytes, containers: bytes) -> None:
+        self.answers = {"ListPodSandbox": sandboxes, "ListContainers": containers}
+        self.open = asyncio.Event()
+
+    async def query(self, method: str, request: bytes) -> bytes:
+        await self.open.wait()
+        return self.answers[method]
+
+
+def test_refresh_learned_meanwhile_wins_over_the_list() -> None:
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("old", "gone"), _containers(c_old="old", c_gone="gone"))
+        inventory = Inventory(gate.query, lambda _: True)
+        refreshes = [asyncio.create_task(inventory.refresh()) for _ in range(2)]
+        await asyncio.sleep(0)
+        inventory.sandbox_started(Sandbox("new", POD, PLACE))
+        inventory.container_created("c_new", "new", "main")
+        inventory.sandbox_removed("gone")
+        gate.open.set()
+        await asyncio.gather(*refreshes)
+        return inventory
+
+    inventory = asyncio.run(go())
+    assert {s.id for s in inventory.placed} == {"old", "new"}
+    assert len(inventory) == 4
+
+
+def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a"), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda _: True)
+        inventory.sandbox_started(Sandbox("b", POD, PLACE))
+        inventory.container_created("c", "b", "main")
+        await inventory.refresh()
+        return inventory
+
+    inventory = asyncio.run(go())
+    assert [s.id for s in inventory.placed] == ["a"]
+    assert len(inventory) == 1
+
+
+def test_refresh_that_fails_keeps_what_is_known() -> None:
+    async def query(method: str, request: bytes) -> bytes:
+        raise ConnectionError
+
+    async def go() -> Inventory:
+        inventory = Inventory(query, lambda _: True)
+        inventory.sandbox_started(Sandbox("b", POD, PLACE))
+        try:
+            await inventory.refresh()
+        except ConnectionError:
+            return inventory
+        raise AssertionError("refresh hid the failure")
+
+    assert len(asyncio.run(go()).placed) == 1
+
+
+def test_placement_without_a_cgroup_is_not_believed() -> None:
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a"), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda _: False)
+        await inventory.refresh()
+        return inventory
+
+    assert asyncio.run(go()).placed == ()
+
+
+@pytest.mark.parametrize(
+    "placement",
+    ["/", "/kubepods/pod1", "/offline/pod2", "/offline/../kubepods/pod1", "/offline/pod1/..", "offline", "\x00", ""],
+)
+def test_placement_that_is_not_the_pod_s_own_place_in_a_box_is_not_believed(placement: str) -> None:
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a", placement=placement), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda _: True)
+        await inventory.refresh()
+        return inventory
+
+    inventory = asyncio.run(go())
+    assert (inventory.placed, len(inventory)) == ((), 1)
+
+
+def test_sandbox_keeps_its_placement_when_its_cgroup_has_vanished() -> None:
+    there = [PLACE]
+
+    async def go() -> Inventory:
+        gate = Gate(_sandboxes("a"), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda place: place in there)
+        await inventory.refresh()
+        there.clear()
+        await inventory.refresh()
+        return inventory
+
+    assert [s.placement for s in asyncio.run(go()).placed] == [PLACE]
+
+
+# --- what runs -----------------------------------------------------------------------------------------------------
+
+READY, NOT_READY = 0, 1
+CREATED, RUNNING, EXITED = 0, 1, 2
+
+
+async def _refreshed(sandboxes: bytes, containers: bytes) -> Inventory:
+    gate = Gate(sandboxes, containers)
+    gate.open.set()
+    inventory = Inventory(gate.query, lambda _: True)
+    await inventory.refresh()
+    return inventory
+
+
+def _in_state(listed: bytes, **states: int) -> bytes:
+    """A list of sandboxes in these states."""
+    answer = cri.ListPodSandboxResponse.FromString(listed)
+    for sandbox in answer.items:
+        sandbox.state = states[sandbox.id.decode()]
+    return answer.SerializeToString()
+
+
+def _containers_in_state(**states: int) -> bytes:
+    named = cri.ContainerMetadata(name=b"main")
+    return cri.ListContainersResponse(
+        containers=[
+            cri.Container(id=c.encode(), pod_sandbox_id=b"a", metadata=named, state=state)
+            for c, state in states.items()
+        ]
+    ).SerializeToString()
+
+
+def test_running_is_what_the_list_says_runs_in_the_box() -> None:
+    sandboxes = _in_state(_sandboxes("a", "b"), a=READY, b=NOT_READY)
+    inventory = asyncio.run(_refreshed(sandboxes, _containers_in_state(new=CREATED, up=RUNNING, over=EXITED)))
+    assert [(one.id, one.container, one.sandbox.id) for one in inventory.running] == [
+        ("a", "", "a"),
+        ("up", "main", "a"),
+    ]
+
+
+def test_running_leaves_out_what_is_not_placed() -> None:
+    sandboxes = _sandboxes("a", placement="/kubepods/pod1")
+    assert asyncio.run(_refreshed(sandboxes, _containers_in_state(up=RUNNING))).running == ()
+
+
+def test_running_follows_starts_and_removals() -> None:
+    inventory = asyncio.run(_refreshed(_in_state(_sandboxes("a"), a=READY), _containers_in_state(c=CREATED, d=RUNNING)))
+    assert inventory.container_started("c") == Running(Sandbox("a", POD, PLACE), "c", "main")
+    inventory.container_removed("d")
+    assert [one.id for one in inventory.running] == ["a", "c"]
+    inventory.sandbox_removed("a")
+    assert inventory.running == ()
+
+
+def test_running_pods_leave_out_those_that_have_ended_while_placed_keeps_them() -> None:
+    sandboxes = _in_state(_sandboxes("a", "b"), a=READY, b=NOT_READY)
+    inventory = asyncio.run(_refreshed(sandboxes, _containers_in_state(up=RUNNING)))
+    before = [sandbox.id for sandbox in inventory.running_pods]
+    inventory.sandbox_stopped("a")
+    assert (before, inventory.running_pods, inventory.running) == (["a"], (), ())
+    assert [sandbox.id for sandbox in inventory.placed] == ["a", "b"]
+
+
+def _pod_sandbox(sandbox_id: str, state: int, placement: str = "") -> cri.PodSandbox:
+    return cri.PodSandbox(
+        id=sandbox_id.encode(),
+        metadata=cri.PodSandboxMetadata(uid=b"1", namespace=b"batch", name=b"job"),
+        state=state,
+        labels=[cri.StringEntry(key=b"l", value=b"1")],
+        annotations=[cri.StringEntry(key=PLACEMENT_ANNOTATION.encode(), value=placement.encode())],
+    )
+
+
+def test_elsewhere_are_the_pods_that_run_outside_the_box() -> None:
+    listed = cri.ListPodSandboxResponse(
+        items=[_pod_sandbox("in", 0, PLACE), _pod_sandbox("out", 0), _pod_sandbox("ended", 1), _pod_sandbox("gone", 0)]
+    )
+
+    async def go() -> Inventory:
+        gate = Gate(listed.SerializeToString(), _containers())
+        gate.open.set()
+        inventory = Inventory(gate.query, lambda _: True)
+        await inventory.refresh()
+        inventory.sandbox_removed("gone")
+        return inventory
+
+    elsewhere = asyncio.run(go()).elsewhere
+    assert elsewhere == {"out": Pod(POD, {"l": "1"}, {PLACEMENT_ANNOTATION: ""})}

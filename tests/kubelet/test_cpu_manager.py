@@ -1,0 +1,287 @@
+"""Kubelet's CPU manager, by its state file: which CPUs are the box's, and that it follows."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import structlog
+
+from criproxy.cgroup.cpulist import format_cpus
+from criproxy.cgroup.driver import CgroupError
+from criproxy.kubelet.cpu_manager import IDLE_EVERY_S, NOBODY_BOUND, STATIC_EVERY_S, CpuManager, State, parse_state
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, PodRef, Sandbox
+
+# As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
+STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
+
+
+def static(default: str, **entries: str) -> bytes:
+    return json.dumps(
+        {
+            "policyName": "static",
+            "defaultCpuSet": default,
+            "entries": {uid: {"main": cpus} for uid, cpus in entries.items()},
+            "checksum": 1,
+        }
+    ).encode()
+
+
+NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        pytest.param(STATIC, State(frozenset({0, 4, 5, 6, 7}), {"u1": frozenset({1, 2, 3})}), id="1.20"),
+        pytest.param(static("0-1"), State(frozenset({0, 1})), id="nobody-has-any"),
+        pytest.param(
+            b'{"policyName":"static","defaultCpuSet":"0-1","checksum":1}', State(frozenset({0, 1})), id="bare"
+        ),
+        pytest.param(
+            b'{"policyName":"static","defaultCpuSet":"0","entries":{"containerd://1":"1"},"checksum":1}',
+            State(frozenset({0})),
+            id="before-1.18",
+        ),
+        pytest.param(
+            b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
+            State(frozenset({0}), {"u1": frozenset()}),
+            id="of-a-kubelet-to-come",
+        ),
+        pytest.param(NONE, NOBODY_BOUND, id="none"),
+        pytest.param(b'{"policyName":"none","defaultCpuSet":"0-1","entries":{}}', NOBODY_BOUND, id="none-again"),
+    ],
+)
+def test_state_is_what_the_file_says(content: bytes, state: State) -> None:
+    assert parse_state(content) == state
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"\xff", b"[]", b'{"policyName":"static","defaultCpuSet":"all"}', b'{"policyName":7}', b"[" * 100_000],
+    ids=["empty", "nothing-in-it", "binary", "a-list", "no-cpus", "a-number", "deep"],
+)
+def test_file_that_is_none_is_an_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_state(content)
+
+
+@dataclass
+class Box:
+    """Confines itself to what the CPU manager says; `error`: it can't."""
+
+    error: str = ""
+    confined: list[str] = field(default_factory=list)
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        if self.error:
+            raise CgroupError(self.error)
+        self.confined.append("")
+        return ()
+
+
+@dataclass
+class Inventory:
+    placed: tuple[Sandbox, ...] = ()
+
+    def place(self, uid: str) -> None:
+        self.placed = (*self.placed, Sandbox(uid, PodRef(uid, "batch", uid), f"/offline/pod{uid}"))
+
+
+@dataclass
+class Node:
+    root_dir: Path
+    box: Box = field(default_factory=Box)
+    inventory: Inventory = field(default_factory=Inventory)
+
+    def __post_init__(self) -> None:
+        self.manager = CpuManager(self.root_dir, self.inventory, self.box)
+
+    def write(self, content: bytes) -> None:
+        """As kubelet does: another file takes the place of the old one."""
+        new = self.root_dir / ".new"
+        new.write_bytes(content)
+        new.rename(self.root_dir / "cpu_manager_state")
+
+    def round(self) -> float:
+        return asyncio.run(self.manager.round())
+
+    def within(self, *asked: int) -> str:
+        return format_cpus(asyncio.run(self._within(frozenset(asked))))
+
+    async def _within(self, asked: frozenset[int]) -> frozenset[int]:
+        cpus = await self.manager.within(asked)
+        assert cpus is not UNLIMITED
+        return cpus
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, NONE])
+def test_without_a_static_policy_the_box_has_all_cpus_and_nothing_is_written(node: Node, content: bytes | None) -> None:
+    if content is not None:
+        node.write(content)
+
+    every_s = node.round()
+
+    assert node.manager.cpus() is UNLIMITED
+    assert (every_s, node.box.confined, node.manager.problem) == (IDLE_EVERY_S, [], "")
+
+
+def test_box_follows_the_shared_pool(node: Node) -> None:
+    node.write(static("0-1"))
+    every_s = node.round()
+    before = node.manager.cpus()
+    node.write(static("0", u1="1"))
+
+    node.round()
+    node.round()
+
+    assert (every_s, before, node.manager.cpus()) == (STATIC_EVERY_S, {0, 1}, {0})
+    assert len(node.box.confined) == 2, "once for each change"
+
+
+def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
+    node.write(static("0"))
+    node.round()
+    node.write(NONE)
+
+    every_s = node.round()
+
+    assert (node.manager.cpus(), every_s, len(node.box.confined)) == (UNLIMITED, IDLE_EVERY_S, 2)
+
+
+def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
+    node.write(static("0", u1="1", u2="2"))
+    node.round()
+    before = node.manager.cpus()
+    node.inventory.place("u2")
+
+    node.round()
+
+    assert (before, node.manager.cpus()) == ({0}, {0, 2})
+    assert len(node.box.confined) == 2
+
+
+def test_file_that_is_gone_or_bad_changes_nothing(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+
+    (node.root_dir / "cpu_manager_state").unlink()
+    node.round()
+    gone = node.manager.cpus(), node.manager.problem
+    node.write(b"{")
+    with structlog.testing.capture_logs() as log:
+        node.round()
+        node.round()
+    bad = node.manager.cpus(), node.manager.problem
+    node.write(static("0-1"))
+    node.round()
+
+    assert gone == ({0}, "")
+    assert bad[0] == {0}
+    assert "cpu_manager_state is not to be read" in bad[1]
+    assert [entry["event"] for entry in log] == ["cpu_manager_state_unreadable"], "once"
+    assert (node.manager.cpus(), node.manager.problem) == ({0, 1}, "")
+
+
+def test_box_that_can_not_be_confined_is_tried_again_each_second_and_told(node: Node) -> None:
+    node.write(static("0"))
+    node.box.error = "cpuset.cpus: EBUSY"
+
+    with structlog.testing.capture_logs() as log:
+        every_s = node.round(), node.round()
+    problem = node.manager.problem
+    node.box.error = ""
+    node.round()
+
+    assert every_s == (STATIC_EVERY_S, STATIC_EVERY_S)
+    assert "EBUSY" in problem
+    assert [entry["event"] for entry in log] == ["box_not_confined"], "once"
+    assert (node.manager.problem, len(node.box.confined)) == ("", 1)
+
+
+def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
+    async def look() -> None:
+        task = asyncio.create_task(node.manager.run())
+        while node.manager.cpus() is UNLIMITED:  # noqa: ASYNC110  # a thread reads the file
+            await asyncio.sleep(0.001)
+        node.write(static("0", u1="1"))
+        node.manager.pod_starts()
+        async with asyncio.timeout(0.9 * STATIC_EVERY_S):
+            while len(node.box.confined) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        task.cancel()
+
+    node.write(static("0-1"))
+    asyncio.run(look())
+
+    assert node.manager.cpus() == {0}
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_cpus_that_are_the_boxs_cost_no_look(node: Node) -> None:
+    node.write(static("0-1"))
+    node.round()
+    node.write(b"not read")
+
+    assert node.within(1) == "0-1"
+    assert len(node.box.confined) == 1
+
+
+def test_cpus_that_have_become_the_boxs_are_so_before_the_answer(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+    node.write(static("0-1"))
+
+    assert node.within(0, 1) == "0-1"
+    assert len(node.box.confined) == 2
+
+
+def test_cpus_of_an_offline_pod_alone_are_the_boxs_before_the_answer(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+    node.inventory.place("u1")
+
+    assert node.within(1) == "0-1"
+    assert len(node.box.confined) == 2
+
+
+def test_cpus_that_an_online_pod_has_alone_by_now_stay_so(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+
+    assert node.within(0, 1) == "0"
+
+
+def test_cpus_of_online_pods_alone_are_refused(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+
+    with pytest.raises(AdmissionError, match=r"asks for the CPUs 1, and .* leaves 0 .* set kubelet\.root_dir"):
+        node.within(1)
+
+
+def test_box_that_does_not_follow_refuses(node: Node) -> None:
+    node.write(static("0-1"))
+    node.box.error = "cpuset.cpus: EBUSY"
+
+    with pytest.raises(AdmissionError, match="EBUSY"):
+        node.within(0)
+
+
+def test_kubelet_that_bounds_without_a_file_that_says_so_is_a_problem_until_it_does(node: Node) -> None:
+    before = asyncio.run(node.manager.within(frozenset({0})))
+    problem = node.manager.problem
+    node.write(static("0-1"))
+    node.within(0)
+
+    assert before is UNLIMITED
+    assert "set kubelet.root_dir" in problem
+    assert node.manager.problem == ""

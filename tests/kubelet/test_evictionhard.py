@@ -1,0 +1,191 @@
+"""kubelet's evictionHard for memory, wherever it is set, and an honest error where it can't be read."""
+
+from pathlib import Path
+
+import pytest
+
+from criproxy.control.memory_pressure import EvictionHard
+from criproxy.kubelet.evictionhard import of_file, read, threshold
+
+MIB = 1 << 20
+LISTEN = "/run/criproxy/criproxy.sock"
+CONFIG = "/var/lib/kubelet/config.yaml"
+
+YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+evictionSoft:
+  memory.available: "5Gi"
+evictionHard:
+  # what the node needs
+  imagefs.available: 15%
+  memory.available: "300Mi"  # of 8 GiB
+
+  nodefs.inodesFree: 5%
+evictionMinimumReclaim: {memory.available: 1Gi}
+"""
+
+
+@pytest.mark.parametrize(
+    ("quantity", "size", "ratio"),
+    [
+        ("100Mi", 100 * MIB, 0.0),
+        ("1Gi", 1024 * MIB, 0.0),
+        ("1.5Gi", 1536 * MIB, 0.0),
+        ("500M", 500_000_000, 0.0),
+        ("500k", 500_000, 0.0),
+        ("104857600", 100 * MIB, 0.0),
+        ("1e9", 10**9, 0.0),
+        ("12E1", 120, 0.0),
+        ("1500m", 2, 0.0),
+        ("0", 0, 0.0),
+        ("5%", 0, 0.05),
+        ("7.5%", 0, 0.075),
+        ("0%", 0, 0.0),
+        ("100%", 0, 0.0),
+    ],
+)
+def test_quantity_and_percentage(quantity: str, size: int, ratio: float) -> None:
+    hard = threshold(quantity, "x")
+    assert (hard.size_bytes, hard.ratio) == (size, pytest.approx(ratio))
+
+
+@pytest.mark.parametrize("quantity", ["", "-1", "1Xi", "100 Mi", "nan", "inf", "5%%", "-5%", "105%", "%", "1e99", "Mi"])
+def test_what_is_no_quantity_is_an_error(quantity: str) -> None:
+    with pytest.raises(ValueError):
+        threshold(quantity, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "hard"),
+    [
+        pytest.param(
+            YAML,
+            {"imagefs.available": "15%", "memory.available": "300Mi", "nodefs.inodesFree": "5%"},
+            id="block",
+        ),
+        pytest.param(
+            "evictionHard: {memory.available: 1Gi, nodefs.available: '5%'}\n",
+            {"memory.available": "1Gi", "nodefs.available": "5%"},
+            id="flow",
+        ),
+        pytest.param(
+            "evictionHard: {\n  memory.available: 1Gi,\n}\nport: 1\n", {"memory.available": "1Gi"}, id="flow-lines"
+        ),
+        pytest.param('"evictionHard":\n    "memory.available": "1Gi"\n', {"memory.available": "1Gi"}, id="quoted"),
+        pytest.param('{"evictionHard": {"memory.available": "0%"}}', {"memory.available": "0%"}, id="json"),
+        pytest.param('{"a": {"evictionHard": {"memory.available": "1%"}}}', None, id="json-elsewhere"),
+        pytest.param("evictionHard:\nport: 1\n", None, id="nothing-behind-it"),
+        pytest.param("evictionHard: null\n", None, id="null"),
+        pytest.param("evictionHard: {}\n", {}, id="empty"),
+        pytest.param("a:\n  evictionHard:\n    memory.available: 1Gi\n", None, id="not-at-the-top"),
+        pytest.param("# evictionHard: {memory.available: 1Gi}\n", None, id="commented-out"),
+        pytest.param("", None, id="no-text"),
+    ],
+)
+def test_configuration_file(text: str, hard: dict[str, str] | None) -> None:
+    assert of_file(text) == (hard, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "evictionHard: *hard\n",
+        "evictionHard: [1]\n",
+        "evictionHard:\n  memory.available: >\n    1Gi\n",
+        '{"evictionHard": 1}',
+        "{",
+    ],
+)
+def test_what_is_written_otherwise_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        of_file(text)
+
+
+def kubelet(root: Path, *words: str, pid: int = 7, files: dict[str, str] | None = None) -> None:
+    """A process of that name; `files` are those that it sees."""
+    process = root / "proc" / str(pid)
+    process.mkdir(parents=True)
+    (process / "comm").write_text("kubelet\n")
+    (process / "cmdline").write_bytes(b"\0".join(word.encode() for word in ("/usr/bin/kubelet", *words)) + b"\0")
+    for path, text in (files or {}).items():
+        file = process / "root" / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (process / "root/etc").mkdir(parents=True, exist_ok=True)
+
+
+def test_threshold_of_a_file_with_drop_ins(tmp_path: Path) -> None:
+    files = {
+        CONFIG: YAML,
+        "/etc/kubelet.d/10-a.conf": "evictionHard: {memory.available: 5%}\n",
+        "/etc/kubelet.d/20-b.conf": "evictionHard: {nodefs.available: 5%}\n",
+        "/etc/kubelet.d/30-c.conf.bak": "evictionHard: {memory.available: 1%}\n",
+    }
+    kubelet(tmp_path, f"--config={CONFIG}", "--config-dir", "/etc/kubelet.d", files=files)
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.size_bytes, hard.ratio, hard.problem) == (0, pytest.approx(0.05), "")
+    assert hard.source == "evictionHard in /etc/kubelet.d/20-b.conf"
+
+
+def test_flag_wins_over_the_file(tmp_path: Path) -> None:
+    flag = "--eviction-hard=nodefs.available<5%,memory.available<1Gi"
+    kubelet(tmp_path, f"--config={CONFIG}", flag, files={CONFIG: YAML})
+
+    assert read(LISTEN, tmp_path) == EvictionHard(1024 * MIB, 0.0, "--eviction-hard")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        pytest.param("port: 1\n", 100 * MIB, id="not-set"),
+        pytest.param("evictionHard: {nodefs.available: 5%}\n", 0, id="others-set-unset-it"),
+        pytest.param(
+            "evictionHard: {nodefs.available: 5%}\nmergeDefaultEvictionSettings: true\n",
+            100 * MIB,
+            id="defaults-merged",
+        ),
+    ],
+)
+def test_kubelets_default_holds_where_nothing_else_is_set(tmp_path: Path, text: str, size: int) -> None:
+    kubelet(tmp_path, f"--config={CONFIG}", files={CONFIG: text})
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.size_bytes, hard.problem) == (size, "")
+
+
+def test_kubelet_that_uses_this_criproxy_is_preferred(tmp_path: Path) -> None:
+    kubelet(tmp_path, "--eviction-hard=memory.available<1Gi", pid=5)
+    kubelet(tmp_path, f"--container-runtime-endpoint=unix://{LISTEN}", "--eviction-hard=memory.available<2Gi", pid=9)
+
+    assert read(LISTEN, tmp_path).size_bytes == 2048 * MIB
+
+
+@pytest.mark.parametrize("text", [None, "evictionHard: *anchor\n", "evictionHard: {memory.available: much}\n"])
+def test_what_can_not_be_read_is_said_and_kubelets_default_assumed(tmp_path: Path, text: str | None) -> None:
+    kubelet(tmp_path, f"--config={CONFIG}", files={CONFIG: text} if text else {})
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.size_bytes, hard.ratio) == (100 * MIB, 0.0)
+    assert hard.problem
+
+
+def test_process_of_another_name_counts_only_if_it_uses_this_criproxy(tmp_path: Path) -> None:
+    kubelet(tmp_path, "--eviction-hard=memory.available<1Gi", pid=5)
+    (tmp_path / "proc/5/comm").write_text("kubelet-exporte\n")
+    other = read(LISTEN, tmp_path)
+    kubelet(tmp_path, f"--container-runtime-endpoint={LISTEN}", "--eviction-hard=memory.available<2Gi", pid=6)
+    (tmp_path / "proc/6/comm").write_text("kubelet-v1.20.2\n")
+
+    assert other.problem
+    assert read(LISTEN, tmp_path).size_bytes == 2048 * MIB
+
+
+def test_node_without_a_kubelet_is_said(tmp_path: Path) -> None:
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/comm").write_text("systemd\n")
+
+    assert read(LISTEN, tmp_path) == EvictionHard(problem="no kubelet runs here by that name")

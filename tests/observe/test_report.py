@@ -1,0 +1,581 @@
+"""What a daemon tells of itself, on a clock that the test moves."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import astuple, replace
+
+from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.disk_weight import DiskWeight
+from criproxy.cgroup.naming import Driver
+from criproxy.config import Config
+from criproxy.config.load import parse
+from criproxy.config.settings import Colocation, Control
+from criproxy.control.guardlaw import GuardStatus
+from criproxy.control.history import History, Record
+from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.daemon.bypass import BypassStatus
+from criproxy.fronts.cri.runtime import RuntimeInfo
+from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.report import Reporter
+from criproxy.observe.status import AttachStatus, DiskStatus, OverheadStatus, PidsStatus, PodOverhead, Status
+from criproxy.pods.overhead import PodWork, Work
+from criproxy.pods.placement_check import Finding
+
+GIB = 1 << 30
+ON = Config(colocation=Colocation(enabled=True))
+SNAPSHOT = Snapshot(
+    t_s=1.0,
+    capacity_cores=4.0,
+    capacity_bytes=8 * GIB,
+    node_cores=2.0,
+    node_bytes=4 * GIB,
+    box_cores=0.5,
+    box_bytes=GIB,
+    online_cores=1.5,
+    online_bytes=3 * GIB,
+    throttled_ratio=0.25,
+)
+
+
+def decision() -> Decision:
+    settings = PolicySettings(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
+    return decide(SNAPSHOT, Prediction(None, None), PolicyState(), settings)[0]
+
+
+@dataclass
+class Link:
+    path: Path = Path("/run/r.sock")
+    ready: bool = True
+    problem: str = ""
+    info: RuntimeInfo | None = field(default_factory=lambda: RuntimeInfo("containerd", "1.6", "runtime.v1"))
+
+
+@dataclass
+class Box:
+    limits: Limits | None = None
+    path: str | None = "/offline"
+    version: int = 1
+    fault: str = ""
+    wanted: Limits | None = None
+    memory: Held | None = None
+    cpus: str = ""
+    pids: Pids | None = None
+
+    def state(self) -> BoxState:
+        return BoxState(
+            self.path,
+            self.version,
+            self.limits,
+            not self.fault,
+            self.fault,
+            drift=3,
+            timeouts=0,
+            pods=(),
+            wanted=self.wanted,
+            memory=self.memory,
+            cpus=self.cpus,
+            pids=self.pids,
+        )
+
+
+@dataclass
+class Engine:
+    name: str = "grpc"
+    problem: str | None = None
+
+
+@dataclass
+class Inventory:
+    running_pods: tuple[Sandbox, ...] = ()
+
+
+@dataclass
+class Unbounded:
+    found: dict[str, PodRef] = field(default_factory=dict)
+
+    def pods(self) -> dict[str, PodRef]:
+        return self.found
+
+
+@dataclass
+class Verifier:
+    verified: int = 3
+    misplaced: tuple[Finding, ...] = ()
+    unknown: tuple[Finding, ...] = ()
+
+
+@dataclass
+class Notifier:
+    lines: list[str] = field(default_factory=list)
+
+    def status(self, text: str) -> bool:
+        self.lines.append(text)
+        return True
+
+
+class Bench:
+    def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
+        self.now_s = 1000.0
+        self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
+        self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
+        self.engine = Engine()
+        self.reporter = Reporter(
+            Metrics("1"),
+            self.box,  # type: ignore[arg-type]
+            self.inventory,  # type: ignore[arg-type]
+            self.link,  # type: ignore[arg-type]
+            self.notifier,  # type: ignore[arg-type]
+            unbounded=self.unbounded,  # type: ignore[arg-type]
+            verifier=self.verifier,  # type: ignore[arg-type]
+            engine=self.engine,
+            config_file=Path("/c.toml"),
+            dry_run=False,
+            clock=lambda: self.now_s,
+        )
+        self.reporter.configured(config, (), (), pass_through=pass_through)
+        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
+        self.endpoints = self.reporter.endpoints(self.history, lambda: self.guard)
+
+    def tick(self, after_s: float = 1.0) -> None:
+        self.now_s += after_s
+        self.reporter.ticked(SNAPSHOT, decision(), (), 0.01)
+
+    def status(self) -> Status:
+        return self.endpoints.status()
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", self.endpoints.metrics().decode(), re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+
+# --- health --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "silent_s", "healthy"),
+    [
+        pytest.param(1.0, 30.0, True, id="late"),
+        pytest.param(1.0, 32.0, False, id="stalled"),
+        pytest.param(60.0, 61.0, True, id="slow-loop-between-ticks"),
+        pytest.param(60.0, 91.0, False, id="slow-loop-stalled"),
+    ],
+)
+def test_health_is_lost_when_the_loop_stalls(interval_s: float, silent_s: float, healthy: bool) -> None:
+    bench = Bench(replace(ON, control=Control(interval_s=interval_s)))
+    bench.tick()
+    bench.now_s += silent_s
+    assert (bench.endpoints.unhealthy() is None) == healthy
+
+
+def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
+    bench = Bench()
+    for _ in range(100):
+        bench.now_s += 1.0
+        bench.reporter.tick_failed(0.01)
+    assert bench.endpoints.unhealthy() is None
+    assert bench.status().box.tick_failures == 100
+
+
+def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
+    bench = Bench()
+    assert bench.endpoints.unready() is None
+    bench.link.ready, bench.link.problem = False, "connection lost"
+    assert "connection lost" in (bench.endpoints.unready() or "")
+    assert bench.metric("criproxy_runtime_ready") == 0
+
+
+# --- status --------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
+    bench = Bench()
+    bench.box.cpus = "0,2-3"
+    bench.reporter.cpus_problem = lambda: "kubelet's file is not to be read"
+    assert bench.status().box.cpus == "0,2-3"
+    assert "kubelet's file is not to be read" in bench.status().problems
+
+
+def test_status_before_the_first_tick_has_no_sample() -> None:
+    status = Bench().status()
+    assert (status.box.cpu, status.box.memory, status.box.path) == (None, None, "/offline")
+
+
+def test_status_tells_all_parts() -> None:
+    bench = Bench()
+    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.tick(5.0)
+    bench.reporter.swept(2)
+    status = bench.status()
+    assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
+    assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
+    assert (status.box.drift, status.box.swept) == (3, 2)
+    assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
+    assert status.box.cpu is not None
+    assert (status.box.cpu.limit_cores, status.box.cpu.online_cores) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("pass_through", "held", "cores", "size"),
+    [
+        pytest.param(False, None, "unlimited", "unlimited", id="off-no-box"),
+        pytest.param(False, Limits(UNLIMITED, UNLIMITED), "unlimited", "unlimited", id="off-released"),
+        pytest.param(False, Limits(0.25, GIB // 2), 0.25, GIB // 2, id="off-evicting"),
+        pytest.param(True, None, "unlimited", "unlimited", id="pass-through"),
+    ],
+)
+def test_limits_that_are_decided_but_not_applied_are_not_told(
+    pass_through: bool, held: Limits | None, cores: Any, size: Any
+) -> None:
+    bench = Bench(Config(), pass_through)
+    bench.box.limits = held
+    bench.tick()
+    box = bench.status().box
+    assert box.cpu is not None
+    assert box.memory is not None
+    assert (box.cpu.limit_cores, box.memory.limit_bytes) == (cores, size)
+    assert bench.status().colocation in box.cpu.reason
+    assert bench.metric("criproxy_limit_cores") == (float("inf") if cores == "unlimited" else cores)
+
+
+def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
+    bench = Bench(Config())
+    bench.tick()
+    told = []
+    for config in (ON, Config()):
+        bench.reporter.configured(config, (), (), pass_through=False)
+        cpu = bench.status().box.cpu
+        assert cpu is not None
+        told.append((bench.status().colocation, cpu.limit_cores, cpu.reason))
+        bench.tick()
+    assert told == [
+        ("on", "unlimited", "what the kernel holds until the next tick, the first since colocation is on"),
+        ("off", "unlimited", "what the kernel holds, as colocation is off"),
+    ]
+
+
+def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
+    bench = Bench()
+    for t_s, applied in enumerate([False, False, True, True]):
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
+    assert bench.endpoints.why(None).decision.applied  # type: ignore[union-attr]
+
+
+def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
+    bench = Bench()
+    mib = 1 << 20
+    for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
+        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(1.0, size))
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.limit_bytes) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
+    assert len(bench.history.records()) == 4
+
+
+def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
+    bench = Bench()
+    errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
+    bench.reporter.configured(ON, errors, ("proxy.listen",), pass_through=False)
+    config = bench.status().config
+    assert (config.file, config.errors, config.needs_restart) == (
+        "/c.toml",
+        tuple(map(str, errors)),
+        ("proxy.listen",),
+    )
+    assert len(config.errors) == 1
+
+
+def test_status_tells_whether_kubelet_is_attached() -> None:
+    bench = Bench()
+    assert bench.status().attached.state == "unknown"
+    bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
+    assert bench.status().attached == AttachStatus("yes", "by a flag")
+    assert bench.status().problems == ()
+
+
+def test_attachment_that_is_lost_is_a_problem() -> None:
+    bench = Bench()
+    bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
+    assert bench.status().problems == ("attach again",)
+
+
+@pytest.mark.parametrize(
+    ("pids", "told", "limit"),
+    [
+        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(None, None, math.nan, id="no-controller"),
+    ],
+)
+def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+    bench = Bench()
+    bench.box.pids = pids
+
+    assert bench.status().box.pids == told
+    assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
+    assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
+
+
+def test_status_and_metrics_tell_of_the_guard() -> None:
+    bench = Bench()
+    bench.guard = GuardStatus(True, 0.5, "online stepped up", 3, 1, 0, "listening")
+    assert bench.status().guard == bench.guard
+    assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
+
+
+POD = PodRef("u", "batch", "job")
+
+
+def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
+    bench = Bench()
+    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+    bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    placement = bench.status().placement
+    assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
+    assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
+    assert bench.metric("criproxy_misplaced_containers") == 1
+    assert bench.metric("criproxy_unverified_containers") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "version", "driver"),
+    [
+        ("/offline", None, 1, "cgroupfs"),
+        ("offline.slice", None, 2, "systemd"),
+        (None, None, 2, None),
+        (None, Driver.SYSTEMD, 2, "systemd"),
+        ("/offline", Driver.SYSTEMD, 2, "systemd"),
+    ],
+    ids=["cgroupfs", "systemd", "not-known-yet", "online-pods-only", "kubelet-has-changed-it"],
+)
+def test_status_tells_the_kind_of_cgroups_and_the_engine(
+    path: str | None, told: Driver | None, version: int, driver: str | None
+) -> None:
+    bench = Bench()
+    bench.box.path, bench.box.version = path, version
+    bench.reporter.kubelets_driver = lambda: told
+    status = bench.status()
+    assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
+
+
+def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
+    bench = Bench()
+    for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
+        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
+        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+    told = bench.status().decisions
+    assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [
+        (1000.0 + t_s, cores, "unlimited") for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
+    ]
+    assert told[0].cpu_reason == decision().cpu_reason
+
+
+# --- what is wanted, and what is in force ------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def _stay(bench: Bench) -> None:
+    """Memory that can't be taken back, as it was found on a node."""
+    bench.box.wanted, bench.box.limits = Limits(1.5, 128 * MIB), Limits(1.5, 509 * MIB)
+    bench.box.memory = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
+
+
+def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> None:
+    bench = Bench()
+    _stay(bench)
+    bench.tick()
+    bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
+    box, why = bench.status().box, bench.endpoints.why(None).decision
+    assert box.cpu is not None and box.memory is not None and why is not None
+    assert (box.cpu.in_force_cores, box.memory.in_force_bytes, box.memory.used_bytes) == (1.5, 509 * MIB, 501 * MIB)
+    assert (why.memory.in_force, why.memory.used, why.cpu.in_force) == (509 * MIB, 501 * MIB, 1.5)
+    assert bench.metric("criproxy_limit_in_force_bytes") == 509 * MIB
+    assert bench.metric("criproxy_limit_in_force_cores") == 1.5
+    assert bench.metric("criproxy_box_memory_bytes") == 501 * MIB
+    past = bench.endpoints.why(1.7e9 + 1).decision
+    assert past is not None and past.memory.in_force is None
+
+
+def test_memory_that_stays_above_the_bound_is_a_problem_and_a_metric() -> None:
+    bench = Bench()
+    _stay(bench)
+    for _ in range(4):
+        bench.tick()
+    early = bench.status().problems
+    for _ in range(42):
+        bench.tick()
+    above = 'criproxy_box_above_bound_seconds{resource="%s"}'
+    assert early == ()
+    assert bench.status().problems == ("the box uses 501.00 MiB, 373.00 MiB above its bound of 128.00 MiB, for 45 s",)
+    assert (bench.metric(above % "memory"), bench.metric(above % "cpu")) == (45.0, 0.0)
+    bench.box.memory = Held(used_bytes=100 * MIB, wanted_bytes=128 * MIB)
+    bench.tick()
+    assert (bench.metric(above % "memory"), bench.status().problems) == (0.0, ())
+
+
+# --- what is not well ----------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_node_that_is_well_has_no_problem() -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.status().problems == ()
+
+
+def _stall(bench: Bench) -> None:
+    bench.now_s += 100.0
+
+
+def _lose_runtime(bench: Bench) -> None:
+    bench.link.ready, bench.link.problem = False, "connection lost"
+
+
+def _spoil_config(bench: Bench) -> None:
+    bench.reporter.configured(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors, (), pass_through=False)
+
+
+def _close_box(bench: Bench) -> None:
+    bench.box.fault = "cannot write"
+
+
+def _lose_hierarchy(bench: Bench) -> None:
+    bench.box.version = 0
+
+
+def _fail_tick(bench: Bench) -> None:
+    bench.reporter.tick_failed(0.1)
+
+
+def _misplace(bench: Bench) -> None:
+    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+
+
+def _unbind(bench: Bench) -> None:
+    bench.unbounded.found = {"s": POD}
+
+
+def _go_blind(bench: Bench) -> None:
+    bench.engine.problem = "proxy.blind is on"
+
+
+def _open_bypass(bench: Bench) -> None:
+    bench.reporter.bypass = lambda: BypassStatus(10.0, 1.7e9, 1, 1.7e9)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        pytest.param(_stall, "the control loop has not ticked for 100 s", id="stalled"),
+        pytest.param(_lose_runtime, "the runtime is not ready: connection lost", id="runtime"),
+        pytest.param(_spoil_config, "the config file has errors, so the one before holds", id="config"),
+        pytest.param(_close_box, "no offline pod is let in: cannot write", id="box-closed"),
+        pytest.param(_lose_hierarchy, "no cgroup hierarchy for a box", id="no-hierarchy"),
+        pytest.param(_fail_tick, "last tick failed", id="tick"),
+        pytest.param(_misplace, "1 containers of offline pods run outside the box", id="misplaced"),
+        pytest.param(_unbind, "1 offline pods run outside the box", id="unbounded"),
+        pytest.param(_go_blind, "proxy.blind is on", id="engine"),
+        pytest.param(_open_bypass, "the bypass is open", id="bypass"),
+    ],
+)
+def test_status_tells_what_is_not_well(spoil: Callable[[Bench], None], told: str) -> None:
+    bench = Bench()
+    bench.tick()
+    spoil(bench)
+    problems = bench.status().problems
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+def test_tick_that_failed_is_no_problem_any_more_after_one_that_succeeded() -> None:
+    bench = Bench()
+    bench.reporter.tick_failed(0.1)
+    bench.tick()
+    assert bench.status().problems == ()
+
+
+def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_until_one_is_used() -> None:
+    bench = Bench()
+    bench.tick()
+    for _ in range(2):
+        bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+    before = bench.status().problems
+    bench.now_s += 100.0
+    bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+
+    assert before == ()
+    assert bench.status().problems == (
+        "the last 3 samples are impossible and not used: the node's CPU counter says 9.00 cores, of 4.00",
+    )
+    assert bench.metric("criproxy_samples_discarded_total") == 3.0
+    bench.tick()
+    assert bench.status().problems == ()
+
+
+def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_not_wanted_is_no_problem() -> None:
+    bench = Bench(pass_through=True)
+    bench.box.version, bench.box.fault = 0, "cannot write"
+    errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
+    bench.reporter.configured(ON, errors, (), pass_through=True)
+    assert bench.status().problems == ("the config file has errors, so nothing new is placed",)
+
+
+# --- the headline --------------------------------------------------------------------------------------------------
+
+
+def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
+    bench = Bench()
+    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    for _ in range(25):
+        bench.tick()
+    assert bench.notifier.lines == ["colocation on, runtime ready, 1 offline pods"] * 2
+
+
+def test_log_that_is_not_read_is_a_problem_until_it_is() -> None:
+    bench = Bench()
+    bench.reporter.log_lines_missing = lambda: 7
+    assert [problem for problem in bench.status().problems if "7 lines of the log were dropped" in problem]
+    bench.reporter.log_lines_missing = lambda: 0
+    assert not [problem for problem in bench.status().problems if "log" in problem]
+
+
+def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
+    bench = Bench(pass_through=True)
+    bench.link.ready = False
+    assert bench.reporter.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
+
+
+# --- outside the box -------------------------------------------------------------------------------------------------
+
+
+def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
+    bench = Bench()
+    sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
+    bench.reporter.overhead = lambda: (Work(0.75, (PodWork(sandbox, 0.25, 2e7),)), "the runtime works too much")
+    bench.reporter.realtime = lambda: {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
+    status = bench.status()
+    assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
+        "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
+        "the runtime works too much",
+    ]
+    pods = (PodOverhead("batch", "job", "u", 0.25, 2e7),)
+    assert status.overhead == OverheadStatus(0.75, 0.25, 2e7, pods)
+    assert bench.metric("criproxy_runtime_overloaded") == 1
+    assert bench.metric("criproxy_realtime_pods") == 1
+
+
+def test_disks_are_told_with_what_keeps_the_weight() -> None:
+    bench = Bench()
+    bench.reporter.disks = lambda: (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
+    assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
+    assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
+    assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0

@@ -1,0 +1,348 @@
+"""What the runtime does outside the box, from counters to the pod to blame; and where the counters come from."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import structlog
+
+from criproxy.fronts.cri.process import Process
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.inventory import Running
+from criproxy.pods.overhead import (
+    EVERY_S,
+    HOLD_S,
+    LOUD_BYTES_PER_S,
+    OVERLOAD_S,
+    Counters,
+    Overhead,
+    PodWork,
+    Reader,
+    Settings,
+    Watched,
+    Work,
+    to_blame,
+    work_between,
+)
+
+T = TypeVar("T")
+
+A, B = (Sandbox(f"s{uid}", PodRef(uid, "batch", f"job-{uid}"), f"/offline/pod{uid}") for uid in "ab")
+PODS = {A.id: A, B.id: B}
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+MAX_CORES = 0.25
+
+
+def work(before: Counters, after: Counters) -> Work:
+    return work_between(before, after, PODS, 10.0)
+
+
+def of(work: Work, sandbox: Sandbox) -> tuple[float, float]:
+    """What was done for this one."""
+    return next((pod.shim_cores, pod.log_bytes_per_s) for pod in work.pods if pod.sandbox == sandbox)
+
+
+# --- from counters to work ---------------------------------------------------------------------------------------
+
+
+def test_work_is_what_the_counters_have_grown_by() -> None:
+    before = Counters((1, 5.0), {(7, 1): ("sa", 1.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 1000), "c2": ("sb", 2, 5)})
+    after = Counters((1, 9.0), {(7, 1): ("sa", 2.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 5000), "c2": ("sb", 2, 5)})
+    found = work(before, after)
+    assert (found.runtime_cores, of(found, A), of(found, B)) == (0.4, (0.1, 400.0), (0.0, 0.0))
+    assert found.pods[0].sandbox == A
+    assert found.cores == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "grown"),
+    [
+        pytest.param((1, 1000), (2, 300), 30.0, id="rotated"),
+        pytest.param((1, 1000), (1, 300), 30.0, id="truncated"),
+        pytest.param(None, (1, 10**9), 0.0, id="seen-for-the-first-time"),
+        pytest.param((1, 1000), None, 0.0, id="gone"),
+    ],
+)
+def test_log_grows_by_what_was_written_last(
+    before: tuple[int, int] | None, after: tuple[int, int] | None, grown: float
+) -> None:
+    counters = [Counters(logs={} if file is None else {"c1": ("sa", *file)}) for file in (before, after)]
+    assert work(*counters).log_bytes_per_s == grown
+
+
+@pytest.mark.parametrize("before", [None, (2, 100.0)], ids=["not-known", "another-process"])
+def test_runtime_that_was_not_there_before_is_not_known(before: tuple[int, float] | None) -> None:
+    assert work(Counters(before), Counters((1, 5.0))).runtime_cores is None
+
+
+def test_shim_of_the_same_number_that_is_another_does_not_count() -> None:
+    assert work(Counters(shims={(7, 1): ("sa", 1.0)}), Counters(shims={(7, 2): ("sa", 9.0)})).shim_cores == 0.0
+
+
+# --- who is to blame ---------------------------------------------------------------------------------------------
+
+
+def did(runtime: float | None, **pods: tuple[float, float]) -> Work:
+    named = {"a": A, "b": B}
+    return Work(runtime, tuple(PodWork(named[name], *one) for name, one in pods.items()))
+
+
+@pytest.mark.parametrize(
+    ("done", "blamed"),
+    [
+        pytest.param(did(0.9, a=(0.0, 2e7), b=(0.2, 0.0)), A, id="the-loudest"),
+        pytest.param(did(0.1, a=(0.0, 0.0), b=(0.3, 0.0)), B, id="the-shim-that-works-most"),
+        pytest.param(did(0.2, a=(0.1, LOUD_BYTES_PER_S)), A, id="runtime-and-shim-together"),
+        pytest.param(did(0.9, a=(0.0, LOUD_BYTES_PER_S / 2)), None, id="busy-for-others"),
+        pytest.param(did(0.2, a=(0.01, 2e7)), None, id="not-too-much"),
+        pytest.param(did(None, a=(0.1, 2e7)), None, id="runtime-not-known"),
+        pytest.param(did(0.9), None, id="no-offline-pod"),
+    ],
+)
+def test_pod_is_to_blame_when_too_much_is_done_and_its_logs_or_shim_say_so(done: Work, blamed: Sandbox | None) -> None:
+    found = to_blame(done, MAX_CORES)
+    assert (found.sandbox if found else None) == blamed
+
+
+# --- the reader --------------------------------------------------------------------------------------------------
+
+
+class Proc:
+    """A /proc, and logs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reader = Reader(root)
+
+    def process(
+        self, pid: int, parent: int = 1, *, cgroup: str = "/system.slice", cpu_s: float = 0, born: int = 1
+    ) -> None:
+        directory = self.root / str(pid)
+        directory.mkdir(exist_ok=True)
+        rest = f"S {parent} 1 1 0 -1 0 0 0 0 0 {int(cpu_s * TICKS_PER_S)} 0 0 0 20 0 1 0 {born} 0 0"
+        (directory / "stat").write_text(f"{pid} (x) {rest}\n")
+        (directory / "cgroup").write_text(f"0::{cgroup}\n")
+
+    def pod(self, pid: int = 20, shim: int = 10, **of_shim: Any) -> Watched:
+        self.process(shim, **of_shim)
+        self.process(pid, shim, cgroup="/offline/poda/x")
+        return Watched("sa", A, pid, "")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_shim_is_the_parent_of_the_first_process(proc: Proc) -> None:
+    watched = proc.pod(cpu_s=3.0, born=5)
+    assert proc.reader.read(0, [watched]).shims == {(10, 5): ("sa", 3.0)}
+    proc.process(10, cpu_s=4.0, born=5)
+    (proc.root / "20" / "stat").unlink()  # the shim is known by now
+    assert proc.reader.read(0, [watched]).shims == {(10, 5): ("sa", 4.0)}
+
+
+def test_shim_of_a_whole_pod_counts_once(proc: Proc) -> None:
+    sandbox = proc.pod(cpu_s=3.0)
+    proc.process(21, 10, cgroup="/offline/poda/y")
+    assert len(proc.reader.read(0, [sandbox, Watched("c1", A, 21, "")]).shims) == 1
+
+
+def test_shim_in_the_box_is_bounded_and_does_not_count(proc: Proc) -> None:
+    assert proc.reader.read(0, [proc.pod(cgroup="/offline/poda/shim")]).shims == {}
+
+
+def test_process_that_is_another_s_by_now_has_no_shim(proc: Proc) -> None:
+    watched = proc.pod()
+    proc.process(20, 10, cgroup="/kubepods/podx/y")
+    assert proc.reader.read(0, [watched]).shims == {}
+
+
+def test_shim_whose_number_went_to_another_is_looked_for_anew(proc: Proc) -> None:
+    watched = proc.pod(born=5)
+    proc.reader.read(0, [watched])
+    proc.process(10, born=6)
+    assert proc.reader.read(0, [watched]).shims == {}
+    assert proc.reader.read(0, [watched]).shims == {(10, 6): ("sa", 0.0)}
+
+
+def test_process_without_a_shim_has_none(proc: Proc) -> None:
+    proc.process(20, 1, cgroup="/offline/poda/x")
+    assert proc.reader.read(0, [Watched("sa", A, 20, ""), Watched("sb", B, 0, "")]).shims == {}
+
+
+def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
+    proc.process(5, cpu_s=2.0, born=9)
+    log = proc.root / "0.log"
+    log.write_text("x" * 100)
+    pipe = proc.root / "pipe"
+    os.mkfifo(pipe)
+    watched = [Watched("c1", A, 0, str(log)), Watched("c2", A, 0, "/not/there"), Watched("c3", A, 0, str(pipe))]
+    found = proc.reader.read(5, watched)
+    assert (found.runtime, found.logs) == ((9, 2.0), {"c1": ("sa", log.stat().st_ino, 100)})
+    assert proc.reader.read(6, []).runtime is None
+
+
+# --- the watch ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """A node that the test scripts: `loud` is whether pod a prints. An Exception in `fails` is raised by the reader."""
+
+    evict: bool = False
+    loud: bool = True
+    fails: Exception | None = None
+    now_s: float = 1000.0
+    counters: Counters = field(default_factory=lambda: Counters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
+    evicted: list[tuple[str, str]] = field(default_factory=list)
+    counted: list[tuple[float, float, float]] = field(default_factory=list)
+    log: list[Any] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
+        self.overhead = Overhead(
+            Settings(MAX_CORES, self.evict),
+            self,
+            self,  # type: ignore[arg-type]
+            self,
+            runtime_pid=lambda: 5,
+            evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
+            observer=self,
+            clock=self,
+        )
+        ask = self.overhead.noting(self.process_of)
+        for one in self.running:
+            asyncio.run(ask(one))  # type: ignore[arg-type]
+
+    async def process_of(self, one: Running) -> Process:
+        self.asked.append(one.id)
+        return Process(20, log="/var/log/x")
+
+    def read(self, runtime_pid: int, watched: Collection[Watched]) -> Counters:
+        assert (runtime_pid, [one.id for one in watched]) == (5, [one.id for one in self.running])
+        if self.fails:
+            raise self.fails
+        return self.counters
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        return job()
+
+    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
+        self.counted.append((runtime_s, shims_s, log_bytes))
+
+    def boottime_s(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    def look(self, seconds: float) -> None:
+        """Looks for so long."""
+        with structlog.testing.capture_logs() as log:
+            for _ in range(round(seconds / EVERY_S)):
+                self.now_s += EVERY_S
+                runtime, size_bytes = self.counters.runtime, self.counters.logs["ca"][2]
+                assert runtime is not None
+                more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
+                self.counters = Counters((1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)})
+                asyncio.run(self.overhead.look())
+        self.log += log
+
+    def events(self) -> list[str]:
+        return [entry["event"] for entry in self.log]
+
+
+def test_pod_that_prints_for_a_minute_is_told_once() -> None:
+    bench = Bench()
+    bench.look(OVERLOAD_S)
+    assert (bench.overhead.problem, bench.events()) == ("", [])
+    bench.look(OVERLOAD_S)
+    assert "batch/job-a" in bench.overhead.problem
+    assert "0.50 cores outside the box" in bench.overhead.problem
+    assert bench.events() == ["runtime_overloaded"]
+    assert bench.evicted == []
+
+
+def test_burst_is_not_told() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.loud = True
+        bench.look(OVERLOAD_S - EVERY_S)
+        bench.loud = False
+        bench.look(EVERY_S)
+    assert (bench.overhead.problem, bench.events()) == ("", [])
+
+
+def test_end_of_it_is_told() -> None:
+    bench = Bench()
+    bench.look(2 * OVERLOAD_S)
+    bench.loud = False
+    bench.look(EVERY_S)
+    assert (bench.overhead.problem, bench.events()) == ("", ["runtime_overloaded", "runtime_no_longer_overloaded"])
+
+
+def test_quiet_pod_is_no_problem() -> None:
+    bench = Bench(loud=False)
+    bench.look(10 * OVERLOAD_S)
+    assert (bench.overhead.problem, bench.events()) == ("", [])
+
+
+def test_loudest_pod_is_evicted_when_the_config_says_so_one_in_a_minute() -> None:
+    bench = Bench(evict=True)
+    bench.look(OVERLOAD_S + EVERY_S)
+    assert [one for one, _ in bench.evicted] == ["sa"]
+    assert "colocation.on_runtime_overload" in bench.evicted[0][1]
+    bench.look(OVERLOAD_S - EVERY_S)
+    assert len(bench.evicted) == 1
+    bench.look(EVERY_S)
+    assert len(bench.evicted) == 2
+
+
+def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
+    bench = Bench(evict=True)
+    bench.look(OVERLOAD_S)
+    assert bench.overhead.held(A.pod) == ""
+    bench.look(EVERY_S)
+    assert "on_runtime_overload" in bench.overhead.held(A.pod)
+    assert bench.overhead.held(B.pod) == ""
+    bench.overhead.settings = Settings(MAX_CORES, evict=False)
+    assert bench.overhead.held(A.pod) == ""
+    bench.overhead.settings = Settings(MAX_CORES, evict=True)
+    bench.now_s += HOLD_S
+    assert bench.overhead.held(A.pod) == ""
+
+
+def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
+    bench = Bench(loud=False)
+    bench.look(2 * EVERY_S)
+    bench.fails = OSError("the disk is away")
+    bench.look(3 * EVERY_S)
+    assert bench.events() == ["overhead_not_measured"]
+    bench.fails = None
+    bench.look(EVERY_S)
+    assert bench.counted[-1] == pytest.approx((0.04, 0.0, 400))
+
+
+def test_what_is_not_there_any_more_is_forgotten() -> None:
+    bench = Bench()
+    bench.look(2 * EVERY_S)
+    bench.running = ()
+    bench.look(EVERY_S)
+    assert bench.overhead.work.pods == ()
+
+
+def test_runtime_is_asked_for_each_only_as_often_as_somebody_else_asks() -> None:
+    bench = Bench()
+    bench.look(3 * EVERY_S)
+    assert bench.asked == ["sa", "ca"]
+
+
+def test_run_looks_after_each_sleep() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(Bench().overhead.run())

@@ -1,0 +1,373 @@
+"""Rounds of the verifier between a scripted runtime, that may lie, and a table of processes."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.fronts.cri.process import Process
+from criproxy.fronts.http2.client.connection import CallError
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.inventory import Running
+from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, Settings, Verifier
+
+RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
+INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
+POD = PodRef("1", "batch", "job")
+
+
+def sandbox(uid: str = "1", box: str = "/offline") -> Running:
+    pod = PodRef(uid, "batch", "job")
+    return Running(Sandbox(f"s{uid}", pod, f"{box}/pod{uid}"), f"s{uid}", "")
+
+
+def container(name: str = "main", uid: str = "1") -> Running:
+    owner = sandbox(uid).sandbox
+    return Running(owner, f"{owner.id}-{name}", name)
+
+
+SANDBOX, MAIN, SIDE = sandbox(), container("main"), container("side")
+
+
+@dataclass
+class Clock:
+    """`during`: what happens in each sleep."""
+
+    now_s: float = 1000.0
+    slept: list[float] = field(default_factory=list)
+    during: Callable[[], None] = lambda: None
+
+    def boottime_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+        self.during()
+
+
+@dataclass
+class Node:
+    """What runs, what the runtime says of it (an exception is raised), and where the processes are."""
+
+    running: tuple[Running, ...] = ()
+    processes: dict[str, Process | Exception] = field(default_factory=dict)
+    cgroups: dict[int, str] = field(default_factory=dict)
+    stuck: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def run(self, one: Running, pid: int, cgroups: str = INSIDE, kind: str = RUNC, handler: str = "") -> None:
+        self.running = (*self.running, one)
+        self.processes[one.id] = Process(pid, kind, handler)
+        self.cgroups[pid] = cgroups
+
+    async def process_of(self, one: Running) -> Process:
+        self.asked.append(one.id)
+        process = self.processes[one.id]
+        if isinstance(process, Exception):
+            raise process
+        return process
+
+    async def cgroups_of(self, pids: Collection[int]) -> Mapping[int, str]:
+        if self.stuck:
+            raise CgroupError("no answer from the kernel")
+        return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
+
+
+class Bench:
+    def __init__(self, node: Node, evict: bool = False) -> None:
+        self.node, self.clock = node, Clock()
+        self.evicted: list[tuple[str, str]] = []
+        self.counted = 0
+        self.log: list[Any] = []
+        self.verifier = Verifier(
+            Settings(evict),
+            node,
+            process_of=node.process_of,
+            cgroups_of=node.cgroups_of,
+            evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
+            on_misplaced=self._count,
+            clock=self.clock,
+        )
+
+    def _count(self) -> None:
+        self.counted += 1
+
+    def round(self, *, everything: bool = True) -> list[str]:
+        """A round; returns where misplaced ones are."""
+        if everything:
+            self.verifier.look()
+        with structlog.testing.capture_logs() as log:
+            asyncio.run(self.verifier.round())
+        self.log += log
+        return [finding.detail for finding in self.verifier.misplaced]
+
+    def events(self) -> list[str]:
+        return [entry["event"] for entry in self.log]
+
+
+def misplaced(evict: bool = False, **where: Any) -> Bench:
+    """A node with a container outside the box."""
+    node = Node()
+    node.run(SANDBOX, 10)
+    node.run(MAIN, 11, OUTSIDE, **where)
+    return Bench(node, evict)
+
+
+# --- what is found -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
+    node = Node()
+    node.run(SANDBOX, 10)
+    node.run(MAIN, 11)
+    bench = Bench(node)
+    assert [bench.round(), bench.round()] == [[], []]
+    assert (bench.verifier.verified, node.asked) == (2, ["s1", "s1-main"])
+    assert (bench.clock.slept, bench.events()) == ([], [])
+
+
+def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:
+    bench = misplaced()
+    assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
+    assert (bench.counted, bench.events(), bench.evicted) == (1, ["misplaced"], [])
+    assert bench.verifier.verified == 1
+    told = bench.log[0]
+    assert (told["pod"], told["container"], told["where"], told["box"]) == (
+        "batch/job",
+        "main",
+        "/system.slice/x",
+        "/offline",
+    )
+    assert "runtime class" in told["remedy"]
+    assert bench.verifier.misplaced[0].pod == POD
+
+
+def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_driver() -> None:
+    node, one = Node(), Running(Sandbox("s1", POD, "offline-pod1.slice"), "s1", "")
+    node.run(one, 10, "0::/system.slice/offline-pod1.slice:cri-containerd:s1\n")
+    bench = Bench(node)
+    bench.round()
+    assert "SystemdCgroup = true" in bench.log[0]["remedy"]
+
+
+def test_start_is_looked_at_alone() -> None:
+    bench = misplaced()
+    bench.node.run(SIDE, 12, "0::/elsewhere\n")
+    bench.verifier.started(SIDE)
+    assert bench.round(everything=False) == ["/elsewhere"]
+    assert set(bench.node.asked) == {"s1-side"}
+
+
+def test_process_that_was_moved_out_after_its_start_is_found() -> None:
+    node = Node()
+    node.run(MAIN, 11)
+    bench = Bench(node)
+    bench.round()
+    node.cgroups[11] = OUTSIDE
+    assert bench.round() == ["/system.slice/x"]
+    node.cgroups[11] = INSIDE
+    assert bench.round() == []
+    assert bench.events() == ["misplaced", "no_longer_misplaced"]
+
+
+def test_suspicion_that_a_second_look_does_not_confirm_is_none() -> None:
+    """As of a process that is ending, on v1."""
+    bench = misplaced()
+    bench.clock.during = lambda: bench.node.processes.update({MAIN.id: Process(0, RUNC)})
+    assert bench.round() == []
+    assert (bench.clock.slept, bench.counted) == ([CONFIRM_S], 0)
+
+
+def test_number_of_an_ended_process_that_is_another_s_by_now_is_no_finding() -> None:
+    node = Node()
+    node.run(MAIN, 11)
+    bench = Bench(node)
+    bench.round()
+    node.cgroups[11] = OUTSIDE
+    node.processes[MAIN.id] = Process(0, RUNC)
+    assert bench.round() == []
+    assert bench.clock.slept == []
+
+
+def test_many_suspects_wait_for_the_second_look_together() -> None:
+    node = Node()
+    for number in range(50):
+        node.run(container(uid=str(number)), 100 + number, OUTSIDE)
+    bench = Bench(node)
+    assert len(bench.round()) == 50
+    assert bench.clock.slept == [CONFIRM_S]
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        pytest.param(Process(0, RUNC), id="no-process"),
+        pytest.param(Process(99, RUNC), id="just-ended"),
+        pytest.param(CallError("ContainerStatus", 5, "not found"), id="removed"),
+    ],
+)
+def test_container_that_has_ended_is_no_finding(process: Process | Exception) -> None:
+    bench = misplaced()
+    bench.node.processes[MAIN.id] = process
+    assert bench.round() == []
+    assert (bench.verifier.unknown, bench.events()) == ((), [])
+
+
+def test_finding_goes_with_its_container() -> None:
+    bench = misplaced()
+    bench.round()
+    bench.node.running = (SANDBOX,)
+    assert bench.round() == []
+
+
+# --- what can't be told --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("process", "handler", "why"),
+    [
+        pytest.param(Process(None), "", "the runtime does not tell its process", id="no-pid"),
+        pytest.param(Process(11, KATA), "", KATA, id="type-of-virtual-machines"),
+        pytest.param(Process(11), "kata", "kata", id="handler-of-virtual-machines"),
+    ],
+)
+def test_container_of_another_kind_of_runtime_is_unknown_not_misplaced(
+    process: Process, handler: str, why: str
+) -> None:
+    bench = misplaced(evict=True)
+    bench.node.processes |= {MAIN.id: process, SANDBOX.id: Process(10, process.runtime_type, handler)}
+    assert [bench.round(), bench.round()] == [[], []]
+    assert [(f.container, why in f.detail) for f in bench.verifier.unknown] == [("main", True)]
+    assert (bench.events(), bench.evicted) == (["placement_unknown"], [])
+    assert bench.node.asked.count(MAIN.id) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "handler"), [(RUNC, "kata"), ("", ""), ("", "crun"), ("io.containerd.runsc.v1", "gvisor")], ids=str
+)
+def test_container_of_a_runtime_of_processes_is_misplaced(kind: str, handler: str) -> None:
+    bench = misplaced(kind=kind)
+    bench.node.processes[SANDBOX.id] = Process(10, kind, handler)
+    assert bench.round() == ["/system.slice/x"]
+
+
+def test_sandbox_without_a_process_is_no_finding_and_asked_for_once() -> None:
+    """As of CRI-O, which needs none for most pods."""
+    node = Node()
+    node.run(SANDBOX, 10)
+    node.run(MAIN, 11)
+    node.processes[SANDBOX.id] = Process(None)
+    bench = Bench(node)
+    assert [bench.round(), bench.round()] == [[], []]
+    assert (bench.verifier.verified, bench.verifier.unknown, node.asked.count(SANDBOX.id)) == (1, (), 1)
+
+
+def test_virtual_machine_in_the_box_is_well() -> None:
+    node = Node()
+    node.run(MAIN, 11, kind=KATA)
+    bench = Bench(node)
+    assert (bench.round(), bench.verifier.unknown) == ([], ())
+
+
+# --- eviction ------------------------------------------------------------------------------------------------------
+
+
+def test_pod_of_a_misplaced_container_is_evicted_when_the_config_says_so() -> None:
+    bench = misplaced()
+    bench.round()
+    assert bench.evicted == []
+    bench.verifier.configure(Settings(evict=True))
+    bench.round(everything=False)
+    assert bench.evicted == [("s1", "it is outside the box, at /system.slice/x")]
+    assert bench.verifier.held(POD) == "", "it was moved after its start: the next one may be well"
+
+
+def test_pod_that_was_misplaced_by_its_start_is_held_for_a_while() -> None:
+    bench = misplaced(evict=True)
+    bench.verifier.started(MAIN)
+    bench.round(everything=False)
+    assert "at /system.slice/x, and it was stopped for that" in bench.verifier.held(POD)
+    assert bench.verifier.held(PodRef("2", "batch", "job")) == ""
+    bench.clock.now_s += HOLD_S
+    assert bench.verifier.held(POD) == ""
+
+
+def test_hold_ends_when_evictions_are_switched_off() -> None:
+    bench = misplaced(evict=True)
+    bench.verifier.started(MAIN)
+    bench.round(everything=False)
+    bench.verifier.configure(Settings(evict=False))
+    assert bench.verifier.held(POD) == ""
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_failure_for_one_does_not_keep_the_others_and_is_told_once() -> None:
+    bench = misplaced()
+    bench.node.run(SIDE, 12)
+    bench.node.processes[SANDBOX.id] = CallError("PodSandboxStatus", 4, "too late")
+    assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
+    assert sorted(bench.events()) == ["misplaced", "placement_not_verified"]
+    assert bench.node.asked.count(SANDBOX.id) >= 2, "tried again"
+
+
+def test_kernel_that_does_not_answer_keeps_what_is_known() -> None:
+    bench = misplaced()
+    bench.round()
+    bench.node.stuck = True
+    assert bench.round() == ["/system.slice/x"]
+    assert bench.events() == ["misplaced", "placement_not_verified"]
+    bench.node.stuck = False
+    bench.round()
+    bench.node.stuck = True
+    bench.round()
+    assert bench.events().count("placement_not_verified") == 2, "it had ended in between"
+
+
+def test_run_can_be_cancelled_in_the_middle_of_a_question_and_looks_again_later() -> None:
+    node = Node()
+    node.run(MAIN, 11)
+    bench = Bench(node)
+    asked = asyncio.Event()
+
+    async def never(_: Running) -> Process:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def go() -> None:
+        bench.verifier._process_of = never
+        bench.verifier.look()
+        task = asyncio.create_task(bench.verifier.run())
+        await asyncio.wait_for(asked.wait(), 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())
+
+
+def test_run_looks_at_each_start() -> None:
+    bench = misplaced()
+
+    async def go() -> None:
+        task = asyncio.create_task(bench.verifier.run())
+        while not bench.verifier.misplaced:
+            bench.verifier.started(MAIN)
+            await asyncio.sleep(0)
+        bench.node.running = ()
+        while bench.verifier.misplaced:
+            bench.verifier.look()
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(go(), 60))

@@ -1,0 +1,78 @@
+"""The watch for threads in real time, which the test scripts."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+import structlog
+
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.realtime import RealtimeWatch
+
+T = TypeVar("T")
+
+POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
+PLACED = (Sandbox("s1", POD, "/offline/pod1"), Sandbox("s2", OTHER, "/offline/pod2"))
+FIFO = "thread 7 runs under SCHED_FIFO"
+
+
+@dataclass
+class Bench:
+    evicts: bool = False
+    says: dict[str, str] | Exception = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
+    placed: tuple[Sandbox, ...] = PLACED
+
+    def __post_init__(self) -> None:
+        self.watch = RealtimeWatch(
+            self.evicts, self, self, self, evict=lambda sandbox, why: self.evicted.append(sandbox.id), clock=self
+        )
+
+    def read(self, placements: Mapping[str, str]) -> dict[str, str]:
+        assert placements == {"s1": "/offline/pod1", "s2": "/offline/pod2"}
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        return job()
+
+    async def sleep(self, seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    def look(self, says: dict[str, str] | Exception) -> list[Any]:
+        self.says = says
+        with structlog.testing.capture_logs() as log:
+            asyncio.run(self.watch.look())
+        return [(entry["event"], entry.get("pod")) for entry in log]
+
+
+def test_pod_is_told_once_until_it_has_ended() -> None:
+    bench = Bench()
+    assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
+    assert bench.look({"s1": FIFO, "s2": FIFO}) == [("realtime_in_box", "batch/other")]
+    assert bench.watch.found == {POD: FIFO, OTHER: FIFO}
+    assert bench.look({}) == []
+    assert bench.watch.found == {}
+    assert bench.evicted == []
+
+
+def test_pod_is_stopped_when_the_config_says_so() -> None:
+    bench = Bench(evicts=True)
+    bench.look({"s1": FIFO})
+    assert bench.evicted == ["s1"]
+
+
+def test_failure_is_told_once_and_keeps_what_is_known() -> None:
+    bench = Bench()
+    bench.look({"s1": FIFO})
+    assert bench.look(OSError("no")) == [("realtime_threads_not_known", None)]
+    assert bench.look(OSError("no")) == []
+    assert bench.watch.found == {POD: FIFO}
+
+
+def test_run_looks_after_each_sleep() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(Bench().watch.run())

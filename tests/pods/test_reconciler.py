@@ -1,0 +1,367 @@
+"""Rounds of upkeep between a scripted runtime and a box that keeps its orders."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+from msgspec.structs import replace
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import BoxPath, parse_box
+from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Settings, Upkeep
+
+ON = Settings(when_off=None, adopt=True)
+RELEASE = replace(ON, when_off="release")
+EVICT = replace(ON, when_off="evict")
+
+
+def sandbox(uid: str, box: str = "/offline") -> Sandbox:
+    return Sandbox(f"sandbox-{uid}", PodRef(uid, "batch", f"job-{uid}"), f"{box}/pod{uid}")
+
+
+@dataclass
+class Runtime:
+    """Its inventory, too. A pod in `stubborn` does not stop; while `down`, lists fail."""
+
+    placed: tuple[Sandbox, ...] = ()
+    ready: bool = True
+    down: bool = False
+    lists: int = 0
+    stopped: list[str] = field(default_factory=list)
+    stubborn: set[str] = field(default_factory=set)
+
+    @property
+    def uids(self) -> frozenset[str]:
+        return frozenset(one.pod.uid for one in self.placed)
+
+    async def refresh(self) -> None:
+        self.lists += 1
+        if self.down:
+            raise ConnectionError("down")
+
+    async def stop(self, sandbox_id: str) -> None:
+        if sandbox_id in self.stubborn:
+            raise ConnectionError(f"{sandbox_id} does not stop")
+        self.stopped.append(sandbox_id)
+
+
+@dataclass
+class Box:
+    """`orders` are what it was told, but for sweeps; `known` is what the last sweep was to keep."""
+
+    path: str | None = None
+    orders: list[object] = field(default_factory=list)
+    known: frozenset[str] | None = None
+    empty: tuple[str, ...] = ()
+    refuses: bool = False
+    tended: int = 0
+    anchors: tuple[str, ...] = ()
+
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
+        self.orders.append(("adopt", box.path, lifted))
+        if self.refuses:
+            raise AdmissionError("no")
+        self.path = box.path
+
+    async def release(self) -> tuple[LimitChange, ...]:
+        self.orders.append("release")
+        return ()
+
+    async def tend(self) -> tuple[str, ...]:
+        self.tended += 1
+        if self.refuses:
+            raise CgroupError("no systemd")
+        return self.anchors
+
+    async def carry(self) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset()))
+        return ()
+
+    async def reap(self, uids: frozenset[str]) -> tuple[str, ...]:
+        self.orders.append(("reap", uids))
+        return ()
+
+    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
+        self.known = known
+        return tuple(name for name in self.empty if name not in known)
+
+
+@dataclass
+class Bench:
+    settings: Settings = ON
+    runtime: Runtime = field(default_factory=Runtime)
+    box: Box = field(default_factory=Box)
+    swept: list[int] = field(default_factory=list)
+    listed: int = 0
+    looks: int = 0
+    times: Iterable[float] = ()
+
+    def __post_init__(self) -> None:
+        times = iter(self.times)
+        self.upkeep = Upkeep(
+            self.settings,
+            self.runtime,
+            self.box,
+            stop_sandbox=self.runtime.stop,
+            runtime_ready=lambda: self.runtime.ready,
+            on_listed=self._count,
+            on_swept=self.swept.append,
+            bound=self._look,
+            clock=lambda: next(times, 0.0),
+        )
+
+    def _count(self) -> None:
+        self.listed += 1
+
+    async def _look(self) -> None:
+        self.looks += 1
+
+    def round(self, refresh: bool = False) -> None:
+        asyncio.run(self.upkeep.round(refresh=refresh))
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Run with a removal pending whenever it looks."""
+
+        async def go() -> None:
+            task = asyncio.create_task(self.upkeep.run())
+            while not condition():
+                self.upkeep.removed(sandbox("a"))
+                await asyncio.sleep(0)
+            task.cancel()
+
+        asyncio.run(asyncio.wait_for(go(), 60))
+
+
+async def _ends(task: asyncio.Task[None]) -> bool:
+    """Whether a task that is cancelled ends, and by that."""
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    return task.cancelled()
+
+
+def test_upkeep_that_is_cancelled_as_something_happens_ends() -> None:
+    async def go() -> bool:
+        upkeep = Bench().upkeep
+        task = asyncio.create_task(upkeep.run())
+        await asyncio.sleep(0.01)
+        upkeep.configure(ON)
+        return await _ends(task)
+
+    assert asyncio.run(go())
+
+
+# --- adoption ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders"),
+    [
+        pytest.param(ON, [("adopt", "/offline", False)], id="on"),
+        pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
+        pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
+        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+    ],
+)
+def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: Settings, orders: list[object]) -> None:
+    bench = Bench(settings)
+    asyncio.run(bench.upkeep.take_over(parse_box("/offline")))
+    assert bench.runtime.lists == 0
+    assert bench.box.orders == orders
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders"),
+    [
+        pytest.param(ON, [("adopt", "/offline", False)], id="on"),
+        pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
+        pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
+        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+    ],
+)
+def test_connected_adopts_the_box_of_running_pods(settings: Settings, orders: list[object]) -> None:
+    bench = Bench(settings, Runtime((sandbox("a"), sandbox("b"))))
+    asyncio.run(bench.upkeep.connected())
+    assert bench.runtime.lists == 1
+    assert bench.box.orders == orders
+
+
+def test_connected_without_offline_pods_adopts_nothing() -> None:
+    bench = Bench()
+    asyncio.run(bench.upkeep.connected())
+    assert bench.box.orders == []
+
+
+def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(refuses=True))
+    asyncio.run(bench.upkeep.connected())
+    bench.box.refuses = False
+    bench.round()
+    bench.round()
+    assert bench.box.orders == [("adopt", "/offline", False)] * 2
+
+
+def test_connected_passes_the_failure_of_a_list_on() -> None:
+    bench = Bench(runtime=Runtime(down=True))
+    with pytest.raises(ConnectionError):
+        asyncio.run(bench.upkeep.connected())
+
+
+# --- sweeping ------------------------------------------------------------------------------------------------------
+
+
+def test_round_sweeps_what_the_runtime_does_not_know() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(empty=("poda", "podgone")))
+    bench.round()
+    assert bench.box.known == {"poda"}
+    assert bench.swept == [1]
+
+
+def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench.round()
+    assert bench.box.orders == []
+    bench.round(refresh=True)
+    assert bench.box.orders == [("reap", {"a"}), ("carry", set())]
+
+
+def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
+    bench = Bench(runtime=Runtime(ready=False), box=Box("/offline"))
+    bench.round(refresh=True)
+    assert (bench.runtime.lists, bench.box.known) == (0, None)
+
+
+def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
+    bench = Bench(runtime=Runtime(down=True), box=Box("/offline"))
+    with structlog.testing.capture_logs() as log:
+        bench.round(refresh=True)
+        bench.round(refresh=True)
+    assert bench.box.known is None
+    assert [entry["event"] for entry in log] == ["upkeep_failed"]
+    bench.runtime.down = False
+    bench.round(refresh=True)
+    assert bench.box.known == frozenset()
+
+
+# --- the switch ----------------------------------------------------------------------------------------------------
+
+
+def test_round_while_on_leaves_pods_and_limits_alone() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench.round()
+    assert (bench.box.orders, bench.runtime.stopped) == ([], [])
+
+
+def test_release_needs_no_runtime() -> None:
+    bench = Bench(RELEASE, Runtime((sandbox("a"),), ready=False), Box("/offline"))
+    bench.round()
+    assert (bench.box.orders, bench.runtime.stopped) == (["release"], [])
+
+
+def test_evict_stops_each_pod_once() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    bench.round()
+    bench.round()
+    assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
+    assert bench.box.orders == []
+
+
+def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
+    names = "abcdef"
+    runtime = Runtime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
+    bench = Bench(EVICT, runtime, Box("/offline", empty=("podgone",)))
+    bench.round()
+    assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
+    assert bench.swept == [1]
+    runtime.stubborn.clear()
+    bench.round()
+    assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
+
+
+def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"),)), Box("/offline"))
+    for settings in (EVICT, ON, EVICT):
+        bench.upkeep.configure(settings)
+        bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"] * 2
+
+
+# --- single pods -----------------------------------------------------------------------------------------------------
+
+
+def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    with structlog.testing.capture_logs() as log:
+        for _ in range(2):
+            bench.upkeep.evict(sandbox("a"), "it is outside the box")
+            bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
+        ("evict", "batch/job-a", "it is outside the box")
+    ]
+
+
+def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), Box("/offline"))
+    bench.upkeep.evict(sandbox("a"), "why")
+    bench.round()
+    bench.runtime.stubborn.clear()
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    bench.runtime.placed = ()
+    bench.round()
+    bench.runtime.placed = (sandbox("a"),)
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-a"]
+
+
+def test_each_listing_is_told_and_each_round_looks_for_unbounded_pods() -> None:
+    bench = Bench()
+    asyncio.run(bench.upkeep.connected())
+    bench.round()
+    bench.round(refresh=True)
+    assert (bench.listed, bench.looks) == (2, 2)
+    bench.runtime.down = True
+    bench.round(refresh=True)
+    assert (bench.listed, bench.looks) == (2, 2)
+
+
+# --- tending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
+def test_box_is_tended_whatever_the_switch_says(settings: Settings) -> None:
+    bench = Bench(settings, box=Box(anchors=("kubepods-criproxy.slice",)))
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(bench.upkeep.tend_once())
+    assert bench.box.tended == 1
+    assert [log["event"] for log in logs] == ["anchors_changed"]
+
+
+def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
+    bench = Bench(box=Box(refuses=True))
+
+    async def tend() -> None:
+        for _ in range(3):
+            await bench.upkeep.tend_once()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(tend())
+    assert bench.box.tended == 3
+    assert [log["event"] for log in logs] == ["anchors_failed"]
+
+
+# --- the schedule --------------------------------------------------------------------------------------------------
+
+
+def test_run_lists_again_soon_after_a_removal_but_not_for_each_of_many() -> None:
+    bench = Bench(times=(t / 4 * AGAIN_S for t in range(1_000_000)))
+    bench.run_until(lambda: bench.runtime.lists >= 2)
+    assert len(bench.swept) > bench.runtime.lists, "rounds after a removal alone do not list"
+
+
+def test_run_goes_on_after_a_round_that_failed() -> None:
+    bench = Bench(runtime=Runtime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
+    bench.run_until(lambda: bench.runtime.lists >= 2)

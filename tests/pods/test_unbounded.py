@@ -1,0 +1,79 @@
+"""Offline pods outside the box, between an inventory and a runtime that the test scripts."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+
+from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.model import Pod, PodRef
+from criproxy.pods.unbounded import Settings, Unbounded
+
+RULES = OfflineRules((DEFAULT_RULE,))
+REPORT, EVICT, OFF = Settings(RULES), Settings(RULES, evict=True), Settings(None)
+
+
+def pod(name: str, *, offline: bool) -> Pod:
+    return Pod(PodRef(name, "batch", name), {DEFAULT_RULE.key: "offline"} if offline else {})
+
+
+@dataclass
+class Runtime:
+    """Its inventory, too. A pod in `stubborn` does not stop."""
+
+    elsewhere: Mapping[str, Pod] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+    stubborn: set[str] = field(default_factory=set)
+
+    async def stop(self, sandbox_id: str) -> None:
+        if sandbox_id in self.stubborn:
+            raise ConnectionError(f"{sandbox_id} does not stop")
+        self.stopped.append(sandbox_id)
+
+
+def bench(settings: Settings, *names: str) -> tuple[Unbounded, Runtime]:
+    runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
+    return Unbounded(settings, runtime, runtime.stop), runtime
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "stopped"),
+    [
+        pytest.param(REPORT, {"a", "b"}, [], id="report"),
+        pytest.param(EVICT, set(), ["a", "b"], id="evict"),
+        pytest.param(OFF, set(), [], id="colocation-off"),
+    ],
+)
+def test_look_does_as_the_settings_say(settings: Settings, found: set[str], stopped: list[str]) -> None:
+    unbounded, runtime = bench(settings, "a", "b")
+    asyncio.run(unbounded.look())
+    assert (set(unbounded.pods()), runtime.stopped) == (found, stopped)
+
+
+def test_look_tells_of_each_pod_once() -> None:
+    unbounded, runtime = bench(REPORT, "a")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            asyncio.run(unbounded.look())
+        runtime.elsewhere = {}
+        asyncio.run(unbounded.look())
+        runtime.elsewhere = {"b": pod("b", offline=True)}
+        asyncio.run(unbounded.look())
+    assert [(log["event"], log["pod"]) for log in logs] == [
+        ("offline_pod_unbounded", "batch/a"),
+        ("offline_pod_unbounded", "batch/b"),
+    ]
+
+
+def test_look_stops_a_pod_once_and_the_others_beside_a_stubborn_one() -> None:
+    unbounded, runtime = bench(EVICT, "a", "b")
+    runtime.stubborn = {"a"}
+    with pytest.raises(ConnectionError, match="a does not stop"):
+        asyncio.run(unbounded.look())
+    assert (set(unbounded.pods()), runtime.stopped) == ({"a"}, ["b"])
+    runtime.stubborn = set()
+    asyncio.run(unbounded.look())
+    asyncio.run(unbounded.look())
+    assert runtime.stopped == ["b", "a"]
