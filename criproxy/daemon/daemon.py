@@ -45,9 +45,8 @@ from criproxy.daemon.upgrade.upgrades import Parts, Upgrades
 from criproxy.daemon.watch import FileWatch
 from criproxy.daemon.watchdog import Duty
 from criproxy.fronts.chosen import ChosenEngine
-from criproxy.fronts.cri import codec
 from criproxy.fronts.cri.interception import HookInterceptor
-from criproxy.fronts.cri.process import process_of
+from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
@@ -64,17 +63,15 @@ from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.observe.status import AttachStatus
-from criproxy.pods.inventory import Inventory, Running
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import Overhead, Reader
 from criproxy.pods.placement_check import Verifier
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Upkeep
+from criproxy.pods.runtime import Running
 from criproxy.pods.unbounded import Unbounded
 
-_LIST_TIMEOUT_S: Final = 30.0
-_STATUS_TIMEOUT_S: Final = 10.0
-_STOP_TIMEOUT_S: Final = 120.0
 _LOOK_TIMEOUT_S: Final = 10.0
 
 _LARGE_BYTES: Final = 1024 * 1024
@@ -171,15 +168,16 @@ class Daemon:
 
     def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:
         """What looks after the pods that run."""
-        self._inventory = Inventory(self._query, lambda placement: _exists(driver, placement))
+        self._pods = PodsRuntime(self._query)
+        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
         self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
         self._box.cpus = self._cpu_manager.cpus
-        self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._stop_sandbox)
+        self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._pods.stop)
         self._upkeep = Upkeep(
             standing.upkeep(),
             self._inventory,
             self._box,
-            stop_sandbox=self._stop_sandbox,
+            stop_sandbox=self._pods.stop,
             runtime_ready=lambda: self._link.ready,
             on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
             on_swept=lambda count: self._reporter.swept(count),  # noqa: PLW0108
@@ -210,7 +208,7 @@ class Daemon:
         self._verifier = Verifier(
             standing.verify(),
             self._inventory,
-            process_of=self._overhead.noting(lambda running: process_of(self._ask, running)),
+            process_of=self._overhead.noting(self._pods.process_of),
             cgroups_of=self._whereabouts.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
@@ -220,7 +218,7 @@ class Daemon:
             standing.relief(),
             self._inventory,
             self._box,
-            stop_sandbox=self._stop_sandbox,
+            stop_sandbox=self._pods.stop,
             read_hard=self._eviction_hard,
             on_stopped=self._metrics.on_memory_eviction,
             clock=self._clock,
@@ -432,7 +430,7 @@ class Daemon:
     async def _find_driver(self) -> None:
         driver = await find_driver(
             self._inventory,
-            process_of=lambda running: process_of(self._ask, running),
+            process_of=self._pods.process_of,
             cgroups_of=self._whereabouts.read,
         )
         self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
@@ -447,17 +445,11 @@ class Daemon:
         self._upkeep.removed(sandbox)
         self._upgrades.changed()
 
-    async def _query(self, method: str, request: bytes) -> bytes:
-        answer = await self._link.call(method, request, _LIST_TIMEOUT_S)
+    async def _query(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        answer = await self._link.call(method, request, timeout_s)
         if len(answer) > _LARGE_BYTES:
             asyncio.get_running_loop().call_later(_READ_S, footprint.trim)
         return answer
-
-    async def _ask(self, method: str, request: bytes) -> bytes:
-        return await self._link.call(method, request, _STATUS_TIMEOUT_S)
-
-    async def _stop_sandbox(self, sandbox_id: str) -> None:
-        await self._link.call("StopPodSandbox", codec.stop_sandbox(sandbox_id), _STOP_TIMEOUT_S)
 
 
 def _exists(driver: CgroupDriver, placement: str) -> bool:

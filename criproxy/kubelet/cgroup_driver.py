@@ -7,9 +7,8 @@ import structlog
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
-from criproxy.fronts.cri.process import Process
 from criproxy.model import Pod, Sandbox
-from criproxy.pods.inventory import Running
+from criproxy.pods.runtime import Process, Running
 
 ASKED_MOST: Final = 5
 """So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
@@ -30,7 +29,7 @@ async def find_driver(
 ) -> Driver | None:
     """The driver that the place of a running pod tells; None when none does. Never raises.
 
-    `process_of` asks the runtime and raises ConnectionError or CodecError; `cgroups_of` gives each process's
+    `process_of` asks the runtime and raises ConnectionError or ValueError; `cgroups_of` gives each process's
     /proc/PID/cgroup, if it is there, and raises CgroupError.
     """
     for sandbox_id, pod in list(inventory.elsewhere.items())[:ASKED_MOST]:

@@ -4,27 +4,16 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.fronts.cri import codec
 from criproxy.model import Pod, PodRef, Sandbox
-
-Query = Callable[[str, bytes], Awaitable[bytes]]
-"""Calls a RuntimeService method of the runtime, bytes in and out; raises ConnectionError when it gives no answer."""
+from criproxy.pods.runtime import ListedSandbox, Running, Runtime
 
 _Edit = Callable[["Inventory"], object]
-
-
-class Running(Struct, frozen=True):
-    """A sandbox in the box that runs, or a container of one: its `id` and the container's name ("" for the sandbox)."""
-
-    sandbox: Sandbox
-    id: str
-    container: str
 
 
 class _Container(Struct, frozen=True):
@@ -39,8 +28,8 @@ class Inventory:
     must be there.
     """
 
-    def __init__(self, query: Query, in_box: Callable[[str], bool]) -> None:
-        self._query: Final = query
+    def __init__(self, runtime: Runtime, in_box: Callable[[str], bool]) -> None:
+        self._runtime: Final = runtime
         self._in_box: Final = in_box
         self._sandboxes: dict[str, Sandbox] = {}
         self._containers: dict[str, _Container] = {}
@@ -88,8 +77,8 @@ class Inventory:
         journal: list[_Edit] = []
         self._journals.append(journal)
         try:
-            sandboxes = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes()))
-            containers = codec.listed_containers(await self._query("ListContainers", codec.list_containers()))
+            sandboxes = await self._runtime.sandboxes()
+            containers = await self._runtime.containers()
         finally:
             self._journals.remove(journal)
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
@@ -113,7 +102,7 @@ class Inventory:
             return known
         if not sandbox_id:
             return None
-        answer = codec.listed_sandboxes(await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id)))
+        answer = await self._runtime.sandboxes(sandbox_id)
         for listed in answer:
             if listed.id.startswith(sandbox_id):
                 return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
@@ -123,7 +112,7 @@ class Inventory:
         """The sandbox of a container, asked for like `sandbox`."""
         known = self._containers.get(container_id)
         if known is None and container_id:
-            answer = codec.listed_containers(await self._query("ListContainers", codec.list_containers(container_id)))
+            answer = await self._runtime.containers(container_id)
             for listed in answer:
                 if listed.id.startswith(container_id):
                     known = self._containers.setdefault(listed.id, _Container(listed.sandbox_id, listed.name))
@@ -179,7 +168,7 @@ class Inventory:
         self._containers.pop(container_id, None)
         self._running.discard(container_id)
 
-    def _sandbox(self, listed: codec.ListedSandbox) -> Sandbox:
+    def _sandbox(self, listed: ListedSandbox) -> Sandbox:
         placed = self._is_placed(listed.pod, listed.placement)
         return Sandbox(listed.id, listed.pod, listed.placement if placed else None)
 

@@ -19,9 +19,8 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.whereabouts import astray
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
-from criproxy.fronts.cri.process import Process
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Running
+from criproxy.pods.runtime import Process, Running
 
 EVERY_S: Final = 10.0
 """From one look to the next."""

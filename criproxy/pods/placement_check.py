@@ -13,10 +13,8 @@ from msgspec import Struct
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.whereabouts import astray
 from criproxy.control.clock import Clock
-from criproxy.fronts.cri.process import Process
-from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Running
+from criproxy.pods.runtime import Process, Running, UnknownError
 
 CONFIRM_S: Final = 1.0
 """What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of
@@ -26,7 +24,6 @@ every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_
 HOLD_S: Final = 300.0
 """For so long a pod that was evicted right after its start may not start again: it would land there again."""
 
-_NOT_FOUND: Final = 5
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.
 
@@ -65,7 +62,7 @@ class Finding(Struct, frozen=True):
 
 
 class Verifier:
-    """`process_of` asks the runtime and raises ConnectionError or CodecError; `cgroups_of` gives each process's
+    """`process_of` asks the runtime and raises ConnectionError or ValueError; `cgroups_of` gives each process's
     /proc/PID/cgroup, if it is there, and raises CgroupError. `evict` stops a sandbox, for a reason, some time.
     """
 
@@ -209,7 +206,7 @@ class Verifier:
             try:
                 where = await self._where(one)
             except (ConnectionError, ValueError) as error:
-                if not isinstance(error, CallError) or error.code != _NOT_FOUND:
+                if not isinstance(error, UnknownError):
                     failures.append(error)
                 continue
             if where:

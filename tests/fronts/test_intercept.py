@@ -11,6 +11,7 @@ from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.naming import PodParent
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.interception import HookInterceptor, Settings
+from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.engine import Forward, Refuse
 from criproxy.hooks import Chain, offline_chain
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
@@ -25,7 +26,8 @@ from criproxy.model import (
     Sandbox,
     type_unlimited,
 )
-from criproxy.pods.inventory import Inventory, Running
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Running
 
 RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
 V1 = "/runtime.v1.RuntimeService/"
@@ -42,7 +44,7 @@ class Runtime:
     down: bool = False
     queries: int = 0
 
-    async def query(self, method: str, request: bytes) -> bytes:
+    async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
         self.queries += 1
         if self.down:
             raise ConnectionError("runtime is down")
@@ -132,7 +134,7 @@ class Bench:
     held: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inventory = Inventory(self.runtime.query, lambda place: place.startswith("/offline/"))
+        self.inventory = Inventory(PodsRuntime(self.runtime.query), lambda place: place.startswith("/offline/"))
         self.intercept = HookInterceptor(
             Settings(self.enabled, RULES),
             self.chain,
@@ -346,7 +348,7 @@ def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
 @pytest.mark.parametrize("offline", [True, False])
 def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_the_online_one_s(offline: bool) -> None:
     class Broken(Runtime):
-        async def query(self, method: str, request: bytes) -> bytes:
+        async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
             raise RuntimeError("boom")
 
     bench = Bench(runtime=Broken())

@@ -8,10 +8,9 @@ import pytest
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
-from criproxy.fronts.cri.process import Process
 from criproxy.kubelet.cgroup_driver import ASKED_MOST, find_driver
 from criproxy.model import Pod, PodRef
-from criproxy.pods.inventory import Running
+from criproxy.pods.runtime import Process, Running
 
 CGROUPFS = "0::/kubepods/besteffort/podu1/c1\n"
 SYSTEMD = "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu1.slice/cri-containerd-c1.scope\n"

@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 import pytest
 import structlog
 
-from criproxy.fronts.cri.process import Process
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Running
 from criproxy.pods.overhead import (
     EVERY_S,
     HOLD_S,
@@ -28,6 +26,7 @@ from criproxy.pods.overhead import (
     to_blame,
     work_between,
 )
+from criproxy.pods.runtime import Process, Running
 
 T = TypeVar("T")
 

@@ -9,11 +9,10 @@ import pytest
 import structlog
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.fronts.cri.process import Process
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Running
 from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, Settings, Verifier
+from criproxy.pods.runtime import Process, Running, UnknownError
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -211,7 +210,7 @@ def test_many_suspects_wait_for_the_second_look_together() -> None:
     [
         pytest.param(Process(0, RUNC), id="no-process"),
         pytest.param(Process(99, RUNC), id="just-ended"),
-        pytest.param(CallError("ContainerStatus", 5, "not found"), id="removed"),
+        pytest.param(UnknownError("ContainerStatus: NOT_FOUND: not found"), id="removed"),
     ],
 )
 def test_container_that_has_ended_is_no_finding(process: Process | Exception) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
 from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
+from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 _M = TypeVar("_M", bound=Message)
 
@@ -51,26 +52,6 @@ class Part(Struct, frozen=True):
     resources_message: cri.LinuxContainerResources
     container_message: cri.ContainerConfig | None = None
     added_capabilities: tuple[str, ...] = ()
-
-
-class ListedSandbox(Struct, frozen=True):
-    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
-
-    id: str
-    pod: PodRef
-    placement: str
-    running: bool
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-
-
-class ListedContainer(Struct, frozen=True):
-    """A container of a list."""
-
-    id: str
-    sandbox_id: str
-    name: str
-    running: bool
 
 
 class Request:

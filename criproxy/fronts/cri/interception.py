@@ -21,7 +21,8 @@ from criproxy.fronts.engine import Forward, Refuse, Verdict
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import UNLIMITED, AdmissionError, Call, Operation, Pod, PodRef, Sandbox, type_unlimited
-from criproxy.pods.inventory import Inventory, Running
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Running
 
 FAILED_PRECONDITION: Final = 9
 INTERNAL: Final = 13

@@ -7,9 +7,9 @@ import pytest
 
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.codec import CodecError
-from criproxy.fronts.cri.process import Process, process_of
+from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Running
+from criproxy.pods.runtime import Process, Running
 
 SANDBOX = Sandbox("s1", PodRef("1", "batch", "job"), "/offline/pod1")
 RUNC = "io.containerd.runc.v2"
@@ -20,14 +20,14 @@ def asked(container: str, **info: str) -> tuple[str, bytes, Process]:
     """The method and request of the question, and what was made of an answer with this info."""
     seen = []
 
-    async def query(method: str, request: bytes) -> bytes:
+    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
         seen.append((method, request))
         entries = [cri.StringEntry(key=key.encode(), value=value.encode()) for key, value in info.items()]
         if method == "ContainerStatus":
             return cri.ContainerStatusResponse(info=entries).SerializeToString()
         return cri.PodSandboxStatusResponse(info=entries).SerializeToString()
 
-    process = asyncio.run(process_of(query, Running(SANDBOX, "id-of-it", container)))
+    process = asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "id-of-it", container)))
     return (*seen[0], process)
 
 
@@ -70,16 +70,16 @@ def test_containers_and_sandboxes_are_asked_for_verbosely_each_by_its_method() -
 
 @pytest.mark.parametrize("container", ["main", ""])
 def test_answer_that_is_no_message_is_an_error(container: str) -> None:
-    async def query(method: str, request: bytes) -> bytes:
+    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
         return b"\xff\xff\xff"
 
     with pytest.raises(CodecError, match="3 bytes are no answer to"):
-        asyncio.run(process_of(query, Running(SANDBOX, "x", container)))
+        asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "x", container)))
 
 
 def test_log_of_a_container_is_told() -> None:
-    async def query(method: str, request: bytes) -> bytes:
+    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
         return cri.ContainerStatusResponse(status=cri.ContainerStatus(log_path=b"/l/\xff.log")).SerializeToString()
 
-    process = asyncio.run(process_of(query, Running(SANDBOX, "c1", "main")))
+    process = asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "c1", "main")))
     assert process.log == "/l/\udcff.log"

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
-from criproxy.pods.inventory import Inventory, Running
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Running
 
 POD = PodRef("1", "batch", "job")
 PLACE = "/offline/pod1"
@@ -33,7 +35,7 @@ class Gate:
         self.answers = {"ListPodSandbox": sandboxes, "ListContainers": containers}
         self.open = asyncio.Event()
 
-    async def query(self, method: str, request: bytes) -> bytes:
+    async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
         await self.open.wait()
         return self.answers[method]
 
@@ -41,7 +43,7 @@ class Gate:
 def test_refresh_learned_meanwhile_wins_over_the_list() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("old", "gone"), _containers(c_old="old", c_gone="gone"))
-        inventory = Inventory(gate.query, lambda _: True)
+        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
         refreshes = [asyncio.create_task(inventory.refresh()) for _ in range(2)]
         await asyncio.sleep(0)
         inventory.sandbox_started(Sandbox("new", POD, PLACE))
@@ -60,7 +62,7 @@ def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(gate.query, lambda _: True)
+        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         inventory.container_created("c", "b", "main")
         await inventory.refresh()
@@ -72,11 +74,11 @@ def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
 
 
 def test_refresh_that_fails_keeps_what_is_known() -> None:
-    async def query(method: str, request: bytes) -> bytes:
+    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
         raise ConnectionError
 
     async def go() -> Inventory:
-        inventory = Inventory(query, lambda _: True)
+        inventory = Inventory(PodsRuntime(query), lambda _: True)
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         try:
             await inventory.refresh()
@@ -91,7 +93,7 @@ def test_placement_without_a_cgroup_is_not_believed() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(gate.query, lambda _: False)
+        inventory = Inventory(PodsRuntime(gate.query), lambda _: False)
         await inventory.refresh()
         return inventory
 
@@ -106,7 +108,7 @@ def test_placement_that_is_not_the_pod_s_own_place_in_a_box_is_not_believed(plac
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a", placement=placement), _containers())
         gate.open.set()
-        inventory = Inventory(gate.query, lambda _: True)
+        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
         await inventory.refresh()
         return inventory
 
@@ -120,7 +122,7 @@ def test_sandbox_keeps_its_placement_when_its_cgroup_has_vanished() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(gate.query, lambda place: place in there)
+        inventory = Inventory(PodsRuntime(gate.query), lambda place: place in there)
         await inventory.refresh()
         there.clear()
         await inventory.refresh()
@@ -138,7 +140,7 @@ CREATED, RUNNING, EXITED = 0, 1, 2
 async def _refreshed(sandboxes: bytes, containers: bytes) -> Inventory:
     gate = Gate(sandboxes, containers)
     gate.open.set()
-    inventory = Inventory(gate.query, lambda _: True)
+    inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
     await inventory.refresh()
     return inventory
 
@@ -211,7 +213,7 @@ def test_elsewhere_are_the_pods_that_run_outside_the_box() -> None:
     async def go() -> Inventory:
         gate = Gate(listed.SerializeToString(), _containers())
         gate.open.set()
-        inventory = Inventory(gate.query, lambda _: True)
+        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
         await inventory.refresh()
         inventory.sandbox_removed("gone")
         return inventory

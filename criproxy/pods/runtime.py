@@ -1,0 +1,73 @@
+"""The runtime, as far as pods are concerned: what it knows of them, and how one is stopped. A front implements it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from criproxy.model import PodRef, Sandbox
+
+
+class UnknownError(ConnectionError):
+    """The runtime answered that it does not know what it was asked about."""
+
+
+class ListedSandbox(Struct, frozen=True):
+    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
+
+    id: str
+    pod: PodRef
+    placement: str
+    running: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+class ListedContainer(Struct, frozen=True):
+    """A container of a list."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    running: bool
+
+
+class Running(Struct, frozen=True):
+    """A sandbox in the box that runs, or a container of one: its `id` and the container's name ("" for the sandbox)."""
+
+    sandbox: Sandbox
+    id: str
+    container: str
+
+
+class Process(Struct, frozen=True):
+    """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
+
+    `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O
+    alone tells it, of sandboxes): "" when not told. `log`: the file with a container's output, "": none is told.
+    """
+
+    pid: int | None
+    runtime_type: str = ""
+    handler: str = ""
+    log: str = ""
+
+
+class Runtime(Protocol):
+    """Each raises ConnectionError when the runtime gives no answer, and ValueError when it gives one of no sense."""
+
+    async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
+        """All of them, or those whose id begins like this."""
+        ...
+
+    async def containers(self, container_id: str = "") -> list[ListedContainer]:
+        """All of them, or those whose id begins like this."""
+        ...
+
+    async def process_of(self, running: Running) -> Process:
+        """The first process of a sandbox or container. Raises UnknownError when it is not there any more."""
+        ...
+
+    async def stop(self, sandbox_id: str) -> None:
+        """Stop a sandbox and its containers; one that is not there is stopped."""
+        ...
