@@ -102,3 +102,19 @@ def decide(evidence: Evidence, state: State) -> tuple[Verdict, State]:
     lasts = since_s is not None and evidence.t_s - since_s >= LASTING_S
     act = over and (lasts or crossed) and evidence.t_s - state.acted_s >= PAUSE_S
     return Verdict(over, act), State(since_s, evidence.t_s if act else state.acted_s)
+
+
+class EvictionStatus(Struct, frozen=True):
+    """How near the node is to kubelet's eviction of pods for memory. Bytes are None before the first sample.
+
+    `hard_bytes` is kubelet's evictionHard for memory.available, set where `source` says (0: it has none); `problem`
+    says why it is not known, so that kubelet's default stands there. Below `halfway_bytes`, while the box is above its
+    limit, the largest offline pod is stopped. `last`: the last one, and why; "": none was.
+    """
+
+    source: str
+    problem: str
+    hard_bytes: int | None
+    halfway_bytes: int | None
+    available_bytes: int | None
+    last: str

@@ -12,6 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.observe.status import BypassStatus
+
 DIRECTORY: Final = Path("/run/criproxy")
 """Where the unit's RuntimeDirectory= is. The forwarder's socket lies there, wherever criproxy itself listens."""
 
@@ -19,18 +21,6 @@ SOCKET: Final = DIRECTORY / "bypass.sock"
 _FACTS: Final = "bypass.env"
 _USES: Final = "bypass.uses"
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
-
-
-class BypassStatus(Struct, frozen=True):
-    """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
-
-    `open_since_s`: None: it is shut. `uses` since the machine's start, the last of which began at `last_s`.
-    """
-
-    after_s: float | None
-    open_since_s: float | None
-    uses: int
-    last_s: float | None
 
 
 class BypassError(Exception):

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
+from criproxy.observe.status import BypassStatus
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)

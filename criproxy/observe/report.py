@@ -14,7 +14,6 @@ from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
-from criproxy.daemon.bypass import BypassStatus
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
 from criproxy.observe import why
@@ -25,6 +24,7 @@ from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import (
     AttachStatus,
     BoxStatus,
+    BypassStatus,
     CgroupStatus,
     ConfigStatus,
     DiskStatus,

@@ -10,9 +10,21 @@ from msgspec import Struct
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
+
+
+class BypassStatus(Struct, frozen=True):
+    """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
+
+    `open_since_s`: None: it is shut. `uses` since the machine's start, the last of which began at `last_s`.
+    """
+
+    after_s: float | None
+    open_since_s: float | None
+    uses: int
+    last_s: float | None
 
 
 class CpuStatus(Struct, frozen=True):
@@ -202,22 +214,6 @@ class AttachStatus(Struct, frozen=True):
     state: Literal["yes", "no", "unknown"]
     where: str
     problem: str = ""
-
-
-class EvictionStatus(Struct, frozen=True):
-    """How near the node is to kubelet's eviction of pods for memory. Bytes are None before the first sample.
-
-    `hard_bytes` is kubelet's evictionHard for memory.available, set where `source` says (0: it has none); `problem`
-    says why it is not known, so that kubelet's default stands there. Below `halfway_bytes`, while the box is above its
-    limit, the largest offline pod is stopped. `last`: the last one, and why; "": none was.
-    """
-
-    source: str
-    problem: str
-    hard_bytes: int | None
-    halfway_bytes: int | None
-    available_bytes: int | None
-    last: str
 
 
 class Status(Struct, frozen=True):

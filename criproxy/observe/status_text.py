@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from criproxy.control.guardlaw import GuardStatus
-from criproxy.daemon.bypass import BypassStatus
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.observe.status import (
     BoxStatus,
+    BypassStatus,
     CgroupStatus,
     ConfigStatus,
     DecisionStatus,
     DiskStatus,
-    EvictionStatus,
     OverheadStatus,
     PidsStatus,
     PlacementStatus,

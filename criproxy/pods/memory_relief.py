@@ -17,6 +17,7 @@ from criproxy.control.clock import Clock
 from criproxy.control.memory_pressure import (
     PAUSE_S,
     EvictionHard,
+    EvictionStatus,
     Evidence,
     State,
     Verdict,
@@ -26,7 +27,6 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.policy import bytes_in_words
 from criproxy.model import UNLIMITED, Decision, LimitChange, PodRef, Sandbox, Snapshot
-from criproxy.observe.status import EvictionStatus
 from criproxy.pods.stopping import Evictions
 
 READ_EVERY_S: Final = 60.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jeepney import HeaderFields, Message, Parser, new_error, new_method_return
 
-from criproxy.cgroup.systemd.driver import units
+from criproxy.cgroup.systemd import units
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
 
 EXISTS = "org.freedesktop.systemd1.UnitExists"

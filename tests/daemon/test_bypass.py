@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.daemon.bypass import Bypass, BypassError, BypassStatus, of_service, open_since_s, while_away
+from criproxy.daemon.bypass import Bypass, BypassError, of_service, open_since_s, while_away
+from criproxy.observe.status import BypassStatus
 
 SWITCH = Path(__file__).resolve().parents[2] / "packaging" / "criproxy-bypass.sh"
 LISTEN, RUNTIME = Path("/run/l.sock"), Path("/run/r.sock")

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from status_samples import DECISION, SNAPSHOT
 
-from criproxy.daemon.bypass import BypassStatus
 from criproxy.model import LimitChange
 from criproxy.observe.metrics import Metrics
+from criproxy.observe.status import BypassStatus
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

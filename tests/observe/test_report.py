@@ -19,12 +19,19 @@ from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
-from criproxy.daemon.bypass import BypassStatus
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.report import Reporter
-from criproxy.observe.status import AttachStatus, DiskStatus, OverheadStatus, PidsStatus, PodOverhead, Status
+from criproxy.observe.status import (
+    AttachStatus,
+    BypassStatus,
+    DiskStatus,
+    OverheadStatus,
+    PidsStatus,
+    PodOverhead,
+    Status,
+)
 from criproxy.pods.overhead import PodWork, Work
 from criproxy.pods.placement_check import Finding
 

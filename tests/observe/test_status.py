@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from status_samples import STATUS
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.observe.status import (
     AttachStatus,
     CgroupStatus,
     DiskStatus,
-    EvictionStatus,
     OverheadStatus,
     PidsStatus,
     PlacementStatus,
