@@ -252,16 +252,20 @@ def _words(limit: float, facts: _Facts) -> str:
 
 
 def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
-    """The configured limit, or what the node has less the reserve."""
+    """The configured limit, or what the node has less the reserve.
+
+    Less what online uses now, where something must stay free: a prediction says little yet after a start, and a limit
+    that was given on purpose is not to depend on it.
+    """
     limit = math.inf if settings.limit is UNLIMITED else settings.limit
     why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.amount(limit)}"
     if not 0.0 < facts.capacity < math.inf:
         return limit, why
     most, words = facts.capacity - settings.reserve, f"all of {facts.amount(facts.capacity)}"
     words += _less(facts, settings.reserve)
-    expected, note = _expected(facts)
-    if facts.kept and most > facts.capacity - facts.kept - expected:
-        most, words = _in_steps(facts, facts.capacity - facts.kept - expected), f"{_free(facts)} - {note}"
+    online, note = _expected(structs.replace(facts, predicted=None))
+    if facts.kept and most > facts.capacity - facts.kept - online:
+        most, words = _in_steps(facts, facts.capacity - facts.kept - online), f"{_free(facts)} - {note}"
     most = max(settings.floor, most)
     if limit <= most or (limit == math.inf and not settings.reserve and not facts.kept):
         return limit, why

@@ -572,15 +572,15 @@ def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
         pytest.param(
             2 * GIB,
             StaticSettings(12 * GIB, GIB),
-            9 * GIB,
-            "kept free, lest kubelet evict pods - predicted 5.00 GiB, below static, as configured: 12.00 GiB",
+            10 * GIB,
+            "lest kubelet evict pods - online's present use 4.00 GiB, below static, as configured: 12.00 GiB",
             id="static",
         ),
         pytest.param(
             2 * GIB, StaticSettings(8 * GIB, GIB), 8 * GIB, "static, as configured: 8.00 GiB", id="static-fits"
         ),
         pytest.param(
-            2 * GIB, StaticSettings(UNLIMITED, GIB), 9 * GIB, "below static, as configured: unlimited", id="unlimited"
+            2 * GIB, StaticSettings(UNLIMITED, GIB), 10 * GIB, "below static, as configured: unlimited", id="unlimited"
         ),
     ],
 )
@@ -589,6 +589,11 @@ def test_memory_that_kubelet_must_find_free_is_not_given(kept, settings, limit, 
     assert size == int(limit) // 2**20 * 2**20
     assert reason in words
     assert told == kept
+
+
+def test_static_limit_does_not_wait_for_the_predictor() -> None:
+    """Which expects the whole node of online when it has just begun."""
+    assert memory(2 * GIB, StaticSettings(8 * GIB, GIB), 16 * GIB)[0] == 8 * GIB
 
 
 @no_deadline
