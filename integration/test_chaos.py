@@ -170,12 +170,13 @@ class Stage:
             raise LabError(f"{error}\nin it: {self.pods_in_box()} {box.occupants()}") from error
 
     def placed_in_runtime(self, direct: CriClient) -> list[tuple[str, str]]:
-        """Uid and placement of the offline sandboxes in the runtime; the others have none."""
+        """Uid and placement of the offline sandboxes that run; of the others, offline ones are placed and no more."""
         pods = direct.list_pods()
         placed = sorted((pod.metadata.uid, pod.annotations[PLACEMENT]) for pod in pods if PLACEMENT in pod.annotations)
         offline = [pod.metadata.uid for pod in pods if is_offline(pod.metadata.uid)]
         assert placed == sorted((uid, placement(self.place(uid))) for uid in offline), "the runtime's annotations"
-        return placed
+        ready = {pod.metadata.uid for pod in pods if pod.state == cri.SANDBOX_READY}
+        return [(uid, place) for uid, place in placed if uid in ready]
 
     def placed_in_status(self) -> list[tuple[str, str]]:
         return sorted((pod["uid"], pod["placement"]) for pod in self.criproxy.status()["pods"])

@@ -38,8 +38,8 @@ class Pipe:
         return text.splitlines()
 
     def close(self) -> None:
-        for descriptor in (self.reading, self.writing):
-            os.close(descriptor)
+        """The end that is written to stays: a writer's thread may be at it, and its number must not become another's."""
+        os.close(self.reading)
 
 
 @pytest.fixture
