@@ -38,7 +38,7 @@ class Pipe:
         return text.splitlines()
 
     def close(self) -> None:
-        """The end that is written to stays: a writer's thread may be at it, and its number must not become another's."""
+        """The end that is written to stays: a thread may be at it, and its number must not become another's."""
         os.close(self.reading)
 
 
