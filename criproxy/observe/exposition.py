@@ -19,10 +19,13 @@ class Sample(NamedTuple):
     value: float
 
 
-class _Metric(Protocol):
+class Metric(Protocol):
+    """What a metric is: its name, its words, its kind and the names of its labels; and what it is now."""
+
     name: str
     text: str
     kind: str
+    labels: tuple[str, ...]
 
     def samples(self) -> list[Sample]: ...
 
@@ -32,10 +35,14 @@ class Registry:
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
-        self._metrics: list[_Metric] = []
+        self._metrics: list[Metric] = []
 
-    def add(self, metric: _Metric) -> None:
+    def add(self, metric: Metric) -> None:
         self._metrics.append(metric)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return tuple(self._metrics)
 
     def render(self) -> bytes:
         """The text format 0.0.4."""
@@ -56,7 +63,7 @@ class Gauge:
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
         self.name = name
         self.text = text
-        self._labels: Final = tuple(labels)
+        self.labels = tuple(labels)
         self._lock: Final = registry.lock
         self._values: Final[dict[tuple[str, ...], float]] = {} if labels else {(): 0.0}
         registry.add(self)
@@ -70,7 +77,7 @@ class Gauge:
             self._values[labels] = self._values.get(labels, 0.0) + by
 
     def samples(self) -> list[Sample]:
-        return [Sample("", tuple(zip(self._labels, key, strict=True)), value) for key, value in self._values.items()]
+        return [Sample("", tuple(zip(self.labels, key, strict=True)), value) for key, value in self._values.items()]
 
 
 class Counter(Gauge):
@@ -92,7 +99,7 @@ class Histogram:
     ) -> None:
         self.name = name
         self.text = text
-        self._labels: Final = tuple(labels)
+        self.labels = tuple(labels)
         self._bounds: Final = (*bounds, math.inf)
         self._lock: Final = registry.lock
         self._counts: Final[dict[tuple[str, ...], list[int]]] = {}
@@ -111,7 +118,7 @@ class Histogram:
     def samples(self) -> list[Sample]:
         found = []
         for key, counts in self._counts.items():
-            labels, total = tuple(zip(self._labels, key, strict=True)), 0
+            labels, total = tuple(zip(self.labels, key, strict=True)), 0
             for bound, count in zip(self._bounds, counts, strict=True):
                 total += count
                 found.append(Sample("_bucket", (*labels, ("le", _number(bound))), total))
@@ -130,6 +137,7 @@ class Reading:
         self.name = name
         self.text = text
         self.kind = kind
+        self.labels: tuple[str, ...] = ()
         self._read = read
         registry.add(self)
 

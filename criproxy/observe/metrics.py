@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
-from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
+from criproxy.observe.exposition import Counter, Gauge, Histogram, Metric, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 from criproxy.observe.status import BypassStatus
 
@@ -332,6 +332,10 @@ class Metrics:
 
     def box_swept(self, count: int) -> None:
         self._swept.inc(by=count)
+
+    def described(self) -> tuple[Metric, ...]:
+        """All that there are, for the reference in docs/."""
+        return self._registry.metrics
 
     def render(self) -> bytes:
         """The text format 0.0.4. Source: prometheus.io, exposition formats."""

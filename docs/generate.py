@@ -1,0 +1,103 @@
+"""Makes docs/metrics.md and docs/log-events.md from the code: `python -m docs.generate [--check]`.
+
+--check writes nothing, and fails when a page is not what the code makes.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from criproxy.observe.metrics import Metrics
+
+HERE = Path(__file__).resolve().parent
+CODE = HERE.parent / "criproxy"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def metrics() -> str:
+    """A row per metric."""
+    rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in Metrics("").described()]
+    return "\n".join(
+        (
+            "# Metrics",
+            "",
+            "What `/metrics` serves, in Prometheus' text format. Gauges of what is not known yet are NaN. Made by",
+            "`python -m docs.generate`.",
+            "",
+            "| name | kind | labels | what |",
+            "|---|---|---|---|",
+            *sorted(rows),
+            "",
+        )
+    )
+
+
+def events() -> str:
+    """A row per event of the daemon's log: the least and the most severe level, all fields, and where it arises."""
+    found: dict[str, tuple[set[str], set[str], set[str]]] = {}
+    for file in sorted(CODE.rglob("*.py")):
+        for event, level, fields in _logged(ast.parse(file.read_text(encoding="utf-8"))):
+            levels, names, files = found.setdefault(event, (set(), set(), set()))
+            levels.add(level)
+            names.update(fields)
+            files.add(str(file.relative_to(CODE.parent)))
+    rows = (
+        _row(f"`{event}`", sorted(levels, key=LEVELS.index), sorted(names), sorted(files))
+        for event, (levels, names, files) in sorted(found.items())
+    )
+    return "\n".join(
+        (
+            "# Events of the log",
+            "",
+            "The log is JSON lines on stderr: `ts`, `level`, `event`, and the event's fields. Made by",
+            "`python -m docs.generate`.",
+            "",
+            "| event | level | fields | from |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        )
+    )
+
+
+def _row(first: str, *lists: list[str]) -> str:
+    return f"| {first} | {' | '.join(', '.join(one) for one in lists)} |"
+
+
+def _logged(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
+    """Event, level and fields of each call of a logger whose event is written out."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+            continue
+        logger = ast.unparse(node.func.value)
+        if not logger.endswith(("log", "get_logger()")) or not node.args:
+            continue
+        for event in _texts(node.args[0]):
+            yield event, node.func.attr, [one.arg for one in node.keywords if one.arg and one.arg != "exc_info"]
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from (*_texts(node.body), *_texts(node.orelse))
+    elif isinstance(node, ast.Name) and node.id == "event":  # interception: one call for both
+        yield from ("rewrite", "would_rewrite")
+
+
+def main() -> int:
+    stale = []
+    for name, text in (("metrics.md", metrics()), ("log-events.md", events())):
+        page = HERE / name
+        if "--check" in sys.argv[1:]:
+            stale += [name] if not page.exists() or page.read_text(encoding="utf-8") != text else []
+        else:
+            page.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/{name} is not what the code makes: run python -m docs.generate", file=sys.stderr)
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
