@@ -239,6 +239,9 @@ def _show(socket: Path, question: str, tell: Callable[[str], int]) -> int:
     except client.NotRunningError as error:
         _fail(str(error))
         return _NOT_RUNNING
+    except client.BusyError as error:
+        _fail(str(error))
+        return 1
     except client.NotCriproxyError as error:
         _fail(str(error))
     except ValueError as error:

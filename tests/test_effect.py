@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from benchmarks.effect.arms import AGAIN, ALONE
-from benchmarks.effect.claims import enough, estimate, ratios
+from benchmarks.effect.claims import FEWEST_ROUNDS, enough, estimate, ratios
 from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
 from benchmarks.effect.report import results, told
 
@@ -56,10 +56,10 @@ def test_interval_holds_the_truth_about_19_times_of_20() -> None:
 
 
 def test_rounds_are_enough_when_each_arm_is_known_well_enough() -> None:
-    steady = [round_of(1.0, 1.0, 1.0)] * 3
-    noisy = [round_of(1.0, 1.0, arm) for arm in (0.5, 1.0, 2.0)]
+    steady = [round_of(1.0, 1.0, 1.0)] * FEWEST_ROUNDS
+    noisy = [round_of(1.0, 1.0, arm) for arm in (0.5, 1.0, 2.0) * FEWEST_ROUNDS]
     assert enough(steady, [ARM], 1.05)
-    assert not enough(steady[:2], [ARM], 1.05)
+    assert not enough(steady[:-1], [ARM], 1.05)
     assert not enough(noisy, [ARM], 1.05)
     assert not enough(steady, [ARM, "another"], 1.05)
 

@@ -16,6 +16,8 @@ from statistics import fmean, stdev
 from benchmarks.effect.arms import AGAIN, ALONE
 
 RESAMPLES = 2000
+FEWEST_ROUNDS = 6
+"""The bootstrap of fewer says little."""
 _POWER = 2.486
 """z(0.95) + z(0.80)."""
 
@@ -84,7 +86,10 @@ def mean(values: Sequence[float], *, seed: int = 1) -> Estimate | None:
 def enough(rounds: Sequence[Mapping[str, Row]], arms: Sequence[str], target_ratio: float) -> bool:
     """The rule to stop by: for every arm, p99's interval is no wider than from 1/target to target around its mean."""
     return all(
-        found is not None and found.rounds > 2 and found.high / found.mean <= target_ratio
+        found is not None
+        and found.rounds >= FEWEST_ROUNDS
+        and found.high / found.mean <= target_ratio
+        and found.mean / found.low <= target_ratio
         for arm in arms
         for found in [estimate(ratios(rounds, arm, "p99"))]
     )

@@ -47,6 +47,11 @@ class Server(Protocol):
         """What its container runs."""
         ...
 
+    @property
+    def forks(self) -> bool:
+        """Whether a process of its own answers each connection, and ends with it."""
+        ...
+
     def prepare(self, data: Path) -> None:
         """Make what the server needs in its directory, which its container sees as /data."""
         ...
@@ -68,6 +73,8 @@ class Server(Protocol):
 
 class SocketServer:
     """One that `benchmarks.effect.openloop` speaks with."""
+
+    forks: bool = False
 
     def __init__(self, name: str, package: str, command: Sequence[str]) -> None:
         self.name = name
@@ -106,6 +113,7 @@ class Postgres:
     """PostgreSQL under `pgbench --rate`, whose arrivals are Poisson's and whose latencies count from the schedule."""
 
     name: str = "postgresql"
+    forks: bool = True
     packages: Sequence[str] = ("postgresql-15",)
     command: Sequence[str] = (
         *("/usr/bin/setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", str(POSTGRES / "postgres")),

@@ -74,6 +74,8 @@ class Node:
             seconds = now.at_s - before.at_s
             rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
         count = max(1, len(load.latencies_s))
+        if self._server.forks:  # who answered has ended by now, and took its count along
+            waited_s = 0.0
         online = now.cpu_s["online"] - before.cpu_s["online"]
         offline = now.cores_since(before, "offline") if arm.place != "nowhere" else 0.0
         node = now.cores_since(before, "node")
@@ -146,7 +148,8 @@ class Node:
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle)
         try:
-            yield proxy
+            with _joined(f"{self._root}/agent", (process.pid,), own=False):  # as a node's agents are, not as the load
+                yield proxy
         finally:
             process.stop()
 
@@ -167,7 +170,7 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         runtime.start()
         ends.callback(runtime.stop)
         online = f"{root}/kubepods/burstable/podonline"
-        for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator"):
+        for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator", f"{root}/agent"):
             Tree(path).make()
         set_weight(f"{root}/kubepods/besteffort", 2)
         set_shares(root, _MOST_SHARES)
@@ -184,18 +187,19 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
 
 
 @contextmanager
-def _joined(cgroup: str, pids: Sequence[int]) -> Iterator[None]:
-    """This process (pgbench is its child) and the generator's in a cgroup for CPU time."""
+def _joined(cgroup: str, pids: Sequence[int], *, own: bool = True) -> Iterator[None]:
+    """These processes in a cgroup for CPU time; with `own`, this one, too (pgbench is its child)."""
     controller = "cpu" if version() == 1 else ""
     hierarchy = next(one for one in hierarchies() if controller in one.controllers)
-    own = Path("/proc/self/cgroup").read_text().splitlines()
-    before = next(line.split(":", 2)[2] for line in own if controller in line.split(":", 2)[1].split(","))
-    for pid in (os.getpid(), *pids):
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    before = next(line.split(":", 2)[2] for line in lines if controller in line.split(":", 2)[1].split(","))
+    for pid in (*((os.getpid(),) if own else ()), *pids):
         (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(pid))
     try:
         yield
     finally:
-        (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+        if own:
+            (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def _wait_for_the_limit(proxy: ScopedCriproxy) -> None:

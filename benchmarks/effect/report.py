@@ -16,7 +16,7 @@ from benchmarks.effect.arms import AGAIN, ALONE, QUICK, WARM_UP, arms
 from benchmarks.effect.claims import MEASURES, Estimate, Row, enough, estimate, mean, quantile, ratios
 from benchmarks.effect.offline import MIX, WORKS, Work
 from benchmarks.effect.online import servers
-from benchmarks.effect.phase import SETTLE_S, Figures, Node, node
+from benchmarks.effect.phase import Figures, Node, node
 from integration.lab.clean import clean
 from integration.lab.directory import claimed
 
@@ -25,6 +25,8 @@ _KNEE_S = 3.0
 _KNEE_P99_S = 0.02
 """The knee is the highest rate at which p99 is at most this, and the generator keeps its schedule."""
 _START_RATE = 50.0
+_ALONE_S = 20.0
+"""A piece of work takes tenths of a second."""
 _WARM_UP_S = 150.0
 """The predictor's cold start is 24 errors of 5 s each."""
 DAY = "day"
@@ -100,7 +102,7 @@ class Run:
                 with node(directory, servers()[self.server]) as on:
                     _say(f"{self.server}: looking for its knee")
                     knee = find_knee(on)
-                    rates = {work: on.offline_alone(Work(work, on.cores), 2 * SETTLE_S) for work in self.wanted.works}
+                    rates = {work: on.offline_alone(Work(work, on.cores), _ALONE_S) for work in self.wanted.works}
                     _say(f"{self.server}: knee at {knee:.0f} requests/s; offline alone: {_rates(rates)}")
                     _say(f"{self.server}: the predictor learns the load, {_WARM_UP_S:.0f} s")
                     first = _segments(self.wanted.loads[0], knee, _WARM_UP_S)
@@ -216,7 +218,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
     for server, load in sorted({(row["server"], row["load"]) for row in rows}):
         here = [row for row in rows if (row["server"], row["load"]) == (server, load)]
         rounds = _rounds(here)
-        for arm in dict.fromkeys(row["arm"] for row in here):
+        for arm in sorted(dict.fromkeys(row["arm"] for row in here), key=lambda name: name != ALONE):
             of = [row for row in here if row["arm"] == arm]
             claims = {name: estimate(ratios(rounds, arm, name)) if arm != ALONE else None for name in MEASURES}
             shares = {name: mean([row[f"{name}_ratio"] for row in of]) for name in ("node", "left", "work")}
@@ -226,9 +228,11 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
 
 def told(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table for people: ratios to alone with their 95 % interval; losing arms as well."""
-    lines = []
+    lines: list[str] = []
+    before = None
     for one in results(rows):
-        if one.arm == ALONE:
+        if (one.server, one.load) != before:
+            before = one.server, one.load
             lines += ["", f"{one.server} at {one.load} % of its knee" if one.load != DAY else f"{one.server}, a day"]
             lines += [f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5}  " + "  ".join(f"{n:>20}" for n in MEASURES)]
         cells = "  ".join(f"{_cell(one.claims[name]):>20}" for name in MEASURES)

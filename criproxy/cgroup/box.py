@@ -174,7 +174,9 @@ class Box:
 
     def expect(self, names: Iterable[str]) -> None:
         """These pods, which another process has admitted, are starting."""
-        self._admitted.update(dict.fromkeys(names, self._clock()))
+        expected = dict.fromkeys(names, self._clock())
+        self._admitted.update(expected)
+        self._starting.update(expected)
 
     async def settle(self) -> None:
         """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
@@ -200,8 +202,12 @@ class Box:
 
         Memory that must be reclaimed for that goes on sinking afterwards; what failed of it is raised by the next call.
         """
-        changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
-        self._sink()
+        try:
+            changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+        finally:  # memory sinks also when something beside the limits could not be written
+            failure = self._sink()
+        if failure is not None:
+            raise failure
         return changes
 
     async def confine(self) -> tuple[LimitChange, ...]:
@@ -327,15 +333,14 @@ class Box:
 
     # --- memory that must be reclaimed -----------------------------------------------------------------------------
 
-    def _sink(self) -> None:
-        """Begin, or go on, with what stands above the wanted limit."""
+    def _sink(self) -> CgroupError | None:
+        """Begin, or go on, with what stands above the wanted limit. Returns what failed of it before."""
         held, wanted = self._limits, None if self._lifting else self._wanted
         self._sink_to = None if held is None or wanted is None else _below(held.memory_bytes, wanted.memory_bytes)
         failure, self._failure = self._failure, None
         if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
             self._sinking = asyncio.create_task(self._reclaimed())
-        if failure is not None:
-            raise failure
+        return failure
 
     async def _reclaimed(self) -> None:
         try:
@@ -473,15 +478,34 @@ class Box:
         self._path = path
 
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
-        """The limits hold also when the CPUs can't be had."""
+        """One that can't be had keeps none of the others from holding; what failed last is raised then.
+
+        The limits come last: systemd writes all that it was told before when it is told of CPUs or pids.
+        """
         self._driver.ensure(path)
-        try:
-            confined = self._keep_to_cpus(path)
-        finally:
-            changes = (*self._driver.write(path, limits), *self._driver.write_pids(path, self.pids_ratio))
-            self._drift += sum(change.drift for change in changes)
-            self._limits, self._pids = self._driver.read(path), self._driver.read_pids(path)
-        return (*confined, *changes)
+        changes: list[LimitChange] = []
+        failure: CgroupError | None = None
+        for settle in (self._keep_to_cpus, self._keep_to_pids, lambda path: self._write(path, limits)):
+            try:
+                changes += settle(path)
+            except CgroupError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return tuple(changes)
+
+    def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
+        changes = self._driver.write(path, limits)
+        self._drift += sum(change.drift for change in changes)
+        self._limits = self._driver.read(path)
+        return changes
+
+    def _keep_to_pids(self, path: str) -> tuple[LimitChange, ...]:
+        """While the config is not known, its share of the pids is not known either: what is in force stays."""
+        changes = () if self.only_lower else self._driver.write_pids(path, self.pids_ratio)
+        self._drift += sum(change.drift for change in changes)
+        self._pids = self._driver.read_pids(path)
+        return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:
         if self._path is None or not self._driver.exists(self._path):

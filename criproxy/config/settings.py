@@ -370,4 +370,4 @@ def _socket_path(value: str) -> str:
 
 def _host_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked

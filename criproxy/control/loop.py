@@ -84,29 +84,6 @@ class Observer(Protocol):
     def ticks_missed(self, count: int) -> None: ...
 
 
-class Observers:
-    """Several in one, in this order."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
-        for observer in self._observers:
-            observer.ticked(snapshot, decision, changes, seconds)
-
-    def tick_failed(self, seconds: float) -> None:
-        for observer in self._observers:
-            observer.tick_failed(seconds)
-
-    def sample_discarded(self, reason: str) -> None:
-        for observer in self._observers:
-            observer.sample_discarded(reason)
-
-    def ticks_missed(self, count: int) -> None:
-        for observer in self._observers:
-            observer.ticks_missed(count)
-
-
 class Loop:
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods."""
 
@@ -122,9 +99,10 @@ class Loop:
         guard: Callable[[], GuardCeiling | None] = lambda: None,
         starting: Callable[[], int] = lambda: 0,
         kept_free: Callable[[float], float] = lambda _: 0.0,
+        on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
         """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are starting, and
-        `kept_free` how much of so much memory stays free.
+        `kept_free` how much of so much memory stays free. `on_sample` is told of each sample, whatever becomes of it.
         """
         self._box = box
         self._read_capacity = read_capacity
@@ -135,6 +113,7 @@ class Loop:
         self._guard = guard
         self._starting = starting
         self._kept_free = kept_free
+        self._on_sample = on_sample
         self._sampler = Sampler()
         self._predictors = _predictors(settings.predictor)
         self._state = PolicyState()
@@ -162,6 +141,7 @@ class Loop:
             if snapshot is None:
                 await self._fall_back()
             else:
+                self._on_sample(snapshot)
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot
                 decision, changes = await self._apply(snapshot, prediction, self._starting())

@@ -36,6 +36,8 @@ START_MOST_CORES: Final = 1.0
 take about a twentieth of a second of CPU time per pod (`python -m benchmarks.starts`).
 """
 
+_STATIC_STEP_RATIO: Final = 0.01
+
 _LEAST: Final = 1e-8
 """As a share of a step: what a sum of floats may lack to a whole one."""
 
@@ -209,7 +211,7 @@ def _resource(
     delay = ""
     if isinstance(settings, StaticSettings):
         target, why = _fixed(facts, settings)
-        law = target
+        law, delay = _stepped(facts, target, state, settings)
     else:
         grown, floor_words = _floor(facts, settings)
         target, why = _target(facts, grown, floor_words)
@@ -223,6 +225,14 @@ def _resource(
     if isinstance(settings, StaticSettings) and state.given in (None, limit) and not guarded:
         return limit, words, after
     return limit, f"{_move(state.given, limit, facts.amount)}: {words}", after
+
+
+def _stepped(facts: _Facts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
+    """A static limit that gives way to online comes back by steps, as online's use moves all the time."""
+    step = _STATIC_STEP_RATIO * facts.capacity
+    if state.limit is None or target == settings.limit or not state.limit < target < state.limit + step:
+        return target, ""
+    return state.limit, f", as a raise by less than {facts.amount(step)} waits"
 
 
 def _move(before: float | None, limit: float, amount: Callable[[float], str]) -> str:

@@ -28,7 +28,7 @@ from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
-from criproxy.control.loop import Loop, Observers
+from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, derive, footprint, late
@@ -185,11 +185,12 @@ class Daemon:
             clock=time.monotonic,
         )
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
+        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
         self._overhead = Overhead(
             standing.overhead(),
             self._inventory,
             Reader(),
-            self._looks,
+            self._disk_reader,
             runtime_pid=lambda: self._link.pid,
             evict=self._upkeep.evict,
             observer=self._metrics,
@@ -220,6 +221,7 @@ class Daemon:
             self._box,
             stop_sandbox=self._pods.stop,
             read_hard=self._eviction_hard,
+            worker=self._disk_reader,
             on_stopped=self._metrics.on_memory_eviction,
             clock=self._clock,
         )
@@ -241,11 +243,12 @@ class Daemon:
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
             standing.loop(),
-            observer=Observers(self._reporter, self._relief),
+            observer=self._reporter,
             log=self._log,
             guard=self._guard.ceiling,
             starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
+            on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
@@ -392,6 +395,7 @@ class Daemon:
         self._cpu_manager.close()
         self._whereabouts.close()
         self._looks.close()
+        self._disk_reader.close()
         self._work.release_sockets()
 
     def _handle_signals(self) -> None:
@@ -412,8 +416,11 @@ class Daemon:
         return read(str(self._socket.path))
 
     def _held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box for now."""
-        return self._verifier.held(pod) or self._overhead.held(pod) or self._relief.held(pod)
+        """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
+        if not self._work.goes_on:
+            return ""
+        who = (self._verifier, self._overhead, self._realtime, self._relief)
+        return next((why for one in who if (why := one.held(pod))), "")
 
     # --- the runtime ------------------------------------------------------------------------------------------------
 

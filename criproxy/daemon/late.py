@@ -4,6 +4,7 @@ An upgrade of the package removes this version's files while this process still 
 """
 
 import asyncio
+import contextlib
 import importlib
 from typing import Final
 
@@ -28,8 +29,10 @@ _SOON_S: Final = 1.0
 
 async def load_soon() -> None:
     """In a thread, a moment from now."""
-    await asyncio.sleep(_SOON_S)
-    await run_apart("late-imports", load)
+    while True:
+        await asyncio.sleep(_SOON_S)
+        with contextlib.suppress(RuntimeError):  # the machine has no more threads
+            return await run_apart("late-imports", load)
 
 
 def load() -> None:

@@ -107,6 +107,7 @@ class CpuManager:
         self._seen: tuple[int, int, int] | None = None
         self._in_force: Cpus | type_unlimited = UNLIMITED
         self._due = asyncio.Event()
+        self._resting = False
         self._unreadable = self._unfollowed = self._contradicted = ""
         self._log = structlog.get_logger()
 
@@ -153,11 +154,21 @@ class CpuManager:
                 "to offline pods: if that file is not this kubelet's, set kubelet.root_dir"
             )
         if cpus != self._in_force:
+            if self._resting:
+                raise AdmissionError("another criproxy keeps the box's CPUs by now: kubelet tries again by itself")
             try:
                 await self._confine(cpus)
             except CgroupError as error:
                 raise AdmissionError(str(error)) from error
         return cpus
+
+    def rest(self) -> None:
+        """Another process keeps the box's CPUs from now on."""
+        self._resting = True
+
+    def resume(self) -> None:
+        """It does not."""
+        self._resting = False
 
     # --- in the background ------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def read(listen: str, root: Path = Path("/")) -> EvictionHard:
             return EvictionHard(problem="no kubelet runs here by that name")
         pid, words = found
         return _threshold(words, _Files(root, pid))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         return EvictionHard(problem=str(error))
 
 
@@ -60,7 +60,10 @@ def threshold(quantity: str, source: str) -> EvictionHard:
     if match is None:
         raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: neither a quantity nor a percentage")
     number, suffix, exponent = match.groups()
-    size = float(number) * (10.0 ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
+    try:
+        size = float(number) * (10.0 ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
+    except OverflowError:
+        size = math.inf
     if not size < 2.0**63:
         raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: more than any node has")
     return EvictionHard(math.ceil(size), 0.0, source)
@@ -144,14 +147,17 @@ def _configuration(words: Sequence[Argument], files: _Files) -> Iterator[str]:
 
 
 def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
-    """Pods may run one, too: those of another PID namespace are not the node's. One of another name must use us."""
+    """Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's.
+
+    One of another name must use us.
+    """
     found: list[tuple[int, list[Argument]]] = []
     for entry in (root / "proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             name = (entry / "comm").read_bytes().strip()
-            if not name.startswith(_KUBELET) or not _is_ours(entry, root):
+            if not name.startswith(_KUBELET) or not _is_the_nodes(entry):
                 continue
             texts = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         except (FileNotFoundError, ProcessLookupError):
@@ -165,8 +171,7 @@ def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
     return next(iter(found), None)
 
 
-def _is_ours(process: Path, root: Path) -> bool:
-    try:
-        return os.readlink(process / "ns/pid") == os.readlink(root / "proc/self/ns/pid")
-    except OSError:
-        return True
+def _is_the_nodes(process: Path) -> bool:
+    """By what everybody may read; its namespace's link needs a right to trace it. Source: proc_pid_status(5)."""
+    fields = dict(line.partition(":")[::2] for line in (process / "status").read_text().splitlines())
+    return len(fields.get("NSpid", "1").split()) == 1 and fields.get("Uid", "0").split()[0] == "0"

@@ -27,12 +27,18 @@ class NotCriproxyError(Exception):
     """What answers is not to be believed, or not what was asked for."""
 
 
+class BusyError(Exception):
+    """It is criproxy, and it can't answer this now."""
+
+
 def ask(path: Path, question: str, timeout_s: float) -> str:
     """The body of the answer to a GET of `question`, at the socket `path`.
 
-    Raises NotRunningError, NotAllowedError or NotCriproxyError, which name the socket and the remedy.
+    Raises NotRunningError, NotAllowedError, BusyError or NotCriproxyError, which name the socket and the remedy.
     """
     status, body = fetch(path, question, timeout_s)
+    if status == 503:
+        raise BusyError(f"{path} can't answer {question} now: {body.strip()[:200]}")
     if status != 200:
         raise NotCriproxyError(f"{path} answers {status} to {question}: {body.strip()[:200]}; its log may say more")
     return body

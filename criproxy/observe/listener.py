@@ -68,7 +68,7 @@ class TcpAddress(Struct, frozen=True):
     def is_of(self, listener: socket.socket) -> bool:
         if listener.family != self._family:
             return False
-        found = socket.getaddrinfo(self.host, self.port, self._family, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(self.host, self.port, self._family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
         return listener.getsockname() in [place for *_, place in found]
 
     def remove(self) -> None:

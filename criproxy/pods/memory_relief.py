@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Final, Protocol
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from criproxy.cgroup.box import BoxState
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.control.memory_pressure import (
     PAUSE_S,
@@ -26,7 +27,7 @@ from criproxy.control.memory_pressure import (
     kept_free_bytes,
 )
 from criproxy.control.policy import bytes_in_words
-from criproxy.model import UNLIMITED, Decision, LimitChange, PodRef, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, PodRef, Sandbox, Snapshot
 from criproxy.pods.stopping import Evictions
 
 READ_EVERY_S: Final = 60.0
@@ -53,7 +54,7 @@ class Inventory(Protocol):
     """What is asked of the inventory (`criproxy.pods.inventory`)."""
 
     @property
-    def placed(self) -> tuple[Sandbox, ...]: ...
+    def running_pods(self) -> tuple[Sandbox, ...]: ...
 
 
 class Settings(Struct, frozen=True):
@@ -64,8 +65,9 @@ class Settings(Struct, frozen=True):
 
 
 class MemoryRelief:
-    """An observer of the loop. `stop_sandbox` stops one at the runtime and raises ConnectionError. `read_hard` reads
-    kubelet's threshold, in a thread; `on_stopped` is called for each pod that was stopped.
+    """Is told of the loop's samples. `stop_sandbox` stops one at the runtime and raises ConnectionError.
+
+    `read_hard` reads kubelet's threshold, in `worker`'s thread; `on_stopped` is called for each pod that was stopped.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class MemoryRelief:
         *,
         stop_sandbox: Callable[[str], Awaitable[None]],
         read_hard: Callable[[], EvictionHard],
+        worker: Worker,
         on_stopped: Callable[[], None],
         clock: Clock,
     ) -> None:
@@ -84,6 +87,7 @@ class MemoryRelief:
         self._box = box
         self._evictions = Evictions(stop_sandbox)
         self._read_hard = read_hard
+        self._worker = worker
         self._on_stopped = on_stopped
         self._clock = clock
         self.hard = EvictionHard(problem="it was not read yet")
@@ -134,9 +138,10 @@ class MemoryRelief:
             last=self._last,
         )
 
-    # --- the loop's observer ----------------------------------------------------------------------------------------
+    # --- for the loop -----------------------------------------------------------------------------------------------
 
-    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+    def sampled(self, snapshot: Snapshot) -> None:
+        """Judge this moment, also when the limits could not be written: then it is needed most."""
         held = self._box.state().memory
         bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
         self._evidence = Evidence(
@@ -151,15 +156,6 @@ class MemoryRelief:
         self._tell(verdict)
         if verdict.act and self._settings.evict:
             self._due.set()
-
-    def tick_failed(self, seconds: float) -> None:
-        """Nothing is known of this moment, so nothing is done."""
-
-    def sample_discarded(self, reason: str) -> None:
-        """Nor is it of this one."""
-
-    def ticks_missed(self, count: int) -> None:
-        """The next one is as good."""
 
     def _tell(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
@@ -211,7 +207,8 @@ class MemoryRelief:
             self._on_stopped()
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
-        pods = {one.placement: one for one in self._inventory.placed if one.placement and one.id not in self._tried}
+        untried = (one for one in self._inventory.running_pods if one.id not in self._tried)
+        pods = {one.placement: one for one in untried if one.placement}
         sizes = await self._box.memory_of(tuple(pods))
         largest = max(sizes, key=lambda pod: sizes[pod], default=None)
         return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
@@ -225,7 +222,10 @@ class MemoryRelief:
 
     async def read_threshold(self) -> None:
         """Say what has changed."""
-        hard = await asyncio.to_thread(self._read_hard)
+        try:
+            hard = await self._worker.run("read kubelet's evictionHard", self._read_hard)
+        except Exception as error:  # what was known holds
+            hard = structs.replace(self.hard, problem=f"it can't be read now: {error}")
         if hard != self.hard:
             words = f"{hard.ratio:.1%}" if hard.ratio else bytes_in_words(hard.size_bytes)
             if hard.problem:

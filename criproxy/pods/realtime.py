@@ -14,12 +14,15 @@ from criproxy.model import PodRef, Sandbox
 
 EVERY_S: Final = 60.0
 
+HOLD_S: Final = 300.0
+"""For so long a pod that was stopped may not start again: kubelet would start it at once, with the same threads."""
+
 
 class Inventory(Protocol):
     """What is asked of the inventory (`criproxy.pods.inventory`)."""
 
     @property
-    def placed(self) -> tuple[Sandbox, ...]: ...
+    def running_pods(self) -> tuple[Sandbox, ...]: ...
 
 
 class Threads(Protocol):
@@ -49,8 +52,18 @@ class RealtimeWatch:
         self._worker = worker
         self._evict = evict
         self._clock = clock
+        self._held: dict[str, float] = {}
         self._trouble = ""
         self._log = structlog.get_logger()
+
+    def held(self, pod: PodRef) -> str:
+        """Why a pod may not start in the box for now; "": it may."""
+        if not self.evicts or self._held.get(pod.uid, 0.0) <= self._clock.boottime_s():
+            return ""
+        return (
+            "its threads ran in real time, past the box's limits, so it was stopped (colocation.on_unbounded) and is "
+            f"not let in for {HOLD_S:g} s"
+        )
 
     async def run(self) -> None:
         """Looks, until cancelled."""
@@ -60,7 +73,7 @@ class RealtimeWatch:
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
-        placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
+        placed = {sandbox.id: sandbox for sandbox in self._inventory.running_pods}
         placements = {id: sandbox.placement for id, sandbox in placed.items() if sandbox.placement is not None}
         try:
             found = await self._worker.run("look for realtime threads", lambda: self._threads.read(placements))
@@ -81,4 +94,7 @@ class RealtimeWatch:
                     reason=f"{words}, and no limit of the box holds it",
                 )
             if self.evicts:
+                now_s = self._clock.boottime_s()
+                self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
+                self._held[pod.uid] = now_s + HOLD_S
                 self._evict(placed[id], f"{words}, past the box's limits (colocation.on_unbounded)")

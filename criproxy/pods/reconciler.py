@@ -158,10 +158,12 @@ class Upkeep:
                 if refresh:
                     await self._reap()
                 await self._sweep()
-                await self._evict()
-                await self._bound()
                 if refresh:
                     await self._carry()
+                try:
+                    await self._evict()
+                finally:  # a pod that does not stop keeps no other from it
+                    await self._bound()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))

@@ -113,7 +113,7 @@ class FakeDriver:
         return () if old == ratio else (LimitChange("pids.max", str(old), str(ratio), self.drifted),)
 
     def read_pids(self, path: str) -> Pids | None:
-        return Pids(7, int(1000 * self.pids[path]))
+        return Pids(7, int(1000 * self.pids.get(path, 1.0)))
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._call("ensure_pod", pod)

@@ -130,7 +130,7 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert [call[0] for call in driver.log[:4]] == ["ensure", "write", "write_pids", "ensure_pod"]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_pids", "write", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -264,6 +264,38 @@ def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) ->
     box.close()
 
     assert driver.pids["/offline"] == 0.25
+
+
+@pytest.mark.parametrize("fails", ["confine", "write_pids"])
+def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
+    box: Box, driver: FakeDriver, fails: str
+) -> None:
+    async def go() -> None:
+        await box.admit(A, 0)
+        await box.apply(Limits(1.0, 4000))
+        box.cpus = lambda: frozenset({0})
+        driver.fail_on = {fails}
+        driver.log.clear()
+        with pytest.raises(CgroupError, match=f"cannot {fails}"):
+            await box.apply(Limits(0.5, 1000))
+
+    asyncio.run(go())
+    assert "write" in [call[0] for call in driver.log]
+    assert driver.boxes["/offline"].cpu_cores == 0.5
+
+
+def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
+    driver.boxes["/offline"], driver.pids["/offline"] = FLOOR, 0.05
+    box = Box(driver, FLOOR, clock, pids_ratio=0.33)
+    box.only_lower = True
+    run(lambda: box.adopt(A.box), lambda: box.apply(FLOOR))
+    box.close()
+    assert driver.pids["/offline"] == 0.05
+
+
+def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
+    box.expect(["poda", "podb"])
+    assert box.starting == 2
 
 
 def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:

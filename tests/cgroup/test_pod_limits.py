@@ -155,6 +155,14 @@ def test_limit_that_systemd_was_not_told_is_told_by_the_next_tick(node: Node) ->
     assert (at_once, node.systemd.units[node.box]["TasksMax"]) == (str(ALLOWED // 2), ALLOWED // 2)
 
 
+def test_another_share_of_processes_leaves_a_squeeze_in_force(node: Node) -> None:
+    """Systemd writes all that it was told when it is told of one."""
+    node.tick()
+    node.driver.squeeze(node.box, 0.1)
+    node.driver.write_pids(node.box, 0.5)
+    assert node.driver.read(node.box).cpu_cores == pytest.approx(0.1)
+
+
 # --- pods ------------------------------------------------------------------------------------------------------------
 
 

@@ -591,6 +591,21 @@ def test_memory_that_kubelet_must_find_free_is_not_given(kept, settings, limit, 
     assert told == kept
 
 
+def test_static_limit_that_gives_way_to_online_comes_back_by_steps() -> None:
+    def limit(online: int, state: PolicyState) -> tuple[float, PolicyState]:
+        taken = replace(snapshot(), online_bytes=online)
+        settings = PolicySettings(CPU, StaticSettings(12 * GIB, GIB))
+        decision, after = decide(taken, Prediction(1.0, None), state, settings, kept_bytes=2 * GIB)
+        return decision.limits.memory_bytes, after
+
+    first, state = limit(4 * GIB, PolicyState())
+    nearly, state = limit(4 * GIB - 100 * 2**20, state)
+    lower, state = limit(5 * GIB, state)
+    more, state = limit(4 * GIB, state)
+    whole, _ = limit(GIB, state)
+    assert (first, nearly, lower, more, whole) == (10 * GIB, 10 * GIB, 9 * GIB, 10 * GIB, 12 * GIB)
+
+
 def test_static_limit_does_not_wait_for_the_predictor() -> None:
     """Which expects the whole node of online when it has just begun."""
     assert memory(2 * GIB, StaticSettings(8 * GIB, GIB), 16 * GIB)[0] == 8 * GIB

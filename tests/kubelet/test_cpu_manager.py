@@ -155,6 +155,17 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
     assert (node.manager.cpus(), every_s, len(node.box.confined)) == (UNLIMITED, IDLE_EVERY_S, 2)
 
 
+def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
+    node.write(static("0", u1="1"))
+    node.round()
+    node.manager.rest()
+    node.write(static("0-1"))
+    with pytest.raises(AdmissionError, match="another criproxy"):
+        node.within(0, 1)
+    node.manager.resume()
+    assert (node.within(0, 1), len(node.box.confined)) == ("0-1", 2)
+
+
 def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
     node.write(static("0", u1="1", u2="2"))
     node.round()

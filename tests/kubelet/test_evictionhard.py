@@ -49,7 +49,9 @@ def test_quantity_and_percentage(quantity: str, size: int, ratio: float) -> None
     assert (hard.size_bytes, hard.ratio) == (size, pytest.approx(ratio))
 
 
-@pytest.mark.parametrize("quantity", ["", "-1", "1Xi", "100 Mi", "nan", "inf", "5%%", "-5%", "105%", "%", "1e99", "Mi"])
+@pytest.mark.parametrize(
+    "quantity", ["", "-1", "1Xi", "100 Mi", "nan", "inf", "5%%", "-5%", "105%", "%", "1e99", "1e400", "9e999E", "Mi"]
+)
 def test_what_is_no_quantity_is_an_error(quantity: str) -> None:
     with pytest.raises(ValueError):
         threshold(quantity, "x")
@@ -106,6 +108,7 @@ def kubelet(root: Path, *words: str, pid: int = 7, files: dict[str, str] | None 
     process = root / "proc" / str(pid)
     process.mkdir(parents=True)
     (process / "comm").write_text("kubelet\n")
+    (process / "status").write_text("Name:\tkubelet\nUid:\t0\t0\t0\t0\nNSpid:\t7\n")
     (process / "cmdline").write_bytes(b"\0".join(word.encode() for word in ("/usr/bin/kubelet", *words)) + b"\0")
     for path, text in (files or {}).items():
         file = process / "root" / path.lstrip("/")
@@ -189,3 +192,17 @@ def test_node_without_a_kubelet_is_said(tmp_path: Path) -> None:
     (tmp_path / "proc/1/comm").write_text("systemd\n")
 
     assert read(LISTEN, tmp_path) == EvictionHard(problem="no kubelet runs here by that name")
+
+
+@pytest.mark.parametrize(
+    "status", ["Uid:\t0\t0\nNSpid:\t70\t1\n", "Uid:\t1000\t1000\nNSpid:\t70\n"], ids=["a-pods", "a-users"]
+)
+def test_who_only_calls_itself_kubelet_is_not_the_nodes(tmp_path: Path, status: str) -> None:
+    kubelet(tmp_path, f"--container-runtime-endpoint=unix://{LISTEN}", "--eviction-hard=memory.available<90%")
+    (tmp_path / "proc/7/status").write_text(status)
+    assert read(LISTEN, tmp_path) == EvictionHard(problem="no kubelet runs here by that name")
+
+
+def test_quantity_beyond_all_numbers_is_said(tmp_path: Path) -> None:
+    kubelet(tmp_path, f"--container-runtime-endpoint=unix://{LISTEN}", "--eviction-hard=memory.available<1e400")
+    assert "more than any node has" in read(LISTEN, tmp_path).problem

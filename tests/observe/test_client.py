@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.observe import client
-from criproxy.observe.client import NotAllowedError, NotCriproxyError, NotRunningError, ask, fetch
+from criproxy.observe.client import BusyError, NotAllowedError, NotCriproxyError, NotRunningError, ask, fetch
 
 
 @contextmanager
@@ -56,7 +56,13 @@ def test_other_status_is_told(path: Path) -> None:
     with server(path, b"HTTP/1.1 503 No\r\n\r\nnot now\n"):
         assert fetch(path, "/x", 20) == (503, "not now\n")
     path.unlink()
-    with server(path, b"HTTP/1.1 503 No\r\n\r\nnot now\n"), pytest.raises(NotCriproxyError, match="503 to /x: not now"):
+    with server(path, b"HTTP/1.1 503 No\r\n\r\nnot now\n"), pytest.raises(BusyError, match="/x now: not now"):
+        ask(path, "/x", 20)
+    path.unlink()
+    with (
+        server(path, b"HTTP/1.1 404 No\r\n\r\nnot here\n"),
+        pytest.raises(NotCriproxyError, match="404 to /x: not here"),
+    ):
         ask(path, "/x", 20)
 
 

@@ -17,11 +17,11 @@ from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from integration.lab.ports import free_ports
 
 
-@pytest.fixture(params=["tcp", "tcp6", "localhost", "unix"])
+@pytest.fixture(params=["tcp", "tcp6", "unix"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> TcpAddress | UnixAddress:
     if request.param == "unix":
         return UnixAddress(tmp_path / "c-status.sock")
-    host = {"tcp": HOST, "tcp6": "0:0:0::1", "localhost": "localhost"}[request.param]
+    host = {"tcp": HOST, "tcp6": "0:0:0::1"}[request.param]
     address = TcpAddress(host, free_ports(1)[0])
     try:
         address.bind().close()

@@ -1,8 +1,9 @@
 """The largest offline pod goes before kubelet evicts an online one, and does not come straight back."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -11,9 +12,10 @@ from structlog.testing import capture_logs
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
-from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
-from criproxy.model import Limits, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import Limits, PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, Settings
+
+T = TypeVar("T")
 
 MIB, GIB = 1 << 20, 1 << 30
 HARD = EvictionHard(100 * MIB, 0.0, "evictionHard in /c")
@@ -23,14 +25,6 @@ SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline
 def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     node = 4 * GIB - available
     return Snapshot(t_s, 4.0, 4 * GIB, 1.0, node, 0.0, box, 1.0, max(0, node - box), 0.0)
-
-
-DECISION = decide(
-    snapshot(0.0, GIB, 0),
-    Prediction(None, None),
-    PolicyState(),
-    PolicySettings(StaticSettings(1.0), StaticSettings(128 * MIB)),
-)[0]
 
 
 class Clock:
@@ -64,7 +58,10 @@ class Box:
 
 @dataclass
 class Inventory:
-    placed: tuple[Sandbox, ...] = (SMALL, LARGE)
+    """An ended sandbox of the same pod, too: kubelet leaves it there for a while."""
+
+    placed: tuple[Sandbox, ...] = (SMALL, LARGE, replace(LARGE, id="ended"))
+    running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
 
 
 class Bench:
@@ -80,6 +77,7 @@ class Bench:
             self.box,
             stop_sandbox=self.stop,
             read_hard=lambda: self.hard,
+            worker=self,
             on_stopped=self.count,
             clock=self.clock,
         )
@@ -95,6 +93,9 @@ class Bench:
             raise ConnectionError("no runtime")
         self.stopped.append(sandbox_id)
 
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        return job()
+
     def count(self) -> None:
         self.counted += 1
 
@@ -103,7 +104,7 @@ class Bench:
         relieving = asyncio.create_task(self.relief.relieve())
         for _ in range(count):
             self.clock.now_s += 1.0
-            self.relief.ticked(snapshot(self.clock.now_s, available, box), DECISION, (), 0.0)
+            self.relief.sampled(snapshot(self.clock.now_s, available, box))
             for _ in range(10):
                 await asyncio.sleep(0)
         relieving.cancel()

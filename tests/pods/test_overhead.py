@@ -95,8 +95,9 @@ def did(runtime: float | None, **pods: tuple[float, float]) -> Work:
     [
         pytest.param(did(0.9, a=(0.0, 2e7), b=(0.2, 0.0)), A, id="the-loudest"),
         pytest.param(did(0.1, a=(0.0, 0.0), b=(0.3, 0.0)), B, id="the-shim-that-works-most"),
-        pytest.param(did(0.2, a=(0.1, LOUD_BYTES_PER_S)), A, id="runtime-and-shim-together"),
+        pytest.param(did(0.2, a=(0.1, 4 * LOUD_BYTES_PER_S)), A, id="runtime-and-shim-together"),
         pytest.param(did(0.9, a=(0.0, LOUD_BYTES_PER_S / 2)), None, id="busy-for-others"),
+        pytest.param(did(0.9, a=(0.0, 2 * LOUD_BYTES_PER_S)), None, id="busy-for-others-beside-some-log"),
         pytest.param(did(0.2, a=(0.01, 2e7)), None, id="not-too-much"),
         pytest.param(did(None, a=(0.1, 2e7)), None, id="runtime-not-known"),
         pytest.param(did(0.9), None, id="no-offline-pod"),

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.realtime import RealtimeWatch
+from criproxy.pods.realtime import HOLD_S, RealtimeWatch
 
 T = TypeVar("T")
 
@@ -23,7 +23,8 @@ class Bench:
     evicts: bool = False
     says: dict[str, str] | Exception = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)
-    placed: tuple[Sandbox, ...] = PLACED
+    running_pods: tuple[Sandbox, ...] = PLACED
+    now_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.watch = RealtimeWatch(
@@ -38,6 +39,9 @@ class Bench:
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
+
+    def boottime_s(self) -> float:
+        return self.now_s
 
     async def sleep(self, seconds: float) -> None:
         raise asyncio.CancelledError
@@ -63,6 +67,15 @@ def test_pod_is_stopped_when_the_config_says_so() -> None:
     bench = Bench(evicts=True)
     bench.look({"s1": FIFO})
     assert bench.evicted == ["s1"]
+
+
+def test_pod_that_was_stopped_is_not_let_in_at_once() -> None:
+    bench = Bench(evicts=True)
+    bench.look({"s1": FIFO})
+    held = bench.watch.held(POD), bench.watch.held(OTHER)
+    bench.now_s += HOLD_S
+    assert "not let in for 300 s" in held[0]
+    assert (held[1], bench.watch.held(POD)) == ("", "")
 
 
 def test_failure_is_told_once_and_keeps_what_is_known() -> None:

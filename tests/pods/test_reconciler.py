@@ -365,3 +365,12 @@ def test_run_lists_again_soon_after_a_removal_but_not_for_each_of_many() -> None
 def test_run_goes_on_after_a_round_that_failed() -> None:
     bench = Bench(runtime=Runtime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
     bench.run_until(lambda: bench.runtime.lists >= 2)
+
+
+def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
+    bench = Bench(runtime=Runtime((sandbox("a"),)))
+    bench.runtime.stubborn = {sandbox("a").id}
+    bench.upkeep.evict(sandbox("a"), "why")
+    bench.round(refresh=True)
+    assert bench.looks == 1
+    assert ("carry", frozenset()) in bench.box.orders

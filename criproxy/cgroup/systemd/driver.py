@@ -5,6 +5,7 @@ so it is told each limit. A limit on memory sinks in the kernel's files first, i
 hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -119,8 +120,12 @@ class SystemdDriver:
         return changes
 
     def _tell_cpus(self, box: str, record: _Slice, cpus: Cpus | type_unlimited) -> None:
-        self._units.set(box, {"AllowedCPUs": b"" if cpus is UNLIMITED else mask_of(cpus)})
+        self._set_beside(box, record, {"AllowedCPUs": b"" if cpus is UNLIMITED else mask_of(cpus)})
         record.cpus = cpus
+
+    def _set_beside(self, box: str, record: _Slice, properties: Mapping[str, Value]) -> None:
+        """Tell systemd of something beside the limits: it writes those, too, as it was told them last."""
+        self._units.set(box, properties)
         if record.left is not None:
             self._kernel.write(box, record.left)
 
@@ -138,7 +143,7 @@ class SystemdDriver:
         changes = self._kernel.write_pids(box, ratio)
         if share is not None and (changes or record.tasks != share):
             record.tasks = None  # it may be done also when no answer comes
-            self._units.set(box, pids_properties(share))
+            self._set_beside(box, record, pids_properties(share))
             record.tasks = share
         return changes
 

@@ -90,7 +90,7 @@ class RealMachine:
 
         try:
             return client.ask(Path(socket), question, _HTTP_S)
-        except (client.NotRunningError, client.NotAllowedError, client.NotCriproxyError) as error:
+        except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError) as error:
             raise NodeError(str(error)) from error
 
     def now_s(self) -> float:

@@ -126,8 +126,14 @@ class Running:
         raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
     def _status(self) -> Status | None:
-        unknown = (client.NotRunningError, client.NotAllowedError, client.NotCriproxyError, ValueError)
-        with contextlib.suppress(*unknown):
+        unknown = (
+            client.NotRunningError,
+            client.NotAllowedError,
+            client.BusyError,
+            client.NotCriproxyError,
+            ValueError,
+        )
+        with contextlib.suppress(*unknown, ValueError):
             return from_json(client.ask(self._asked_at, "/status", _ANSWERS_S))
         return None
 

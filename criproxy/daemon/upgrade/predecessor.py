@@ -36,7 +36,10 @@ class Predecessor:
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
-        channel, listeners = _inherited(environ.pop(CHANNEL, "")), _inherited(environ.pop(LISTENERS, ""))
+        given = environ.pop(CHANNEL, "")
+        of, _, listeners_of = environ.pop(LISTENERS, "").partition(":")
+        channel = _inherited(given)
+        listeners = _inherited(listeners_of) if of == given else None  # else a version before has left it
         return None if channel is None else cls(channel, listeners)
 
     async def turn(self, ready: Ready) -> Take | None:
@@ -119,8 +122,11 @@ class Predecessor:
 def _inherited(descriptor: str) -> socket.socket | None:
     if not descriptor.isdecimal():
         return None
-    os.set_inheritable(int(descriptor), False)
-    return socket.socket(fileno=int(descriptor))
+    try:
+        os.set_inheritable(int(descriptor), False)
+        return socket.socket(fileno=int(descriptor))
+    except OSError:  # the variable was left by a version before the last
+        return None
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

@@ -69,7 +69,7 @@ class Successor:
         giving, taking = socket.socketpair()
         with theirs, taking:
             ends = theirs.fileno(), taking.fileno()
-            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: str(ends[1])}
+            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: f"{ends[0]}:{ends[1]}"}
             environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
             try:
                 pid, handle = await asyncio.to_thread(_launch, command, environ, ends)

@@ -178,6 +178,7 @@ class Upgrades:
         parts = self._parts
         await parts.work.cease()
         parts.admissions.hold()
+        parts.cpu_manager.rest()
         try:
             await parts.box.settle()
         except CgroupError as error:
@@ -197,6 +198,7 @@ class Upgrades:
         """Let what writes work, if it does not."""
         parts = self._parts
         parts.admissions.resume()
+        parts.cpu_manager.resume()
         parts.socket.clear_leftovers()
         if parts.work.goes_on:
             return

@@ -279,7 +279,7 @@ class HookInterceptor:
     ) -> Verdict:
         """Rewrite, once the box has the CPUs that are asked for, as far as they are offline pods' to have."""
         cpus: Cpus | type_unlimited = UNLIMITED
-        if asked := _cpus_asked(request):
+        if not self.settings.dry_run and (asked := _cpus_asked(request)):
             try:
                 cpus = await self._cpu_manager.within(asked)
             except AdmissionError as error:
