@@ -58,4 +58,4 @@ class DiskWatch:
         if in_force := {one.disk: one.keeper for one in disks if one.keeper}:
             self._log.info("disk_weight_in_force", disks=in_force)
         if left := {one.disk: one.why for one in disks if not one.keeper}:
-            self._log.warning("disk_weight_not_in_force", disks=left, remedy=_REMEDY)
+            self._log.info("disk_weight_not_in_force", disks=left, remedy=_REMEDY)
