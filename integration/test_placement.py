@@ -199,14 +199,16 @@ LIMITED = cri.LinuxContainerResources(
 )
 
 
-def assert_bounded(site: Site, cgroup: str, memory_bytes: int, shares: int = 2048) -> None:
-    """In this container's cgroup: no cpuset, no quota where v1 would refuse it; its own shares and memory limit."""
+def assert_bounded(
+    site: Site, cgroup: str, memory_bytes: int, shares: int = 2048, cpus: str = LIMITED.cpuset_cpus
+) -> None:
+    """In this container's cgroup: no quota where v1 would refuse it; its own CPUs, shares and memory limit."""
     weight = str(1 + (shares - 2) * 9999 // 262142)
     assert kernel(cgroup, "cpu.shares", "cpu.weight") == (str(shares) if cgroups.version() == 1 else weight)
     assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(memory_bytes)
-    for file in ("cpuset.cpus", "cpuset.mems"):
+    for file, asked in (("cpuset.cpus", cpus), ("cpuset.mems", LIMITED.cpuset_mems)):
         everything = kernel(site.box, file, file) if cgroups.version() == 1 else ""
-        assert kernel(cgroup, file, file) == everything
+        assert kernel(cgroup, file, file) == (asked or everything)
     if cgroups.version() == 1:
         assert kernel(cgroup, "cpu.cfs_quota_us", "cpu.max") == "-1"
 
@@ -256,7 +258,6 @@ def test_online_container_keeps_what_its_request_says(site: Site, through: CriCl
     ("update", "memory_bytes"),
     [
         pytest.param(cri.LinuxContainerResources(cpuset_cpus="0"), 64 * MIB, id="static-cpu-manager"),
-        pytest.param(cri.LinuxContainerResources(cpuset_cpus="4095"), 64 * MIB, id="cpus-of-another-machine"),
         pytest.param(
             cri.LinuxContainerResources(cpu_period=PERIOD_US, cpu_quota=3 * PERIOD_US, cpu_shares=3072),
             64 * MIB,
@@ -282,8 +283,23 @@ def test_update_of_an_offline_container_succeeds_and_leaves_it_bounded(
     request = cri.UpdateContainerResourcesRequest(container_id=started.container.id[:length], linux=update)
     through.call("UpdateContainerResources", request)
     cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
-    assert_bounded(site, cgroup, memory_bytes, update.cpu_shares or LIMITED.cpu_shares)
+    cpus = update.cpuset_cpus or LIMITED.cpuset_cpus
+    assert_bounded(site, cgroup, memory_bytes, update.cpu_shares or LIMITED.cpu_shares, cpus)
     assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
+
+
+def test_update_to_cpus_of_another_machine_fails_as_it_does_directly(
+    site: Site, client: CriClient, through: CriClient
+) -> None:
+    codes = []
+    for cri_client, labels in ((client, {}), (through, OFFLINE)):
+        started = start(cri_client, site, labels, "", resources=LIMITED)
+        linux = cri.LinuxContainerResources(cpuset_cpus="4095")
+        request = cri.UpdateContainerResourcesRequest(container_id=started.container.id, linux=linux)
+        with pytest.raises(grpc.RpcError) as raised:
+            cri_client.call("UpdateContainerResources", request)
+        codes.append(raised.value.code())
+    assert codes[0] == codes[1]
 
 
 def test_update_of_an_online_container_does_what_it_says(site: Site, through: CriClient) -> None:
