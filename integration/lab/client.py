@@ -3,6 +3,7 @@
 Source: CRI v1 and v1alpha2 (the same messages under another service name).
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,7 +206,10 @@ class CriClient:
         return list(self.call("ListPodSandbox", cri.ListPodSandboxRequest()).items)
 
     def remove_all_pods(self) -> None:
-        """`stop_and_remove` every sandbox that the runtime knows."""
+        """`stop_and_remove` every sandbox that the runtime knows. Somebody else may be stopping one just now."""
+        for sandbox in self.list_pods():
+            with contextlib.suppress(grpc.RpcError):
+                self.stop_and_remove(sandbox.id)
         for sandbox in self.list_pods():
             self.stop_and_remove(sandbox.id)
 
