@@ -6,6 +6,7 @@ Source: systemd.resource-control(5); systemd.slice(5).
 from collections.abc import Mapping
 from typing import Final
 
+from criproxy.cgroup.cpulist import mask_of
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.files import CFS_PERIOD_US
 from criproxy.model import UNLIMITED, Limits, type_unlimited
@@ -80,9 +81,8 @@ def pod_in(parent: str, pod: str) -> str:
 
 
 def cpu_mask(cpus: str) -> bytes:
-    """The first CPU of a list ("2-3,6") as AllowedCPUs= is on the bus: bit n of the bytes is CPU n.
+    """The first CPU of a list ("2-3,6") as AllowedCPUs= is on the bus.
 
     Raises ValueError when there is none.
     """
-    first = int(cpus.partition(",")[0].partition("-")[0])
-    return (1 << first).to_bytes(first // 8 + 1, "little")
+    return mask_of({int(cpus.partition(",")[0].partition("-")[0])})
