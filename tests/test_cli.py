@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from answering import answering
 from msgspec.structs import replace
 
 from criproxy import __version__
@@ -17,6 +16,7 @@ from criproxy.observe.client import NotAllowedError
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
+from tests.answering import answering
 
 STATUS = Status(
     version=__version__,

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from fake_systemd import FakeSystemd
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.systemd.slices import Properties
 from criproxy.model import Limits
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.systemd import FakeSystemd
 
 BOX, POD = "offline.slice", "offline-poda.slice"
 BESTEFFORT, BURSTABLE = "kubepods-besteffort-criproxy.slice", "kubepods-burstable-criproxy.slice"

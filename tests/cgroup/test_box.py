@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from fake_driver import FakeDriver
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
 from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
+from tests.fakes.driver import FakeDriver
 
 FLOOR = Limits(0.1, 64 << 20)
 DECIDED = Limits(1.5, 512 << 20)

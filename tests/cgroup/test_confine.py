@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from fake_systemd import FakeSystemd, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +13,8 @@ from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.cgroup.detect import detect, detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED, Limits
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.systemd import FakeSystemd, names
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 CONTAINER = f"{POD}/container"

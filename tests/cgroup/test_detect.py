@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.v1 import V1Driver
 from criproxy.cgroup.v2 import V2Driver
+from tests.fakes.kernel import FakeKernel
 
 
 def test_hybrid_machine_gets_v1(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.disk_weight import Disk, DiskWeight, DiskWeights, judge, parse_costed
 from criproxy.model import Limits
+from tests.fakes.kernel import FakeKernel
 
 BOX = "/kubelet/offline"
 MIB = 1 << 20

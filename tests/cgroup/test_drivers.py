@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.v2 import V2Driver
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from tests.cgroup.sinking import bring
+from tests.fakes.kernel import FakeKernel
 
 BOX = "/kubelet/offline"
 POD = f"{BOX}/poda"

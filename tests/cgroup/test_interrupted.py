@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from fake_kernel import NO_LIMIT_V1, FakeKernel
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, type_unlimited
+from tests.fakes.kernel import NO_LIMIT_V1, FakeKernel
 
 BOX, POD = "/offline", "/offline/poda"
 MIB = 1 << 20

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from fake_systemd import FakeSystemd, names
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
 from criproxy.model import UNLIMITED, Limits, Pids
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.systemd import FakeSystemd, names
 
 MIB = 1 << 20
 LIMITS = Limits(1.0, 512 * MIB)

@@ -5,11 +5,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.realtime import RealtimeThreads
+from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from fake_systemd import FakeSystemd, names
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -14,6 +12,8 @@ from hypothesis import strategies as st
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED, LimitChange, Limits
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.systemd import FakeSystemd, names
 
 BOX, POD = "offline.slice", "offline-poda_b.slice"
 MIB = 1 << 20

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from fake_kernel import NO_LIMIT_V1, V1, FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.model import UNLIMITED, Limits
+from tests.fakes.kernel import NO_LIMIT_V1, V1, FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 MIB = 1 << 20

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from fake_kernel import FakeKernel
-from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.model import UNLIMITED, Limits
+from tests.cgroup.sinking import bring
+from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 MIB = 1 << 20

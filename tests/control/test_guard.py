@@ -4,11 +4,12 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-from control_fakes import FakeClock, FakeLog, Stop
 from msgspec.structs import replace
 
 from criproxy.control.guard import Guard, Settings
 from criproxy.control.guardlaw import GuardSettings, Outlook
+from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.log import FakeLog
 
 SETTINGS = Settings(GuardSettings(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
 OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)

@@ -4,7 +4,6 @@ import asyncio
 import math
 
 import pytest
-from control_fakes import GIB, FakeBox, FakeCapacity, FakeClock, FakeLog, FakeObserver, Stop
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -15,6 +14,9 @@ from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED, GuardCeiling, Limits
+from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.control import GIB, FakeBox, FakeCapacity, FakeObserver
+from tests.fakes.log import FakeLog
 
 POLICY = PolicySettings(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
 SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))

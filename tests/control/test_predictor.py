@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from predictor_helpers import CAPACITY, KINDS, T, feed, noisy, predictor, restored
-from reference_predictor import Reference
+
+from tests.control.predictor_helpers import CAPACITY, KINDS, T, feed, noisy, predictor, restored
+from tests.control.reference_predictor import Reference
 
 no_deadline = hypothesis_settings(deadline=None)
 

@@ -7,13 +7,14 @@ import re
 import threading
 
 import pytest
-from control_fakes import FakeClock, FakeLog, Stop
 from msgspec.structs import replace
 
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
+from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.log import FakeLog
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 from msgspec.structs import replace
-from predictor_helpers import CAPACITY, KINDS, T, feed, noisy, predictor, restored
 
 from criproxy.control.histogram import MEMORY_BUCKETS
 from criproxy.control.predictor import LEARNED_MAX_AGE_S
+from tests.control.predictor_helpers import CAPACITY, KINDS, T, feed, noisy, predictor, restored
 
 
 def saved(kind="calibrated", **changes):

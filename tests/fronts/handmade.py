@@ -14,9 +14,9 @@ import h2.exceptions
 import h2.settings
 
 from criproxy.fronts.http2 import frames
-from tests.fronts.conftest import eventually
 from tests.fronts.relay.peers import Headers, Tap, connection
 from tests.fronts.relay.talk import prefixed
+from tests.fronts.rig import eventually
 
 _E = TypeVar("_E", bound=h2.events.Event)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_runtime import OPTIONS, FakeRuntime, Seen, receive_all
 from grpc import aio
 
 from criproxy.fronts.chosen import ChosenEngine, Kind
@@ -22,8 +21,9 @@ from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame
 from criproxy.fronts.socket import ListenSocket
-from tests.fronts.conftest import FakeInterceptor, FakeMetrics, eventually
+from tests.fakes.runtime import OPTIONS, FakeRuntime, Seen, receive_all
 from tests.fronts.relay.talk import SETTINGS
+from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"

@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 import h2.events
 import pytest
-from conftest import Rig, eventually
-from fake_runtime import FakeRuntime, Seen, never, receive, receive_all
 from grpc import aio
 
+from tests.fakes.runtime import FakeRuntime, Seen, never, receive, receive_all
 from tests.fronts.handmade import HandmadeRuntime, connect
+from tests.fronts.rig import Rig, eventually
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"

@@ -12,8 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import FakeInterceptor, FakeMetrics, eventually
-from fake_runtime import FakeRuntime, Seen, receive_all
 from grpc import aio
 
 from criproxy.fronts.connections import accepted
@@ -21,6 +19,8 @@ from criproxy.fronts.engine import Engine
 from criproxy.fronts.grpc.server import Carrier, ProxyServer
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
+from tests.fakes.runtime import FakeRuntime, Seen, receive_all
+from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EXEC = "/runtime.v1.RuntimeService/ExecSync"

@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import Rig, eventually
-from fake_runtime import Seen, receive_all
 from grpc import aio
 
 from criproxy.fronts.connections import accepted
 from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
+from tests.fakes.runtime import Seen, receive_all
 from tests.fronts.handmade import HandmadeRuntime, connect
+from tests.fronts.rig import Rig, eventually
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import fake_runtime
 import grpc
 import pytest
 import structlog
-from conftest import WAYS, build_rig, eventually, ignore
-from fake_runtime import FakeRuntime, answer, fail
 from grpc import aio
 from structlog.testing import capture_logs
 
 from criproxy.fronts.cri.cri_pb2 import VersionResponse
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
+from tests.fakes import runtime as fake_runtime
+from tests.fakes.runtime import FakeRuntime, answer, fail
+from tests.fronts.rig import WAYS, build_rig, eventually, ignore
 
 V1 = "/runtime.v1.RuntimeService/Version"
 V1ALPHA2 = "/runtime.v1alpha2.RuntimeService/Version"

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import Rig, eventually
-from fake_runtime import Seen, answer, fail, never, receive, receive_all
 from grpc import aio
 
 from criproxy.fronts.grpc import server
+from tests.fakes.runtime import Seen, answer, fail, never, receive, receive_all
+from tests.fronts.rig import Rig, eventually
 
 MIB = 1024 * 1024
 VERSION = "/runtime.v1.RuntimeService/Version"

@@ -7,12 +7,12 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from conftest import Rig, eventually
-from fake_runtime import OPTIONS, fail, never, receive_all
 from grpc import aio
 
 from criproxy.fronts.engine import Forward, Refuse
+from tests.fakes.runtime import OPTIONS, fail, never, receive_all
 from tests.fronts.handmade import connect
+from tests.fronts.rig import Rig, eventually
 
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 RESTORE = "/runtime.v9.RuntimeService/RestorePod"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest import build_rig
 from grpc import aio
 
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
+from tests.fronts.rig import build_rig
 
 
 @contextmanager
@@ -289,7 +289,7 @@ async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) ->
 
 KILLED = """
 import asyncio, os, pathlib, structlog, time
-from conftest import FakeInterceptor, FakeMetrics, ignore
+from tests.fronts.rig import FakeInterceptor, FakeMetrics, ignore
 from criproxy.fronts.grpc.server import Carrier, ProxyServer
 from criproxy.fronts.socket import ListenSocket
 async def main():
@@ -306,9 +306,9 @@ asyncio.run(main())
 
 
 def test_server_killed_is_succeeded_and_a_live_one_is_not(tmp_path: Path) -> None:
-    here = Path(__file__).parent
+    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", KILLED]
-    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent.parent}"}
+    environment = os.environ | {"PYTHONPATH": str(root)}
     for _ in range(2):
         first = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
         try:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-from answering import HOST, Served, answering
 from msgspec.structs import replace
-from status_samples import STATUS
 
 from criproxy.observe import client, http, log, why
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
+from tests.answering import HOST, Served, answering
+from tests.observe.status_samples import STATUS
 
 WELL = Endpoints(
     page=lambda: "criproxy 9: all is well",
@@ -181,7 +181,7 @@ def test_clients_beyond_the_bound_end_the_oldest(served: Served, monkeypatch: py
 
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\n\r\n"])
 def test_client_that_takes_too_long_is_left(path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("answering.PUBLIC_S", 0.2)
+    monkeypatch.setattr("tests.answering.PUBLIC_S", 0.2)
     with answering(path, replace(WELL, metrics=lambda: b"x" * 50_000_000)) as served, served.connect() as connection:
         connection.sendall(said)
         time.sleep(0.5)

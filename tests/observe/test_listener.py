@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import structlog
-from answering import HOST
 
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from integration.lab.ports import free_ports
+from tests.answering import HOST
 
 
 @pytest.fixture(params=["tcp", "tcp6", "unix"])

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from status_samples import DECISION, SNAPSHOT
 
 from criproxy.model import LimitChange
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import BypassStatus
+from tests.observe.status_samples import DECISION, SNAPSHOT
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from msgspec.structs import replace
-from status_samples import STATUS
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
@@ -22,6 +21,7 @@ from criproxy.observe.status import (
     to_json,
 )
 from criproxy.observe.status_text import WIDTH, render
+from tests.observe.status_samples import STATUS
 
 STRAY = StrayContainer("batch", "job", "u", "main", "/elsewhere")
 

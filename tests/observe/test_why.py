@@ -7,11 +7,11 @@ from datetime import datetime
 
 import pytest
 from msgspec.structs import replace
-from status_samples import DECISION, GIB, SNAPSHOT
 
 from criproxy.control.history import History, Record
 from criproxy.model import UNLIMITED, GuardCeiling, Limits, Prediction
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
+from tests.observe.status_samples import DECISION, GIB, SNAPSHOT
 
 WALL = 1_773_061_200.0  # 2026-03-09 14:00:00 in Berlin
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_node import CONFIG, LISTEN, RUNTIME, STATE, UNIT, FakeNode
 
 from criproxy.commands.attach.command import run
+from tests.fakes.node import CONFIG, LISTEN, RUNTIME, STATE, UNIT, FakeNode
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 FLAGS = "/var/lib/kubelet/kubeadm-flags.env"

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from attach_bench import Bench
-from fake_node import FakeNode
+
+from tests.commands.attach.attach_bench import Bench
+from tests.fakes.node import FakeNode
 
 
 @pytest.fixture

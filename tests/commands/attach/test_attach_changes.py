@@ -3,8 +3,18 @@
 from pathlib import Path
 
 import pytest
-from attach_bench import DROPIN_WITH_FLAG, FLAGS, KUBEADM, KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
-from fake_node import CONFIG, DROPIN, KUBEADM_DROPIN, LISTEN, RUNTIME, STATE, UNIT
+
+from tests.commands.attach.attach_bench import (
+    DROPIN_WITH_FLAG,
+    FLAGS,
+    KUBEADM,
+    KUBELET_CONFIG,
+    ON_PROXY,
+    ON_RUNTIME,
+    Bench,
+    shell_node,
+)
+from tests.fakes.node import CONFIG, DROPIN, KUBEADM_DROPIN, LISTEN, RUNTIME, STATE, UNIT
 
 
 def test_kubeadm_upgrade_leaves_kubelet_attached(bench: Bench) -> None:

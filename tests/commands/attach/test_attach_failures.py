@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from attach_bench import KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
-from fake_node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode
 
 from criproxy.commands.attach.command import run
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.node import Node
 from criproxy.kubelet.flags import ENDPOINT_FLAG
+from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
+from tests.fakes.node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode
 
 
 def _dies(node: FakeNode) -> None:

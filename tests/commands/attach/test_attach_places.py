@@ -1,8 +1,17 @@
 """Attach and detach from each place that a kubelet has its endpoint from."""
 
 import pytest
-from attach_bench import DROPIN_WITH_FLAG, KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, UNIT_WITH_FLAG, Bench, shell_node
-from fake_node import CONFIG, DROPIN, LISTEN, RUNTIME, STATE, UNIT
+
+from tests.commands.attach.attach_bench import (
+    DROPIN_WITH_FLAG,
+    KUBELET_CONFIG,
+    ON_PROXY,
+    ON_RUNTIME,
+    UNIT_WITH_FLAG,
+    Bench,
+    shell_node,
+)
+from tests.fakes.node import CONFIG, DROPIN, LISTEN, RUNTIME, STATE, UNIT
 
 PLACES = {
     "unit": lambda node: (

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
-from attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
-from fake_node import LISTEN, OLD_HELP, UNIT, FakeNode
 
 from criproxy.commands.attach.machine import NodeError
+from tests.commands.attach.attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
+from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
 
 def _crio(node: FakeNode) -> None:

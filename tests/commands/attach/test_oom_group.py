@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from attach_bench import Bench
 
 from criproxy.commands.attach.oom_group import put_back, set_below
+from tests.commands.attach.attach_bench import Bench
 
 
 @pytest.fixture

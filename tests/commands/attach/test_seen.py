@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_node import DROPIN, LISTEN, STATE, FakeNode
 
 from criproxy.commands.attach.command import run
 from criproxy.commands.attach.seen import attachment
 from criproxy.observe.status import AttachStatus
+from tests.fakes.node import DROPIN, LISTEN, STATE, FakeNode
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 CONFIG = "/var/lib/kubelet/config.yaml"

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from attach_bench import KUBELET_CONFIG, ON_RUNTIME, Bench, shell_node
-from fake_node import CONFIG, LISTEN, FakeNode
 
 from criproxy.commands.attach.endpoint import Program, Use, of_process
 from criproxy.commands.attach.machine import RealMachine
 from criproxy.commands.attach.node import Node
 from criproxy.commands.attach.seen import attachment
 from criproxy.kubelet.walk import walk
+from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_RUNTIME, Bench, shell_node
+from tests.fakes.node import CONFIG, LISTEN, FakeNode
 
 ORDERS = [
     pytest.param(["10.conf", "20.conf", "9.conf"], id="names-not-numbers"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from answering import answering
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver
@@ -12,6 +11,7 @@ from criproxy.commands.attach.whichcgroups import DEFAULT_BOXES, Places, places
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
 from criproxy.observe.why import Why
+from tests.answering import answering
 
 CGROUPFS, SYSTEMD = DEFAULT_BOXES
 CONFIG = "/var/lib/kubelet/config.yaml"

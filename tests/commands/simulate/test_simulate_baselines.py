@@ -6,12 +6,12 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate_helpers import HOUR, PLAN, trace
 
 from criproxy.commands.simulate.baselines import BASELINES, needed_margins, tuned, with_margin
 from criproxy.commands.simulate.example import example
 from criproxy.commands.simulate.score import outlook, score
 from criproxy.commands.simulate.simulation import CANDIDATES, Trial, judge, margins
+from tests.commands.simulate.simulate_helpers import HOUR, PLAN, trace
 
 BY_NAME = {baseline.name: baseline for baseline in BASELINES}
 

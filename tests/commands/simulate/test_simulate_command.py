@@ -243,7 +243,7 @@ def test_plot_without_matplotlib_fails_at_once_and_says_how_to_get_it(run, monke
 
 
 def test_nodes_to_draw_are_the_worst_the_median_and_the_best():
-    from simulate_helpers import score
+    from tests.commands.simulate.simulate_helpers import score
 
     scores = [score(violation_ratio=ratio) for ratio in (0.01, 0.05, 0.0, 0.02, 0.03)]
     assert plot.pick(scores) == [1, 3, 2]

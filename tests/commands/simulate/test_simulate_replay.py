@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from simulate_helpers import PLAN, trace
 
 from criproxy.commands.simulate.example import example
 from criproxy.commands.simulate.replay import limit, predict
@@ -17,6 +16,7 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED, Prediction, Snapshot
+from tests.commands.simulate.simulate_helpers import PLAN, trace
 
 no_deadline = hypothesis_settings(deadline=None)
 GIB = 2.0**30

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from simulate_helpers import HOUR, score, trace
 
 from criproxy.commands.simulate.score import first_scored, mean_score, outlook
 from criproxy.commands.simulate.score import score as score_of
 from criproxy.commands.simulate.summary import summarise
+from tests.commands.simulate.simulate_helpers import HOUR, score, trace
 
 NAN = math.nan
 

@@ -2,10 +2,10 @@
 
 import pytest
 from msgspec.structs import replace
-from simulate_helpers import PLAN, summary
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.sweep import Point, advice, parse_sweep, recommended
+from tests.commands.simulate.simulate_helpers import PLAN, summary
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import io
 import os
 
 import pytest
-from simulate_helpers import PLAN, trace
 
 from criproxy.commands.simulate.simulation import Trial, run
 from criproxy.commands.simulate.work import Bar, spread
+from tests.commands.simulate.simulate_helpers import PLAN, trace
 
 
 class Terminal(io.StringIO):

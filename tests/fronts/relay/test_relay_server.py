@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_runtime import OPTIONS, FakeRuntime, Seen, never
 from grpc import aio
 
 from criproxy.fronts.engine import Forward
@@ -23,8 +22,9 @@ from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket
-from tests.fronts.conftest import FakeInterceptor, FakeMetrics, eventually
+from tests.fakes.runtime import OPTIONS, FakeRuntime, Seen, never
 from tests.fronts.relay.talk import SETTINGS, Talk
+from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"

@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass, field
 
 from criproxy.fronts.http2.side import ReadBuffer, Side
-from tests.fronts.conftest import eventually
+from tests.fronts.rig import eventually
 
 
 @dataclass

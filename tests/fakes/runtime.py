@@ -1,6 +1,6 @@
 """A fake container runtime: a real gRPC server on a unix socket that does what a test scripts, and remembers it.
 
-`python fake_runtime.py SOCKET` serves in a process of its own, to be killed.
+`python tests/fakes/runtime.py SOCKET` serves in a process of its own, to be killed.
 """
 
 import asyncio

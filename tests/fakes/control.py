@@ -1,53 +1,12 @@
-"""Fakes of what the loop stands on: a clock that jumps, a box that holds its limits, a log that is a list."""
+"""Fakes of what the control loop speaks to: a box that holds its limits, an observer, a capacity."""
 
 from dataclasses import dataclass, field
 
 from criproxy.control.capacity import Capacity
 from criproxy.model import LimitChange, Limits, Usage
+from tests.fakes.clock import FakeClock
 
 GIB = 2**30
-
-
-class FakeClock:
-    """Time passes in `sleep` and by hand only. `sleeps` ends a `run` by cancelling it after so many sleeps."""
-
-    def __init__(self, boottime_s=1000.0, wall_s=1_700_006_400.0):
-        self.now, self.wall, self.slept = boottime_s, wall_s, []
-        self.stop_after = None
-        self.suspended_s = 0.0
-        self.cpu_s = 0.0
-
-    def boottime_s(self):
-        return self.now
-
-    def thread_cpu_s(self):
-        return self.cpu_s
-
-    def wall_s(self):
-        return self.wall
-
-    def advance(self, seconds):
-        self.now += seconds
-        self.wall += seconds
-
-    def suspend(self, seconds):
-        """CLOCK_MONOTONIC, which counters are read by, stands still meanwhile."""
-        self.suspended_s += seconds
-        self.advance(seconds)
-
-    async def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.advance(seconds)
-        if self.stop_after is not None and len(self.slept) >= self.stop_after:
-            raise Stop
-
-    async def repeat(self, call):
-        while (seconds := call()) is not None:
-            await self.sleep(seconds)
-
-
-class Stop(BaseException):
-    """Ends `run`, as a cancellation does."""
 
 
 @dataclass
@@ -133,19 +92,6 @@ class FakeObserver:
     def _listen(self):
         if self.deaf:
             raise RuntimeError("the observer broke")
-
-
-@dataclass
-class FakeLog:
-    """Takes structlog's calls; `events` has the level, the event and its fields."""
-
-    events: list = field(default_factory=list)
-
-    def __getattr__(self, level):
-        return lambda event, **fields: self.events.append((level, event, fields))
-
-    def names(self):
-        return [event for _, event, _ in self.events]
 
 
 class FakeCapacity:

@@ -5,12 +5,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fake_kernel import FakeKernel
-
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.systemd.slices import INFINITY, Properties, Value
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError
+from tests.fakes.kernel import FakeKernel
 
 _V1_HIERARCHIES = ("cpu,cpuacct", "memory", "pids", "systemd")
 

@@ -1,0 +1,126 @@
+"""The rig of the engines' tests: client, engine and fake runtime, all on one event loop."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+
+from criproxy.fronts.cri.runtime import RuntimeInfo
+from criproxy.fronts.engine import Engine, Forward, Refuse, Verdict
+from criproxy.fronts.grpc.server import Carrier, ProxyServer
+from criproxy.fronts.relay.server import RelayServer
+from criproxy.fronts.socket import ListenSocket, grpc_target
+from tests.fakes.runtime import OPTIONS, FakeRuntime
+
+WAYS = ("direct", "grpc", "relay", "blind")
+
+
+@dataclass
+class FakeInterceptor:
+    """Wants the methods of `verdicts`, and does with their messages what is written there."""
+
+    verdicts: dict[str, Callable[[bytes], Forward | Refuse]] = field(default_factory=dict)
+    learned: list[tuple[Any, bytes]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    may_decide: asyncio.Event = field(default_factory=asyncio.Event)
+    on_learn: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.may_decide.set()
+
+    def wants(self, method: str) -> bool:
+        return method in self.verdicts
+
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
+        self.asked.set()
+        return self.verdicts[method](message) if self.may_decide.is_set() else self._later(method, message)
+
+    async def _later(self, method: str, message: bytes) -> Verdict:
+        await self.may_decide.wait()
+        return self.verdicts[method](message)
+
+    def answered(self, ticket: Any, message: bytes) -> None:
+        self.on_learn()
+        self.learned.append((ticket, message))
+
+
+@dataclass
+class FakeMetrics:
+    in_flight: int = 0
+    calls: list[tuple[str, str, bool]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    given_up: int = 0
+
+    def on_start(self) -> None:
+        self.in_flight += 1
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        assert seconds >= 0
+        self.in_flight -= 1
+        self.calls.append((method, code, hooked))
+
+    def on_broken(self, reason: str) -> None:
+        self.broken.append(reason)
+
+    def on_given_up(self, clients: int) -> None:
+        self.given_up = clients
+
+
+@dataclass
+class Rig:
+    """A client's `channel` to the fake `runtime`, through the engine or directly."""
+
+    engine: str
+    runtime: FakeRuntime
+    channel: Any
+    path: Path
+    interceptor: FakeInterceptor
+    metrics: FakeMetrics
+
+    def unary(self, method: str) -> Any:
+        return self.channel.unary_unary(method)
+
+    def client(self, **options: Any) -> Any:
+        return aio.insecure_channel(
+            f"unix:{self.path}", options=(*OPTIONS, *((f"grpc.{key}", value) for key, value in options.items()))
+        )
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until `condition` holds; fail when it does not for `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {inspect.getsource(condition)}"
+        await asyncio.sleep(0.005)
+
+
+async def ignore(_info: RuntimeInfo) -> None:
+    pass
+
+
+@asynccontextmanager
+async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        runtime = FakeRuntime(directory / "runtime.sock")
+        stack.push_async_callback(runtime.stop)
+        if runtime_runs:
+            await runtime.start()
+        interceptor, metrics = FakeInterceptor(), FakeMetrics()
+        listen = ListenSocket(directory / "proxy.sock", pid=1)
+        server: Engine
+        if engine in ("relay", "blind"):
+            server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic, blind=engine == "blind")
+        else:
+            server = ProxyServer(Carrier(runtime.path, interceptor, metrics, time.monotonic), listen)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        listen.publish()
+        path = runtime.path if engine == "direct" else listen.path
+        channel = await stack.enter_async_context(aio.insecure_channel(grpc_target(path), options=OPTIONS))
+        yield Rig(engine, runtime, channel, path, interceptor, metrics)
