@@ -236,6 +236,7 @@ LIMITS = st.builds(
 )
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from([1, 2]),

@@ -282,6 +282,7 @@ def test_memory_rises_through_systemd_lest_it_put_an_older_limit_back(v2: Node) 
     assert v2.driver.read(BOX) == Limits(0.25, 1024 * MIB)
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, max_examples=80)
 @given(
     version=st.sampled_from([1, 2]),

@@ -486,6 +486,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["proxy", "colocation", "cpu", "memory", "control", "observe", "x"]),

@@ -116,6 +116,7 @@ WEEK_S = 7 * 86400
 START_S = datetime.fromisoformat("2026-03-23T00:00:00+01:00").timestamp()
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.floats(0.0, 2.0 * WEEK_S), min_size=1, max_size=8))
 def test_stage_does_not_depend_on_what_was_asked_before(moments: list[float]) -> None:

@@ -12,6 +12,7 @@ FIRST = Sample(0.5, 0.5, 0.51, 1.62, 1.03, None, None, 0.0)
 SECOND = Sample(1.0, 0.6, 0.58, 1.70, 1.01, 0.64, 1.05, 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [(FIRST, SECOND), (FIRST,), ()], ids=["two", "one", "none"])
 def test_draw_of_any_samples_writes_a_png(tmp_path: Path, samples: tuple[Sample, ...]) -> None:
     file = tmp_path / "new" / "plot.png"

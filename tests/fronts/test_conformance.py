@@ -25,6 +25,8 @@ from tests.fakes.runtime import FakeRuntime, Seen, never, receive, receive_all
 from tests.fronts.handmade import HandmadeRuntime, connect
 from tests.fronts.rig import Rig, eventually
 
+pytestmark = pytest.mark.slow
+
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 UPLOAD = "/runtime.v2.FutureService/Upload"

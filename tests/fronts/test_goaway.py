@@ -133,6 +133,7 @@ async def test_goaway_while_a_call_is_held_leaves_it_to_be_repeated_by_the_clien
 # --- the runtime's, by a real server ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_runtime_that_closes_its_connections_of_age_fails_no_call(bare: Rig) -> None:
     await bare.runtime.start(max_connection_age_ms=300, max_connection_age_grace_ms=60_000)
     go_on = asyncio.Event()

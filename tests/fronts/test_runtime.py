@@ -102,6 +102,7 @@ async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntim
         assert caught.value.code == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
@@ -208,6 +209,7 @@ async def test_runtime_s_process_is_known_while_it_is_connected(tmp_path: Path, 
 # --- a runtime in a process of its own, killed --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", WAYS)
 async def test_runtime_absent_killed_and_back(engine: str, tmp_path: Path, quiet_log: None) -> None:
     async with build_rig(engine, tmp_path, runtime_runs=False) as rig:
@@ -264,6 +266,7 @@ async def test_calls_to_a_runtime_that_hangs_leave_nothing(
                 await eventually(lambda: len(asyncio.all_tasks()) <= before)
 
 
+@pytest.mark.slow
 async def test_runtime_away_for_long_is_found_within_seconds(runtime: FakeRuntime) -> None:
     """The pause between attempts to connect stays below 3 s; gRPC's own would have grown to 7 s by then."""
     async with watched(runtime.path, Inventory()) as link:

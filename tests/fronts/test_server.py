@@ -234,6 +234,7 @@ async def test_deadline_of_a_year_passes(rig: Rig, method: str) -> None:
     assert 364 * 86400 < left < 366 * 86400
 
 
+@pytest.mark.slow
 @KINDS
 async def test_deadline_passed_ends_the_call_at_both_ends(rig: Rig, method: str) -> None:
     rig.runtime.script[method] = never
@@ -284,6 +285,7 @@ async def test_client_killed_cancels_at_the_runtime(rig: Rig, method: str) -> No
     assert rig.runtime.calls[-1].cancelled
 
 
+@pytest.mark.slow
 @KINDS
 async def test_thousand_cancelled_calls_leave_nothing(rig: Rig, method: str) -> None:
     rig.runtime.script[method] = never
@@ -298,6 +300,7 @@ async def test_thousand_cancelled_calls_leave_nothing(rig: Rig, method: str) -> 
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
 
 
+@pytest.mark.slow
 @KINDS
 async def test_calls_cancelled_at_any_moment_leave_nothing(rig: Rig, method: str) -> None:
     before = len(asyncio.all_tasks())
@@ -404,6 +407,7 @@ async def test_empty_message_passes(rig: Rig, method: str) -> None:
     assert rig.runtime.calls[-1].messages == [b""]
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("mib", [16, 64])
 async def test_large_message_passes_both_ways(rig: Rig, method: str, mib: int) -> None:

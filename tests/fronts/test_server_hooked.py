@@ -96,6 +96,7 @@ async def test_malformed_request_is_the_interceptors_to_refuse(proxied: Rig) -> 
     assert (await outcome(proxied.unary(RUN)(b"\xff\xff\xff"))).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 @HOOKED
 async def test_large_hooked_message_passes(proxied: Rig, method: str) -> None:
     proxied.interceptor.verdicts[method] = lambda message: Forward(message + b"!")

@@ -234,6 +234,7 @@ def test_status_that_hangs_is_told_and_leaves_the_rest_alone(path: Path, monkeyp
         _wait(lambda: client.fetch(path, "/status", 20)[0] == 200)
 
 
+@pytest.mark.slow
 def test_thread_that_cannot_be_made_costs_one_answer_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")

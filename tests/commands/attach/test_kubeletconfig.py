@@ -104,6 +104,7 @@ def test_what_cannot_be_edited_safely_is_refused(text: str) -> None:
         with_endpoint(text, NEW)
 
 
+@pytest.mark.slow
 @given(CONFIGS, st.booleans(), st.booleans(), st.sampled_from(["", "# a: comment\n", "---\n"]))
 def test_any_configuration_is_edited_by_insertion_alone(
     config: dict[str, object], as_json: bool, flow: bool, head: str

@@ -70,6 +70,7 @@ def test_example_numbers_are_those_of_the_core(run, tmp_path):
     assert found["plan"]["alpha_ratio"] == 0.01
 
 
+@pytest.mark.slow
 def test_file_gzip_and_standard_input_tell_the_same_as_the_example(run, example_file, tmp_path):
     _, expected, _ = run("--example")
     assert run(example_file, "--capacity", "16")[1] == expected
@@ -197,6 +198,7 @@ def test_sweep_of_a_setting_ends_where_the_setting_itself_does(run, tmp_path):
 # --- plots ---
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize(("name", "magic"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml")], ids=["png", "svg"])
 @pytest.mark.parametrize("arguments", [(), ("--sweep", "watermark=0.8..0.9"), ("--horizon", "3600")],
@@ -226,6 +228,7 @@ def test_plot_of_long_flat_and_short_series_is_drawn(run, tmp_path):
     assert "short: too short to be scored" in drawn
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize("name", ["p.docx", "nowhere/p.png"])
 def test_plot_that_cannot_be_written_is_one_clear_error(name, run, tmp_path):

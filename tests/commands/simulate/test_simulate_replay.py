@@ -124,6 +124,7 @@ def test_prediction_does_not_know_what_comes(used, paces, plan, at, other):
     assert limit(one, predictions, plan)[:at] == limit(two, others, plan)[:at]
 
 
+@pytest.mark.slow
 @no_deadline
 @given(usages, steps, plans, st.integers(0, 79), st.booleans())
 def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept):

@@ -47,6 +47,7 @@ def fail(trial):
     raise ValueError(trial.trace.id)
 
 
+@pytest.mark.slow
 def test_spread_over_processes_gives_the_same_in_the_same_order():
     many, alone, together = trials(5, 5000), Counted(), Counted()
     elsewhere, here = spread("", run, many, 2, together), spread("", run, many, 1, alone)

@@ -99,6 +99,7 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "reason", "did"),
     [

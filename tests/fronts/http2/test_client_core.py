@@ -172,6 +172,7 @@ def test_deadline_is_told_in_eight_digits(timeout_s: float, told: bytes) -> None
     assert server.requests[1][0][b"grpc-timeout"] == told
 
 
+@pytest.mark.slow
 def test_answer_of_16_mib_arrives_and_the_windows_are_given_back() -> None:
     client = Client()
     server = Server(client, seed=3)

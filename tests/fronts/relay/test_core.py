@@ -484,6 +484,7 @@ def test_calls_that_are_reset_while_they_wait_are_held_up_to_a_bound(held: Talk)
     assert held.upstream == b""
 
 
+@pytest.mark.slow
 def test_ends_of_calls_that_never_were_are_held_up_to_a_bound(held: Talk) -> None:
     end = frames.frame(DATA, frames.END_STREAM, 77)
     for _ in range(300):

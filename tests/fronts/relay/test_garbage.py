@@ -94,6 +94,7 @@ def test_frame_cut_short_is_kept_and_nothing_of_it_passes() -> None:
         assert len(cut.all(Started)) == len(cut.all(Ended))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=300)), st.lists(st.binary(max_size=300)))
 def test_garbage_never_raises(client: list[bytes], upstream: list[bytes]) -> None:
@@ -104,6 +105,7 @@ def test_garbage_never_raises(client: list[bytes], upstream: list[bytes]) -> Non
         talk.from_upstream(data)
 
 
+@pytest.mark.slow
 def test_garbage_costs_no_memory() -> None:
     rng = random.Random(1)
     tracemalloc.start()

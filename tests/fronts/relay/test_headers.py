@@ -12,6 +12,7 @@ NAMES = st.sampled_from([b":path", b":status", b"grpc-timeout", b"grpc-status", 
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=300) | st.sampled_from([b"", b"0", b"200", b"/"])), max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=8))
 def test_blocks_of_an_encoder_are_read_as_it_meant_them(
@@ -24,6 +25,7 @@ def test_blocks_of_an_encoder_are_read_as_it_meant_them(
         assert list(reader.read(encoder.encode(fields, huffman=huffman)).fields) == fields
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_bytes_are_read_as_hpack_reads_them(blocks: list[bytes]) -> None:

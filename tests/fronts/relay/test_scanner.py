@@ -1,5 +1,6 @@
 """Frames are found wherever the bytes are cut, and the runs of those that pass are whole."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def stream_of(raw: bytes) -> int:
     return int.from_bytes(raw[5:9])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(FRAMES, st.lists(st.integers(1, 60), min_size=1), st.sets(st.sampled_from([1, 3, 5, 7, 9])))
 def test_what_passes_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: list[int], drop: set[int]) -> None:
@@ -99,6 +101,7 @@ def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
     assert sent == data
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(16_385, 200_000), st.lists(st.integers(1, 40_000), min_size=1), st.booleans())
 def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
