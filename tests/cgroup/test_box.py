@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,7 +83,7 @@ def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver:
     free = dict(driver.cpus), box.state().cpus
     held = []
     for cpus, step in (({0}, box.confine), ({0, 1}, lambda: box.apply(DECIDED))):
-        box.cpus = lambda cpus=cpus: frozenset(cpus)
+        box.cpus = partial(frozenset, cpus)
         run(step)
         held.append(driver.cpus["/offline"])
     box.cpus = lambda: UNLIMITED
@@ -492,7 +493,7 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
     box: Box, driver: FakeDriver, held: Limits | None, expected: Limits
 ) -> None:
     if held is not None:
-        driver.boxes["/offline"], driver.pods_in["/offline"] = held, {"poda": 0}
+        driver.boxes["/offline"], driver.pods_in["/offline"] = held, {"poda": PodLimits()}
 
     run(lambda: box.adopt(parse_box("/offline")))
 
@@ -585,7 +586,7 @@ def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box
 
 
 def test_adopt_lifted_never_bounds_the_box(box: Box, driver: FakeDriver) -> None:
-    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": 0}
+    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": PodLimits()}
 
     run(lambda: box.adopt(parse_box("/offline"), lifted=True))
 
@@ -602,7 +603,7 @@ def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeD
 
 
 def test_sweep_keeps_a_pod_that_another_process_has_admitted(box: Box, driver: FakeDriver, clock: Clock) -> None:
-    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": 0, "podb": 0}
+    driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": PodLimits(), "podb": PodLimits()}
     box.expect(["poda"])
     assert box.admitted == ("poda",)
 
@@ -663,7 +664,7 @@ def test_pod_that_came_back_is_not_killed_for_having_been_gone(box: Box, driver:
     box.forget("poda")
     driver.busy = {"poda"}
     for uids in (set(), {"a"}, set()):
-        assert run(lambda uids=uids: box.reap(uids)) == [()]
+        assert run(partial(box.reap, uids)) == [()]
         clock.now_s += ORPHAN_S - 1
 
 

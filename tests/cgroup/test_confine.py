@@ -143,7 +143,8 @@ def test_v1_box_without_a_cpu_keeps_what_it_has(v1: V1, leaves: str) -> None:
 
 
 def test_v1_container_that_comes_amid_a_change_is_narrowed_too(v1: V1, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, came = v1.kernel.write, []
+    write = v1.kernel.write
+    came: list[str] = []
 
     def write_beside_runc(file: str, value: str) -> None:
         if file.endswith(f"{BOX}/cpuset.cpus") and not came:

@@ -190,7 +190,7 @@ def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(b
         write(path, value)
 
     changes: list[LimitChange] = []
-    box.kernel.write = amid  # type: ignore[method-assign]
+    box.kernel.write = amid  # type: ignore[method-assign, assignment]
     box.driver.reclaim(BOX, 400 * MIB)
     left = box.limit(BOX) if file == "memory.limit_in_bytes" else box.kernel.file(f"{box.memory}{BOX}/{file}")
     changes += box.driver.write(BOX, Limits(1.0, 600 * MIB))

@@ -308,8 +308,9 @@ def test_decide_capacity_that_shrinks_lowers_both_limits_in_the_same_tick(settin
     _, state = decide(snapshot(), Prediction(0.5, 1.0 * GIB), PolicyState(), settings)
     less = snapshot(1001.0, 1.0, 0.5, 4 * GIB)
     decision, _ = decide(less, Prediction(0.5, 1.0 * GIB), state, settings)
-    assert decision.limits.cpu_cores <= 1.0
-    assert decision.limits.memory_bytes <= 4 * GIB
+    cores, size = decision.limits.cpu_cores, decision.limits.memory_bytes
+    assert cores is not UNLIMITED and cores <= 1.0
+    assert size is not UNLIMITED and size <= 4 * GIB
     assert decision.cpu_reason.startswith("lowered")
     assert decision.memory_reason.startswith("lowered")
 
@@ -592,7 +593,7 @@ def test_memory_that_kubelet_must_find_free_is_not_given(kept, settings, limit, 
 
 
 def test_static_limit_that_gives_way_to_online_comes_back_by_steps() -> None:
-    def limit(online: int, state: PolicyState) -> tuple[float, PolicyState]:
+    def limit(online: int, state: PolicyState) -> tuple[object, PolicyState]:
         taken = replace(snapshot(), online_bytes=online)
         settings = PolicySettings(CPU, StaticSettings(12 * GIB, GIB))
         decision, after = decide(taken, Prediction(1.0, None), state, settings, kept_bytes=2 * GIB)

@@ -104,6 +104,7 @@ def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
     assert sampler.sample(reading) is None
     assert sampler.discarded == why
     node, box = reading.node, reading.box
+    assert box is not None
     later = replace(
         reading,
         t_s=103.0,

@@ -128,7 +128,7 @@ minutes = st.tuples(st.integers(0, DAY_MINUTES - 1), st.integers(1, DAY_MINUTES)
 )
 modes = st.sampled_from(["dynamic", "static", "off"])
 windows = st.builds(
-    lambda days, span, mode: Window("w", days, *span, mode), st.frozensets(st.integers(0, 6)), minutes, modes
+    lambda days, span, mode: Window("w", days, span[0], span[1], mode), st.frozensets(st.integers(0, 6)), minutes, modes
 )
 schedules = st.builds(
     Schedule,

@@ -29,7 +29,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s))
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)
+    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)  # type: ignore[arg-type]
     asyncio.run(reload.watch_config())
     assert looks == [0.5, 1.0, 1.5]
 

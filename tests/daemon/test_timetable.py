@@ -41,7 +41,7 @@ def table(text: str = CONFIG) -> Timetable:
     return Timetable(loaded.config)
 
 
-def at(text: str, timetable: Timetable):  # type: ignore[no-untyped-def]
+def at(text: str, timetable: Timetable):
     return timetable.stage(datetime.fromisoformat(f"{text}+01:00").timestamp())
 
 

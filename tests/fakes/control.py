@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from criproxy.control.capacity import Capacity
-from criproxy.model import LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
 from tests.fakes.clock import FakeClock
 
 GIB = 2**30
@@ -42,7 +42,10 @@ class FakeBox:
         now_s = self.clock.now - self.clock.suspended_s
         dt = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        box_cores = min(self.limits.cpu_cores, self.cpus - self.online_cores) if self.limits else 0.0
+        box_cores = 0.0
+        if self.limits:
+            limit, free = self.limits.cpu_cores, self.cpus - self.online_cores
+            box_cores = free if limit is UNLIMITED else min(limit, free)
         self._box_s += dt * box_cores
         self._node_s += dt * (self.online_cores + box_cores) + self.jump_s
         self.jump_s = 0.0

@@ -39,6 +39,7 @@ class FakeDriver:
         self.anchors: tuple[str, ...] = ()
         self.counters = "/nowhere"
         self.node_cpu_counter: str | None = None
+        self.root_cpuset: str | None = None
 
     def _call(self, name: str, *arguments: str) -> None:
         self.threads.setdefault(name, set()).add(threading.current_thread().name)

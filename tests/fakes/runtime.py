@@ -37,8 +37,8 @@ Behaviour = Callable[[Seen, Any], Awaitable[None]]
 
 async def receive(seen: Seen, context: Any) -> bytes | None:
     """The next message of the client, None when it has half-closed."""
-    message = await context.read()
-    if message is aio.EOF:
+    message: bytes | object = await context.read()
+    if not isinstance(message, bytes):  # aio.EOF
         seen.half_closed = True
         return None
     seen.messages.append(message)

@@ -103,8 +103,10 @@ class Peer(asyncio.Protocol):
 
     def status(self, stream: int) -> int | None:
         """The gRPC status with which a call of ours ended; None while there is none."""
-        blocks = [*self.all(h2.events.ResponseReceived), *self.all(h2.events.TrailersReceived)]
-        found = [dict(map(tuple, event.headers)) for event in blocks if event.stream_id == stream]
+        blocks: list[Any] = [*self.all(h2.events.ResponseReceived), *self.all(h2.events.TrailersReceived)]
+        found: list[dict[bytes, bytes]] = [
+            dict(map(tuple, event.headers)) for event in blocks if event.stream_id == stream
+        ]
         return next((int(fields[b"grpc-status"]) for fields in found if b"grpc-status" in fields), None)
 
     # --- as a runtime ------------------------------------------------------------------------------------------------

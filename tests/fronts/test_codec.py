@@ -94,7 +94,7 @@ def expect(operation: Operation, message: Any) -> Any:
 @pytest.mark.parametrize("operation", list(Operation))
 @pytest.mark.parametrize("filled", [True, False], ids=["every-field", "empty"])
 def test_rewrite_differs_only_where_intended(operation: Operation, filled: bool) -> None:
-    kind = REQUESTS[operation]
+    kind: Any = REQUESTS[operation]
     original = fill(kind()) if filled else kind()
     data, audit = rewrite(operation, original.SerializeToString())
     expected = expect(operation, kind.FromString(original.SerializeToString()))

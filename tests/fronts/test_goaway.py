@@ -84,7 +84,9 @@ async def test_goaway_in_two_steps_as_grpc_servers_send_it_loses_no_call(bare: R
         calls = [client.unary_unary(VERSION)(b"1", timeout=60)]
         peer = await runtime.got(1)
         peer.say(frames.goaway(frames.MAX_STREAM) + frames.frame(frames.PING, 0, 0, b"shutdown"))
-        await eventually(lambda: any(type(event).__name__ == "PingAckReceived" for event in peer.events) or peer.wrong)
+        await eventually(
+            lambda: any(type(event).__name__ == "PingAckReceived" for event in peer.events) or bool(peer.wrong)
+        )
         peer.goaway(max(peer.asked()))
         calls.append(client.unary_unary(VERSION)(b"2", wait_for_ready=True, timeout=60))
         new = await runtime.got(1, on=1)

@@ -556,7 +556,7 @@ def test_wants_only_the_methods_that_hooks_name() -> None:
 
 
 def test_rules_are_not_asked_when_colocation_is_off() -> None:
-    class NoRules(OfflineRules):
+    class NoRules(OfflineRules):  # type: ignore[misc]
         def why(self, pod: Pod) -> str | None:
             raise AssertionError
 

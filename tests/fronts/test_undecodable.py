@@ -11,7 +11,7 @@ from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.interception import Settings
 from criproxy.fronts.engine import Forward, Refuse
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
-from criproxy.model import PLACEMENT_ANNOTATION
+from criproxy.model import PLACEMENT_ANNOTATION, Operation
 from tests.fronts import gogo
 from tests.fronts.test_intercept import BOXED, KUBELET, RULES, V1, Bench, Runtime, create_request, run_request
 
@@ -277,7 +277,7 @@ def test_create_container_by_a_spelling_that_we_read_follows_its_sandbox() -> No
 
 def test_codec_says_which_bytes_it_can_not_read() -> None:
     with pytest.raises(codec.CodecError, match=r"3 bytes are no RunPodSandboxRequest: "):
-        codec.Request(codec.Operation.RUN_POD_SANDBOX, UNDECODABLE)
+        codec.Request(Operation.RUN_POD_SANDBOX, UNDECODABLE)
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------

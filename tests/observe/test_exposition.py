@@ -88,7 +88,12 @@ def test_process_is_described_as_they_do() -> None:
 def test_counts_of_many_threads_are_not_lost() -> None:
     registry = Registry()
     counter = Counter("c", "How many", registry=registry)
-    threads = [threading.Thread(target=lambda: [counter.inc() for _ in range(5000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: [counter.inc() for _ in range(5000)]  # type: ignore[func-returns-value]
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

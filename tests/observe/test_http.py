@@ -126,7 +126,7 @@ def test_endpoint_that_fails_is_a_500_and_one_error_in_the_log(path: Path, logge
     def fail() -> bytes:
         raise RuntimeError("secret")
 
-    with answering(path, replace(WELL, metrics=fail, status=fail)) as served:  # type: ignore[arg-type]
+    with answering(path, replace(WELL, metrics=fail, status=fail)) as served:
         status, body, _ = served.ask("/metrics")
         assert (status, b"secret" in body) == (500, False)
         assert client.fetch(path, "/status", 20)[0] == 500
@@ -225,7 +225,7 @@ def test_status_is_made_once_for_all_who_wait(path: Path) -> None:
 def test_status_that_hangs_is_told_and_leaves_the_rest_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("criproxy.observe.routes._BUILD_S", 0.2)
     back = threading.Event()
-    with answering(path, replace(WELL, status=lambda: back.wait(20) and STATUS)) as served:  # type: ignore[arg-type, return-value]
+    with answering(path, replace(WELL, status=lambda: back.wait(20) and STATUS)) as served:
         status, words = client.fetch(path, "/status", 20)
         assert (status, "a file that it reads hangs" in words) == (503, True)
         assert served.ask("/metrics")[0] == 200

@@ -274,7 +274,7 @@ def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> Non
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
     told = bench.status().decisions
     assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
-    assert bench.endpoints.why(None).decision.applied  # type: ignore[union-attr]
+    assert bench.endpoints.why(None).decision.applied
 
 
 def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:

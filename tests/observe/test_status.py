@@ -126,7 +126,7 @@ def test_text_shows(shown: str) -> None:
     ],
 )
 def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> None:
-    assert shown in render(replace(STATUS, **change))  # type: ignore[arg-type]
+    assert shown in render(replace(STATUS, **change))
 
 
 def test_text_of_decisions_tells_why_of_what_changed() -> None:

@@ -29,7 +29,7 @@ def berlin() -> Iterator[None]:
 
 
 def record(after_s: float, *, applied: bool = True, **changes: object) -> Record:
-    decision = replace(DECISION, t_s=after_s, **changes)  # type: ignore[arg-type]
+    decision = replace(DECISION, t_s=after_s, **changes)
     return Record(WALL + after_s, SNAPSHOT, decision, applied)
 
 

@@ -77,9 +77,9 @@ class Bench:
             self.box,
             stop_sandbox=self.stop,
             read_hard=lambda: self.hard,
-            worker=self,
+            worker=self,  # type: ignore[arg-type]
             on_stopped=self.count,
-            clock=self.clock,
+            clock=self.clock,  # type: ignore[arg-type]
         )
         self.relief.hard = HARD
         self.runner = asyncio.Runner()

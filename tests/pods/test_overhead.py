@@ -210,11 +210,11 @@ class Bench:
             Settings(MAX_CORES, self.evict),
             self,
             self,  # type: ignore[arg-type]
-            self,
+            self,  # type: ignore[arg-type]
             runtime_pid=lambda: 5,
             evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
             observer=self,
-            clock=self,
+            clock=self,  # type: ignore[arg-type]
         )
         ask = self.overhead.noting(self.process_of)
         for one in self.running:

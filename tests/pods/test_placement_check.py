@@ -93,7 +93,7 @@ class Bench:
             cgroups_of=node.cgroups_of,
             evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
             on_misplaced=self._count,
-            clock=self.clock,
+            clock=self.clock,  # type: ignore[arg-type]
         )
 
     def _count(self) -> None:

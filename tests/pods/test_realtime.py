@@ -28,7 +28,12 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.watch = RealtimeWatch(
-            self.evicts, self, self, self, evict=lambda sandbox, why: self.evicted.append(sandbox.id), clock=self
+            self.evicts,
+            self,
+            self,
+            self,  # type: ignore[arg-type]
+            evict=lambda sandbox, why: self.evicted.append(sandbox.id),
+            clock=self,  # type: ignore[arg-type]
         )
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]:

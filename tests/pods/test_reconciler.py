@@ -1,7 +1,7 @@
 """Rounds of upkeep between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -80,7 +80,7 @@ class Box:
         self.orders.append(("carry", frozenset()))
         return ()
 
-    async def reap(self, uids: frozenset[str]) -> tuple[str, ...]:
+    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         self.orders.append(("reap", uids))
         return ()
 

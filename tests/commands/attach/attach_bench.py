@@ -49,8 +49,8 @@ class Bench:
         return None if text is None else json.loads(text)
 
 
-def shell_node(node: FakeNode, flags: str) -> None:
+def shell_node(node: FakeNode, flags: str) -> object:
     """A kubelet that a flag cannot be added to."""
     node.write(f"/etc/systemd/system/{UNIT}", f"[Service]\nExecStart=/bin/sh -c 'exec /usr/bin/kubelet {flags}'\n")
     node.write(KUBELET_CONFIG, CONFIG)
-    node.boot()
+    return node.boot()

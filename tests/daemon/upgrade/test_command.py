@@ -113,7 +113,7 @@ def test_process_that_took_over_before_a_silent_runtime_is_told(listen: Path, mo
         old = stack.enter_context(serving(listen, "waits"))
         news: list[subprocess.Popen[bytes]] = []
         with monkeypatch.context() as patch:
-            patch.setattr(module.os, "kill", lambda *_: news.append(stack.enter_context(serving(listen, "waits"))))
+            patch.setattr(os, "kill", lambda *_: news.append(stack.enter_context(serving(listen, "waits"))))
             told = why(listen)
         assert told.startswith(f"pid {news[0].pid} has taken over, and the runtime does not answer through it: ")
         assert old.poll() is None

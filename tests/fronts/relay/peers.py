@@ -32,12 +32,12 @@ def connection(*, client: bool) -> h2.connection.H2Connection:
     made = h2.connection.H2Connection(config)
     begin = made._begin_new_stream
 
-    def begin_stream(*arguments, **named):  # type: ignore[no-untyped-def]
+    def begin_stream(*arguments, **named):
         stream = begin(*arguments, **named)
         stream._inbound_window_manager.__class__ = _Windows
         return stream
 
-    made._begin_new_stream = begin_stream
+    made._begin_new_stream = begin_stream  # type: ignore[method-assign]
     return made
 
 

@@ -1,5 +1,7 @@
 """What the relay's core does, told as conversations."""
 
+from typing import Any
+
 import pytest
 from hpack import Decoder
 
@@ -380,10 +382,13 @@ def test_request_with_trailers_that_is_turned_away_leaves_nothing(path: str) -> 
     assert talk.relay._wire.ledger.shown == talk.relay._wire.ledger.real == 65_535
 
 
-def upstream_reads(talk: Talk, decoder: Decoder) -> list[tuple[int, bool, dict[str, str]]]:
+def upstream_reads(talk: Talk, decoder: Decoder) -> list[tuple[int, bool, dict[Any, Any]]]:
     """(stream, whether it ends, fields) of the header blocks that came, as a peer understands them."""
     blocks = [raw for raw in split(talk.upstream) if raw[3] == HEADERS]
-    return [(int.from_bytes(raw[5:9]), bool(raw[4] & END_STREAM), dict(decoder.decode(raw[9:]))) for raw in blocks]
+    return [
+        (int.from_bytes(raw[5:9]), bool(raw[4] & END_STREAM), dict[Any, Any](list(decoder.decode(raw[9:]))))
+        for raw in blocks
+    ]
 
 
 @pytest.mark.parametrize("by", ["turned away", "ended"])

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import time
-from asyncio import selector_events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -106,7 +105,7 @@ async def test_what_comes_before_the_runtime_s_socket_is_open_waits_also_with_an
         if not self._closing:
             self._loop._add_reader(fd, callback, *args)
 
-    monkeypatch.setattr(selector_events._SelectorTransport, "_add_reader", add_reader)
+    monkeypatch.setattr("asyncio.selector_events._SelectorTransport._add_reader", add_reader)
     opened = asyncio.Event()
     async with stage(tmp_path, falls_back=True) as on:
 

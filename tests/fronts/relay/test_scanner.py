@@ -1,5 +1,7 @@
 """Frames are found wherever the bytes are cut, and the runs of those that pass are whole."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ class Sieve:
 
     def __init__(self, drop: set[int]) -> None:
         self.drop = drop
-        self.seen: list[tuple[object, ...]] = []
+        self.seen: list[tuple[Any, ...]] = []
 
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
         self.seen.append((DATA, flags, stream, bytes(payload)))
@@ -120,7 +122,7 @@ def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: l
         assert ends(out)[-1] == len(out), "a frame was cut in two"
     _, *pieces, last = sieve.seen
     assert last == (0xAA, 0, 9, b"next")
-    assert b"".join(piece[3] for piece in pieces) == message  # type: ignore[misc]
+    assert b"".join(piece[3] for piece in pieces) == message
     assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
-    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
+    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""
     assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")

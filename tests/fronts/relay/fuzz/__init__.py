@@ -132,9 +132,8 @@ class Fuzz:
             if world.closed:
                 return
             world.flush()
-            waits = [pipe.data for pipe in world.pipes]
-            waits += [world.unread_client, world.unread_server, world.asks]
-            if not world.unacknowledged and not any(waits) and not self._top_up():
+            waits = any((world.unread_client, world.unread_server, world.asks, *(pipe.data for pipe in world.pipes)))
+            if not world.unacknowledged and not waits and not self._top_up():
                 return
         raise AssertionError("it does not settle")
 

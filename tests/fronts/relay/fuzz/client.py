@@ -43,8 +43,8 @@ class Client:
         if rng.random() < 0.02:
             headers += [(b"baggage", rng.randbytes(5000).hex().encode())]
         ends = not plan.request and not plan.trailers and rng.random() < 0.5
-        priority = {"priority_weight": 9} if rng.random() < 0.1 else {}
-        world.client.send_headers(plan.stream, headers, end_stream=ends, **priority)
+        weight = 9 if rng.random() < 0.1 else None
+        world.client.send_headers(plan.stream, headers, end_stream=ends, priority_weight=weight)
         plan.client_done = ends
         for _ in range(rng.choice((0, 0, 0, 2))):
             world.client.increment_flow_control_window(rng.randrange(1, 10_000), plan.stream)
@@ -115,13 +115,13 @@ class Client:
                 case h2.events.ResponseReceived():
                     plan = plans[event.stream_id]
                     assert plan.seen_headers is None
-                    plan.seen_headers = list(map(tuple, event.headers))
+                    plan.seen_headers = [(name, value) for name, value in event.headers]
                 case h2.events.DataReceived():
                     plans[event.stream_id].seen += event.data
                     if event.flow_controlled_length:
                         self.world.unread_client.append((event.stream_id, event.flow_controlled_length))
                 case h2.events.TrailersReceived():
-                    plans[event.stream_id].seen_trailers = list(map(tuple, event.headers))
+                    plans[event.stream_id].seen_trailers = [(name, value) for name, value in event.headers]
                 case h2.events.StreamEnded():
                     plan = plans[event.stream_id]
                     plan.seen_end = True

@@ -84,6 +84,7 @@ class Planner:
     def plan(self, stream: int) -> Plan:
         rng = self.rng
         hooked = rng.random() < self.hooked_ratio
+        answer_message: bytes | None
         answer_message, answer = self._message()
         status = 0 if rng.random() < 0.8 else rng.randrange(1, 17)
         if status:
