@@ -1,9 +1,9 @@
 """HTTP/2 on blocking sockets, without a gRPC library: as quick as kubelet and the runtime, so that the way is measured.
 
-The peers send what gRPC in Go sends: indexed header blocks, kubelet's timeout, a PING and a WINDOW_UPDATE with the first
-DATA that they get (its estimator of bandwidth and delay), WINDOW_UPDATEs as they read, and the ACKs of PINGs. Between
-two Go peers, half of these go along with a call's own frames, and half alone: three writes per call where two would do.
-Windows are kept.
+The peers send what gRPC in Go sends: indexed header blocks, kubelet's timeout, a PING and a WINDOW_UPDATE with the
+first DATA that they get (its estimator of bandwidth and delay), WINDOW_UPDATEs as they read, and the ACKs of PINGs.
+Between two Go peers, half of these go along with a call's own frames, and half alone: three writes per call, where two
+would do. Windows are kept.
 
 Source: grpc-go 1.33, internal/transport, bdp_estimator.go, flowcontrol.go and http2_client.go, handleData.
 """

@@ -19,7 +19,6 @@ from criproxy.fronts.http2.frames import (
     Bytes,
     unpack_header,
 )
-from criproxy.fronts.http2.lane import Lane
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The largest header block: as much as gRPC-Go takes (http_util.go, defaultServerMaxHeaderListSize)."""
@@ -29,6 +28,45 @@ _BLOCK_FRAMES: Final = 4096
 
 
 _BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
+_NOTHING: Final = memoryview(b"")
+
+
+class Outgoing:
+    """Bytes on their way to one peer, in order. A run is the part `start` to `end` of the piece that is being read."""
+
+    __slots__ = ("_view", "end", "parts", "start")
+
+    def __init__(self) -> None:
+        self.parts: list[Bytes] = []
+        """What is to be sent by now: not empty pieces, in order."""
+        self._view = _NOTHING
+        self.start = 0
+        self.end = 0
+
+    def open(self, view: memoryview) -> None:
+        self._view = view
+        self.start = self.end = 0
+
+    def cut(self) -> None:
+        """The run so far goes; what is sent next comes after it."""
+        if self.end > self.start:
+            self.parts.append(self._view[self.start : self.end])
+            self.start = self.end
+
+    def send(self, data: Bytes) -> None:
+        self.cut()
+        if data:
+            self.parts.append(data)
+
+    def close(self) -> None:
+        self.cut()
+        self._view = _NOTHING
+        self.start = self.end = 0
+
+    def take(self) -> Bytes:
+        """All of `parts`, in one piece; it stays valid."""
+        parts, self.parts = self.parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Handler(Protocol):
@@ -46,16 +84,16 @@ class Handler(Protocol):
 
 
 class Scanner:
-    """Reads whole frames, shows each to the `handler`, and lets those that pass into the `lane`.
+    """Reads whole frames, shows each to the `handler`, and lets those that pass into the `outgoing`.
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
     piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced.
     `greeted`: the first SETTINGS have come.
     """
 
-    def __init__(self, lane: Lane, handler: Handler) -> None:
+    def __init__(self, outgoing: Outgoing, handler: Handler) -> None:
         self.max_frame = FRAME_BYTES
-        self._lane = lane
+        self._outgoing = outgoing
         self._handler = handler
         self._rest = bytearray()
         self._need = HEADER_BYTES
@@ -71,9 +109,9 @@ class Scanner:
         data = self._joined(chunk)
         if not data:
             return
-        lane, view = self._lane, memoryview(data)
+        outgoing, view = self._outgoing, memoryview(data)
         data_frame, block = self._handler.data, self._handler.block
-        lane.open(view)
+        outgoing.open(view)
         size, at = len(data), 0
         need = HEADER_BYTES
         while size - at >= HEADER_BYTES:
@@ -87,12 +125,12 @@ class Scanner:
                 if kind == DATA and length > FRAME_BYTES and not flags & PADDED:
                     need = HEADER_BYTES + FRAME_BYTES
                     if size - at >= need:
-                        lane.end = at
+                        outgoing.end = at
                         self._part(flags, stream & MAX_STREAM, view[at:], end - size)
-                        lane.start = at = size
+                        outgoing.start = at = size
                         need = HEADER_BYTES + min(end - size, FRAME_BYTES)
                 break
-            lane.end = at
+            outgoing.end = at
             stream &= MAX_STREAM
             usual = stream and self.greeted and not self._block_stream
             if usual and kind == DATA:
@@ -102,11 +140,11 @@ class Scanner:
             else:
                 passes = self._one(kind, flags, stream, view[at:end])
             if not passes:
-                lane.cut()
-                lane.start = end
+                outgoing.cut()
+                outgoing.start = end
             at = end
-        lane.end = at
-        lane.close()
+        outgoing.end = at
+        outgoing.close()
         self._rest += view[at:]
         if self._rest:
             self._need = need
@@ -115,9 +153,9 @@ class Scanner:
         """What has come of a DATA frame, as a frame of its own; the `left` bytes of it will be another."""
         begins = flags & ~END_STREAM
         passes = self._one(DATA, begins, stream, raw)
-        self._lane.cut()
+        self._outgoing.cut()
         if passes:
-            self._lane.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
+            self._outgoing.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
         self._rest += frames.header(DATA, flags, stream, left)
 
     def _joined(self, chunk: Bytes) -> bytes:
@@ -171,5 +209,5 @@ class Scanner:
             stream, block, frames_raw = self._block_stream, b"".join(self._block), b"".join(self._block_raw)
             self._block, self._block_raw, self._block_bytes, self._block_stream = [], [], 0, 0
             if self._handler.block(stream, self._block_ends, block, frames_raw):
-                self._lane.send(frames_raw)
+                self._outgoing.send(frames_raw)
         return False

@@ -13,7 +13,7 @@ from criproxy.fronts.http2.frames import (
     Bytes,
     unpack_header,
 )
-from criproxy.fronts.relay.actions import Action, Close, ToClient, ToUpstream
+from criproxy.fronts.relay.actions import Action, Close, ToClient, ToRuntime
 
 
 class BlindRelay:
@@ -22,9 +22,9 @@ class BlindRelay:
     greeted = False
 
     def client_bytes(self, chunk: Bytes) -> list[Action]:
-        return [ToUpstream(bytes(chunk))]
+        return [ToRuntime(bytes(chunk))]
 
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]:
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         return [ToClient(bytes(chunk))]
 
     def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
@@ -45,7 +45,7 @@ class BlindRelay:
     def client_closed(self) -> list[Action]:
         return [Close("the client has closed")]
 
-    def upstream_closed(self) -> list[Action]:
+    def runtime_closed(self) -> list[Action]:
         return [Close("the runtime has closed")]
 
 
@@ -64,7 +64,7 @@ class FallbackPipe(BlindRelay):
         self._wanted = False
         self._told = False
 
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]:
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         data = bytes(chunk)
         if self._told:
             return [ToClient(data)]

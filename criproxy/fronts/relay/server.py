@@ -13,8 +13,8 @@ from criproxy.fronts.engine import Interceptor
 from criproxy.fronts.http2.side import ReadBuffer
 from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
 from criproxy.fronts.relay.breaker import Breakers, Client
+from criproxy.fronts.relay.connection import Core, RelayConnection, RelayMetrics, Shared
 from criproxy.fronts.relay.core import Relay
-from criproxy.fronts.relay.shell import Connection, Core, Parts, RelayMetrics
 from criproxy.fronts.socket import ListenSocket, SocketError
 
 _BACKLOG: Final = 128
@@ -55,9 +55,9 @@ class RelayServer:
         self._fallback = fallback
         self._clock = clock
         self._log = structlog.get_logger()
-        self._parts = Parts(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._shared = Shared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
         self._breakers = Breakers()
-        self._connections: set[Connection] = set()
+        self._connections: set[RelayConnection] = set()
         self._draining = False
         self._server: asyncio.Server | None = None
 
@@ -110,7 +110,7 @@ class RelayServer:
 
     def _accept(self) -> asyncio.BaseProtocol:
         core: Core = BlindRelay() if self._blind else Relay(self._interceptor.wants)
-        connection = Connection(core, self._to_runtime, self._parts, self._made, self._gone)
+        connection = RelayConnection(core, self._to_runtime, self._shared, self._made, self._gone)
         self._connections.add(connection)
         if self._draining:
             connection.drain()
@@ -119,13 +119,13 @@ class RelayServer:
     async def _to_runtime(self) -> Path:
         return self._runtime
 
-    def _made(self, connection: Connection) -> None:
+    def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
             connection.lead(FallbackPipe(), self._fallback)
             if self._draining:
                 connection.drain()
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: RelayConnection) -> None:
         self._connections.discard(connection)
         self._changed.set()
         if connection.broken and self._fallback is not None:
@@ -135,7 +135,7 @@ class RelayServer:
         open_s = self._breakers.broke(peer, self._clock())
         if open_s is None:
             return
-        self._parts.metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
@@ -143,7 +143,7 @@ class RelayServer:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock()):
             return
-        self._parts.metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])
         for connection in list(self._connections):
             if connection.peer == peer and connection.is_fallback:

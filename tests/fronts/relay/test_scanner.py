@@ -14,8 +14,7 @@ from criproxy.fronts.http2.frames import (
     Bytes,
     frame,
 )
-from criproxy.fronts.http2.lane import Lane
-from criproxy.fronts.http2.scanner import Scanner
+from criproxy.fronts.http2.scanner import Outgoing, Scanner
 
 FRAMES = st.lists(
     st.one_of(
@@ -65,10 +64,10 @@ def test_what_passes_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: l
     pieces = [frame(SETTINGS, 0, 0), *pieces]
     expected = b"".join(piece for piece in pieces if stream_of(piece) not in drop)
     whole, cut = Sieve(drop), Sieve(drop)
-    lane = Lane()
+    lane = Outgoing()
     Scanner(lane, whole).feed(b"".join(pieces))
     assert bytes(lane.take()) == expected
-    lane, data, out, number = Lane(), b"".join(pieces), b"", 0
+    lane, data, out, number = Outgoing(), b"".join(pieces), b"", 0
     scanner = Scanner(lane, cut)
     while data:
         size = cuts[number % len(cuts)]
@@ -90,7 +89,7 @@ def ends(data: bytes) -> list[int]:
 
 
 def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
-    lane = Lane()
+    lane = Outgoing()
     scanner = Scanner(lane, Sieve(set()))
     data = frame(SETTINGS, 0, 0) + frame(DATA, 0, 1, bytes(16_384)) * 10
     scanner.feed(data)
@@ -102,7 +101,7 @@ def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(16_385, 200_000), st.lists(st.integers(1, 40_000), min_size=1), st.booleans())
 def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
-    lane, sieve = Lane(), Sieve(set() if passes else {1})
+    lane, sieve = Outgoing(), Sieve(set() if passes else {1})
     scanner = Scanner(lane, sieve)
     scanner.max_frame = 1 << 20
     message = bytes(range(256)) * (size // 256) + bytes(size % 256)
@@ -119,5 +118,5 @@ def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: l
     assert last == (0xAA, 0, 9, b"next")
     assert b"".join(piece[3] for piece in pieces) == message  # type: ignore[misc]
     assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
-    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
-    assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")
+    advertised = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""  # type: ignore[arg-type,misc]
+    assert out == frame(SETTINGS, 0, 0) + advertised + frame(0xAA, 0, 9, b"next")

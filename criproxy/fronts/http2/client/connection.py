@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from criproxy.fronts.http2 import codes
-from criproxy.fronts.http2.client.core import Client, Outcome
+from criproxy.fronts.http2.client.core import CallOutcome, Client
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.side import ReadBuffer, Side
 
@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(self) -> None:
         self._client = Client()
-        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[int, asyncio.Future[CallOutcome]] = {}
         self._why = _LOST
         self._closed = asyncio.Event()
         self.lost = asyncio.Event()
@@ -65,7 +65,7 @@ class Connection:
         self._flush()
         try:
             async with asyncio.timeout(timeout_s):
-                outcome: Outcome = await future
+                outcome: CallOutcome = await future
         except TimeoutError:
             raise CallError(method, codes.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
         finally:
@@ -112,7 +112,7 @@ class Connection:
         if data := self._client.take():
             self._side.write(data)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: CallOutcome) -> None:
         future = self._waiting.get(outcome.call)
         if future is not None and not future.done():
             future.set_result(outcome)
@@ -120,7 +120,7 @@ class Connection:
     def _end(self) -> None:
         self.lost.set()
         for number in tuple(self._waiting):
-            self._tell(Outcome(number, codes.UNAVAILABLE, self._why))
+            self._tell(CallOutcome(number, codes.UNAVAILABLE, self._why))
         self._side.close()
 
     def _gone(self) -> None:

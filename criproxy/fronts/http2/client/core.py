@@ -26,8 +26,7 @@ from criproxy.fronts.http2.frames import (
     Bytes,
 )
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
-from criproxy.fronts.http2.lane import Lane
-from criproxy.fronts.http2.scanner import Scanner
+from criproxy.fronts.http2.scanner import Outgoing, Scanner
 
 _ENABLE_PUSH: Final = 2
 _MAX_CONCURRENT_STREAMS: Final = 3
@@ -47,7 +46,7 @@ _LAST: Final = literal(
 )
 
 
-class Outcome(Struct, frozen=True):
+class CallOutcome(Struct, frozen=True):
     """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` tells why."""
 
     call: int
@@ -56,7 +55,7 @@ class Outcome(Struct, frozen=True):
     message: bytes = b""
 
 
-class _Call(Struct):
+class _OwnCall(Struct):
     """`window`: what may be sent of it, in bytes; `taken`: what has come, and the runtime has not heard so."""
 
     number: int
@@ -78,18 +77,18 @@ class Client:
     """
 
     def __init__(self) -> None:
-        self._lane = Lane()  # nothing that is read passes: all that is in it is ours
-        self._scanner = Scanner(self._lane, self)
+        self._outgoing = Outgoing()  # nothing that is read passes: all that is in it is ours
+        self._scanner = Scanner(self._outgoing, self)
         self._reader = BlockReader()
-        self._open: dict[int, _Call] = {}
-        self._queue: deque[_Call] = deque()
+        self._open: dict[int, _OwnCall] = {}
+        self._queue: deque[_OwnCall] = deque()
         self._number = 0
         self._next_stream = 1
         self._places = MAX_STREAM
         self._first_window = self._window = FIRST_WINDOW
         self._taken = 0
         self._going = False
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[CallOutcome] = []
         settings = ((_ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, _WINDOW))
         self._send(frames.PREFACE, frames.frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
         self._send(frames.window_update(0, 2 * _WINDOW - FIRST_WINDOW))
@@ -106,12 +105,12 @@ class Client:
 
     def take(self) -> Bytes:
         """All that is to be sent by now; it stays valid."""
-        return self._lane.take()
+        return self._outgoing.take()
 
     def call(self, path: str, request: bytes, timeout_s: float) -> int:
         """Begin a call; returns its number, which its outcome has. The deadline is sent; to keep it is the caller's."""
         self._number += 1
-        self._queue.append(_Call(self._number, path, timeout_s, memoryview(message.wrapped(request))))
+        self._queue.append(_OwnCall(self._number, path, timeout_s, memoryview(message.wrapped(request))))
         self._begin_waiting()
         return self._number
 
@@ -124,7 +123,7 @@ class Client:
                 del self._open[call.stream]
         self._begin_waiting()
 
-    def feed(self, chunk: Bytes) -> list[Outcome]:
+    def feed(self, chunk: Bytes) -> list[CallOutcome]:
         """Take what has come; returns the calls that have ended with it. Raises BrokenError."""
         self._scanner.feed(chunk)
         self._begin_waiting()
@@ -231,7 +230,7 @@ class Client:
         for call in self._open.values():
             self._pump(call)
 
-    def _pump(self, call: _Call) -> None:
+    def _pump(self, call: _OwnCall) -> None:
         """Send of its request what may be sent by now."""
         while call.rest and (size := min(len(call.rest), call.window, self._window, FRAME_BYTES)) > 0:
             piece, call.rest = call.rest[:size], call.rest[size:]
@@ -239,22 +238,22 @@ class Client:
             self._window -= size
             self._send(frames.frame(DATA, 0 if call.rest else END_STREAM, call.stream, piece))
 
-    def _end_with(self, call: _Call, trailers: Block) -> None:
+    def _end_with(self, call: _OwnCall, trailers: Block) -> None:
         code, text, answer = _result(call, trailers)
         self._end(call, code, text, answer, reset=bool(call.rest))  # an answer to what was never wholly sent
 
-    def _end(self, call: _Call, code: int, text: str = "", answer: bytes = b"", *, reset: bool = False) -> None:
+    def _end(self, call: _OwnCall, code: int, text: str = "", answer: bytes = b"", *, reset: bool = False) -> None:
         if reset:
             self._send(frames.rst_stream(call.stream, frames.CANCEL))
         self._open.pop(call.stream, None)
-        self._outcomes.append(Outcome(call.number, code, text, answer))
+        self._outcomes.append(CallOutcome(call.number, code, text, answer))
 
     def _send(self, *pieces: bytes) -> None:
         for piece in pieces:
-            self._lane.send(piece)
+            self._outgoing.send(piece)
 
 
-def _result(call: _Call, trailers: Block) -> tuple[int, str, bytes]:
+def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
     """The status code, why it is not OK, and the answer. Source: gRPC over HTTP/2, Responses."""
     try:
         code = int(trailers.get(b"grpc-status"))

@@ -18,7 +18,7 @@ from criproxy.fronts.engine import Forward, Interceptor, Refuse, Ticket, Verdict
 from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.frames import Bytes
 from criproxy.fronts.http2.side import ReadBuffer, Side
-from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
+from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.breaker import Client
 
 _MOST_WAITING: Final = 16 * 1024 * 1024
@@ -54,17 +54,17 @@ class Core(Protocol):
     @property
     def greeted(self) -> bool: ...
     def client_bytes(self, chunk: Bytes) -> list[Action]: ...
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]: ...
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]: ...
     def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]: ...
     def refuse(self, stream: int, code: int, message: str) -> list[Action]: ...
     def drain(self) -> list[Action]: ...
     def end(self, stream: int, message: str) -> list[Action]: ...
     def turn_away(self, message: str) -> None: ...
     def client_closed(self) -> list[Action]: ...
-    def upstream_closed(self) -> list[Action]: ...
+    def runtime_closed(self) -> list[Action]: ...
 
 
-class Parts(Struct, frozen=True):
+class Shared(Struct, frozen=True):
     """What all connections of a server have in common. `on_change`: a call has ended."""
 
     interceptor: Interceptor
@@ -75,8 +75,8 @@ class Parts(Struct, frozen=True):
     on_change: Callable[[], None]
 
 
-class Connection:
-    """One client, one connection to `upstream` of its own, and the `core` between them.
+class RelayConnection:
+    """One client, one connection to `runtime` of its own, and the `core` between them.
 
     `peer` is the client, once it is connected. `broken`: it was closed as what a peer sent could not be followed,
     though it began as HTTP/2.
@@ -85,14 +85,14 @@ class Connection:
     def __init__(
         self,
         core: Core,
-        upstream: Callable[[], Awaitable[Path]],
-        parts: Parts,
-        on_made: Callable[["Connection"], None],
-        on_closed: Callable[["Connection"], None],
+        runtime: Callable[[], Awaitable[Path]],
+        shared: Shared,
+        on_made: Callable[["RelayConnection"], None],
+        on_closed: Callable[["RelayConnection"], None],
     ) -> None:
         self._core = core
-        self._find_upstream = upstream
-        self._parts = parts
+        self._find_runtime = runtime
+        self._shared = shared
         self.broken = False
         self.peer: Client = (0, 0)
         self.is_fallback = False
@@ -106,18 +106,18 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.client = Side(
-            parts.buffer,
+            shared.buffer,
             on_made=self._accepted,
             on_bytes=self._client_bytes,
             on_lost=self._client_lost,
-            on_behind=lambda behind: self._hold(self._upstream, behind),
+            on_behind=lambda behind: self._hold(self._runtime, behind),
             most_waiting=_MOST_WAITING,
         )
-        self._upstream = Side(
-            parts.buffer,
+        self._runtime = Side(
+            shared.buffer,
             on_made=lambda: self.client.unblock("connecting"),
-            on_bytes=self._upstream_bytes,
-            on_lost=lambda: self._run(self._core.upstream_closed),
+            on_bytes=self._runtime_bytes,
+            on_lost=lambda: self._run(self._core.runtime_closed),
             on_behind=lambda behind: self._hold(self.client, behind),
         )
         self.client.block("connecting")
@@ -127,9 +127,9 @@ class Connection:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
-    def lead(self, core: Core, upstream: Callable[[], Awaitable[Path]]) -> None:
+    def lead(self, core: Core, runtime: Callable[[], Awaitable[Path]]) -> None:
         """Serve the client otherwise: only amid `on_made`, when nothing has come of it yet."""
-        self._core, self._find_upstream, self.is_fallback = core, upstream, True
+        self._core, self._find_runtime, self.is_fallback = core, runtime, True
 
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""
@@ -147,7 +147,7 @@ class Connection:
 
     def cut(self) -> None:
         """Close both sides; the client's calls end with UNAVAILABLE."""
-        self._run(self._core.upstream_closed)
+        self._run(self._core.runtime_closed)
         self._close()
 
     # --- bytes -------------------------------------------------------------------------------------------------------
@@ -163,30 +163,30 @@ class Connection:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            path = await self._find_upstream()
-            await loop.create_unix_connection(lambda: self._upstream, str(path))
+            path = await self._find_runtime()
+            await loop.create_unix_connection(lambda: self._runtime, str(path))
         except OSError:  # what a client sees of a runtime that is away
             self._close()
             return
         except Exception:
-            self._parts.log.exception("relay_failed")
+            self._shared.log.exception("relay_failed")
             self._close()
             return
         if self._closed:
-            self._upstream.close()
+            self._runtime.close()
 
     def _client_bytes(self, view: memoryview) -> None:
         self._run(self._core.client_bytes, view)
 
-    def _upstream_bytes(self, view: memoryview) -> None:
-        self._run(self._core.upstream_bytes, view)
+    def _runtime_bytes(self, view: memoryview) -> None:
+        self._run(self._core.runtime_bytes, view)
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
         """Tell the core, and do what it says. An error of its own is the end of this connection alone."""
         try:
             actions = step(*arguments)
         except Exception:
-            self._parts.log.exception("relay_failed")
+            self._shared.log.exception("relay_failed")
             self._break("the relay failed")
             self._close()
         else:
@@ -197,8 +197,8 @@ class Connection:
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
-        self._parts.metrics.on_broken(reason)
-        self._parts.log.warning("connection_broken", reason=reason)
+        self._shared.metrics.on_broken(reason)
+        self._shared.log.warning("connection_broken", reason=reason)
 
     def _hold(self, side: Side, behind: bool) -> None:
         if behind:
@@ -209,15 +209,15 @@ class Connection:
     # --- actions -----------------------------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
-        parts, asks = self._parts, []
+        shared, asks = self._shared, []
         for action in actions:
-            if type(action) is ToUpstream:
-                self._upstream.write(action.data, wait=type(actions[-1]) is Ask)
+            if type(action) is ToRuntime:
+                self._runtime.write(action.data, wait=type(actions[-1]) is Ask)
             elif type(action) is ToClient:
                 self.client.write(action.data)
             elif type(action) is Started:
-                self._calls[action.stream] = (parts.clock(), action.method)
-                parts.metrics.on_start()
+                self._calls[action.stream] = (shared.clock(), action.method)
+                shared.metrics.on_start()
             elif type(action) is Ended:
                 self._ended(action)
             elif type(action) is Ask:
@@ -230,7 +230,7 @@ class Connection:
                 if ask.stream in self._unasked:
                     self._unasked.remove(ask.stream)
                     self._ask(ask)
-            self._upstream.flush()
+            self._runtime.flush()
 
     def _rarely(self, action: Action) -> None:
         match action:
@@ -250,14 +250,14 @@ class Connection:
     def _ended(self, call: Ended) -> None:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
-        self._parts.metrics.on_call(
-            label(call.method), codes.name(call.code), self._parts.clock() - begun[0], call.hooked
+        self._shared.metrics.on_call(
+            label(call.method), codes.name(call.code), self._shared.clock() - begun[0], call.hooked
         )
-        self._parts.on_change()
+        self._shared.on_change()
 
     def _ask(self, ask: Ask) -> None:
         try:
-            verdict = self._parts.interceptor.request(ask.method, ask.message)
+            verdict = self._shared.interceptor.request(ask.method, ask.message)
         except Exception:
             verdict = self._failed(ask)
         if isinstance(verdict, Verdict):
@@ -274,7 +274,7 @@ class Connection:
         self._decided(ask, decided)
 
     def _failed(self, ask: Ask) -> Forward:
-        self._parts.log.exception("interceptor_failed", method=ask.method)
+        self._shared.log.exception("interceptor_failed", method=ask.method)
         return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
@@ -285,9 +285,9 @@ class Connection:
 
     def _learn(self, learn: Learn) -> None:
         try:
-            self._parts.interceptor.answered(learn.ticket, learn.message)
+            self._shared.interceptor.answered(learn.ticket, learn.message)
         except Exception:
-            self._parts.log.exception("interceptor_failed")
+            self._shared.log.exception("interceptor_failed")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -325,4 +325,4 @@ class Connection:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
             self._ended(Ended(stream, self._calls[stream][1], codes.UNAVAILABLE, hooked=False))
-        self._upstream.close()
+        self._runtime.close()

@@ -1,4 +1,4 @@
-"""From the upstream to the client: what each frame of the upstream's does."""
+"""From the runtime to the client: what each frame of the runtime's does."""
 
 from collections.abc import Callable
 
@@ -21,29 +21,29 @@ from criproxy.fronts.http2.frames import (
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Learn
-from criproxy.fronts.relay.calls import Call, HookedCall, Phase, Wire
 from criproxy.fronts.relay.outbox import LARGEST_FIRST, Outbox
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 
-class Downward:
-    """Follows the upstream. `end` resets a hooked call towards the upstream and forgets it."""
+class RuntimeToClient:
+    """Follows the runtime. `end` resets a hooked call towards the runtime and forgets it."""
 
     def __init__(
         self,
-        wire: Wire,
+        state: RelayState,
         outbox: Outbox,
         *,
         on_setting: Callable[[int, int], None],
-        end: Callable[[Call], None],
-        forget: Callable[[Call], None],
+        end: Callable[[RelayedCall], None],
+        forget: Callable[[RelayedCall], None],
     ) -> None:
-        self._wire = wire
+        self._state = state
         self._outbox = outbox
         self._on_setting = on_setting
         self._end = end
         self._forget = forget
         self._reader = BlockReader()
-        self.scanner = Scanner(wire.client, self)
+        self.scanner = Scanner(state.to_client, self)
         self._table_shrinks = False
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
@@ -53,7 +53,7 @@ class Downward:
         self.scanner.feed(chunk)
 
     def client_setting(self, setting: int, value: int) -> None:
-        """The client has announced what the upstream may send."""
+        """The client has announced what the runtime may send."""
         if setting == HEADER_TABLE_SIZE:
             self._table_shrinks |= self._reader.allow_table(value)
         elif setting == MAX_FRAME_SIZE:
@@ -62,13 +62,13 @@ class Downward:
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
-        wire = self._wire
-        call = wire.calls.get(stream)
+        state = self._state
+        call = state.calls.get(stream)
         if call is None:
-            if not wire.ended_here(stream):
+            if not state.ended_here(stream):
                 return True
             if payload:
-                wire.upstream.send(frames.window_update(0, len(payload)))
+                state.to_runtime.send(frames.window_update(0, len(payload)))
             return False
         if flags & PADDED:
             frames.unpadded(flags, payload)
@@ -80,9 +80,9 @@ class Downward:
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._reader.read(block)
-        call = self._wire.calls.get(stream)
+        call = self._state.calls.get(stream)
         if call is None:
-            if self._wire.ended_here(stream):
+            if self._state.ended_here(stream):
                 self._skip(read)
                 return False
             return self._in_step(stream, end_stream, read)
@@ -96,7 +96,7 @@ class Downward:
         return self._end_with(call, _status(read), raw if passed else b"") if end_stream else passed
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
-        wire = self._wire
+        state = self._state
         match kind:
             case 8:  # WINDOW_UPDATE
                 return self._window_update(stream, frames.long(payload) & MAX_WINDOW)
@@ -106,13 +106,13 @@ class Downward:
                 if not flags & ACK:
                     return self._settings(payload)
                 if self._table_shrinks:  # the next block may be one that does not know
-                    wire.diverged = True
+                    state.diverged = True
             case 7:
                 return self._goaway(payload)
-        return not (stream and wire.ended_here(stream))
+        return not (stream and state.ended_here(stream))
 
     def _settings(self, payload: memoryview) -> bool:
-        wire, window, told = self._wire, None, []
+        state, window, told = self._state, None, []
         for setting, value in frames.settings(payload):
             if setting == INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
@@ -122,43 +122,43 @@ class Downward:
             else:
                 self._on_setting(setting, value)
                 told.append((setting, value))
-        if len(wire.windows_to_come) >= 1000:
+        if len(state.windows_to_come) >= 1000:
             raise BrokenError("1000 SETTINGS without an ACK")
-        wire.windows_to_come.append(window)
+        state.windows_to_come.append(window)
         passed = frames.settings_payload(told)
         if passed == payload:
             return True
-        wire.client.send(frames.frame(SETTINGS, 0, 0, passed))
+        state.to_client.send(frames.frame(SETTINGS, 0, 0, passed))
         return False
 
     def _window_update(self, stream: int, increment: int) -> bool:
-        wire = self._wire
+        state = self._state
         if stream:
-            call = wire.calls.get(stream)
+            call = state.calls.get(stream)
             if call is None or call.hook is None:
-                return not wire.ended_here(stream)
+                return not state.ended_here(stream)
             call.hook.window += increment
             if not increment or call.hook.window > MAX_WINDOW:
                 raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
-            if call.hook.phase is Phase.SENDING:
+            if call.hook.phase is RequestPhase.SENDING:
                 self._outbox.pump()
             return False
-        told = wire.ledger.credit(increment)
+        told = state.window.credit(increment)
         if told and told != increment:
-            wire.client.send(frames.window_update(0, told))
+            state.to_client.send(frames.window_update(0, told))
         if not self._outbox.idle:
             self._outbox.pump()
         return told == increment
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
-        wire = self._wire
-        if wire.ended_here(stream):
+        state = self._state
+        if state.ended_here(stream):
             return False
-        call = wire.calls.get(stream)
+        call = state.calls.get(stream)
         if call is None:
             return True
-        wire.count(call, codes.of_reset(frames.long(payload)))
-        del wire.calls[stream]
+        state.count(call, codes.of_reset(frames.long(payload)))
+        del state.calls[stream]
         self._forget(call)
         if self._outbox.queue:
             self._outbox.drop_data(stream)
@@ -170,37 +170,37 @@ class Downward:
         if last <= self.last_stream:
             self.last_stream = last
             return True
-        self._wire.client.send(frames.goaway(self.last_stream, frames.long(payload[4:]), payload[8:]))
+        self._state.to_client.send(frames.goaway(self.last_stream, frames.long(payload[4:]), payload[8:]))
         return False
 
     # --- the order of header blocks ----------------------------------------------------------------------------------
 
     def _in_step(self, stream: int, end_stream: bool, block: Block) -> bool:
         """Whether the block may pass as it came; else it has been sent, written anew."""
-        if not self._wire.diverged:
+        if not self._state.diverged:
             return True
-        self._wire.send_headers(stream, literal(block.fields), end_stream=end_stream)
+        self._state.send_headers(stream, literal(block.fields), end_stream=end_stream)
         return False
 
     def _skip(self, block: Block) -> None:
         """A block that the client never sees."""
-        self._wire.diverged |= block.changes
+        self._state.diverged |= block.changes
 
     # --- the ends of calls -------------------------------------------------------------------------------------------
 
-    def _end_with(self, call: Call, code: int, last: Bytes) -> bool:
-        """The upstream's end of a call. `last` is the frame that passes, or b"" when it has been sent already."""
-        wire, hook = self._wire, call.hook
-        call.upstream_ended = True
-        wire.count(call, code)
-        if hook is None or hook.phase is Phase.SENT:
-            wire.drop_if_over(call)
+    def _end_with(self, call: RelayedCall, code: int, last: Bytes) -> bool:
+        """The runtime's end of a call. `last` is the frame that passes, or b"" when it has been sent already."""
+        state, hook = self._state, call.hook
+        call.runtime_ended = True
+        state.count(call, code)
+        if hook is None or hook.phase is RequestPhase.SENT:
+            state.drop_if_over(call)
             return bool(last)
         # An answer to a request that was never, or not wholly, sent.
         if last:
-            wire.client.send(last)
+            state.to_client.send(last)
         if not call.client_ended:
-            wire.client.send(frames.rst_stream(call.stream, NO_ERROR))
+            state.to_client.send(frames.rst_stream(call.stream, NO_ERROR))
         self._end(call)
         return False
 
@@ -211,12 +211,12 @@ class Downward:
             hook.ticket = None
             hook.answer = bytearray()
 
-    def _learn(self, call: Call, hook: HookedCall) -> None:
+    def _learn(self, call: RelayedCall, hook: HookedCall) -> None:
         try:
             answer = message.opened(hook.answer, hook.answer_encoding)
         except message.MessageError:  # no unary call's answer
             return
-        self._wire.lessons.append(Learn(call.stream, hook.ticket, answer))
+        self._state.lessons.append(Learn(call.stream, hook.ticket, answer))
 
 
 def _status(trailers: Block) -> int:

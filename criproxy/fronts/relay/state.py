@@ -6,17 +6,16 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.fronts.engine import Ticket
-from criproxy.fronts.http2.flow import Ledger
-from criproxy.fronts.http2.frames import FIRST_WINDOW, Bytes, header_frames
+from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_WINDOW, BrokenError, Bytes, header_frames
 from criproxy.fronts.http2.headers import NO_TABLE
-from criproxy.fronts.http2.lane import Lane
+from criproxy.fronts.http2.scanner import Outgoing
 from criproxy.fronts.relay.actions import Action, Ended
 
 _REMEMBERED: Final = 1024
 """Calls that were ended here, of which the peers' late frames are told from others. They come within one round trip."""
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """Where the request of a hooked call is."""
 
     COLLECTING = auto()
@@ -33,9 +32,9 @@ class HookedCall(Struct):
 
     encoding: bytes
     window: int
-    shown: int
+    advertised: int
     sized: bool
-    phase: Phase = Phase.COLLECTING
+    phase: RequestPhase = RequestPhase.COLLECTING
     request: bytearray = field(default_factory=bytearray)
     message: bytes = b""
     paid: int = 0
@@ -46,7 +45,7 @@ class HookedCall(Struct):
     answer: bytearray = field(default_factory=bytearray)
 
 
-class Call(Struct):
+class RelayedCall(Struct):
     """A call that is open on at least one side. `hook`: it is opened here."""
 
     stream: int
@@ -54,28 +53,76 @@ class Call(Struct):
     hook: HookedCall | None
     answered: bool = False
     client_ended: bool = False
-    upstream_ended: bool = False
+    runtime_ended: bool = False
     counted: bool = False
 
 
-class Wire:
+class ConnectionWindow:
+    """Bytes that may be sent on the connection, as the runtime counts them and as the client does.
+
+    `real` is what the runtime still takes. `owed` is how much more the client believes in: bytes went up that it has
+    not paid. `waiting` is what it has paid and is not sent yet. So the client sees `real + owed - waiting`.
+    """
+
+    __slots__ = ("owed", "real", "waiting")
+
+    def __init__(self) -> None:
+        self.real = FIRST_WINDOW
+        self.owed = 0
+        self.waiting = 0
+
+    @property
+    def advertised(self) -> int:
+        """The window that the client sees."""
+        return self.real + self.owed - self.waiting
+
+    def pay(self, size: int) -> None:
+        """The client has sent what is to wait here. Raises BrokenError when it had no window for it."""
+        if size > self.advertised:
+            raise BrokenError(f"{size} bytes sent into a window of {self.advertised}")
+        self.waiting += size
+
+    def spend(self, size: int, paid: int) -> None:
+        """Of `size` bytes that go up now, the client has paid `paid`."""
+        self.real -= size
+        self.waiting -= paid
+        self.owed += size - paid
+
+    def forgive(self, paid: int) -> int:
+        """What the client has paid goes nowhere; returns how much of it is to be given back, the rest settles owed."""
+        self.waiting -= paid
+        settled = min(paid, self.owed)
+        self.owed -= settled
+        return paid - settled
+
+    def credit(self, size: int) -> int:
+        """The runtime takes so much more; returns what of it the client is told. Raises BrokenError."""
+        if not size or self.real + size > MAX_WINDOW:
+            raise BrokenError(f"WINDOW_UPDATE of {size} on a window of {self.real}")
+        self.real += size
+        settled = min(size, self.owed)
+        self.owed -= settled
+        return size - settled
+
+
+class RelayState:
     """Both directions' common state."""
 
     def __init__(self) -> None:
-        self.client = Lane()
-        self.upstream = Lane()
+        self.to_client = Outgoing()
+        self.to_runtime = Outgoing()
         self.lessons: list[Action] = []
         """What is to be learned before anything is sent."""
         self.events: list[Action] = []
-        self.calls: dict[int, Call] = {}
-        self.ledger = Ledger()
+        self.calls: dict[int, RelayedCall] = {}
+        self.window = ConnectionWindow()
         self.first_window = FIRST_WINDOW
-        """The upstream's INITIAL_WINDOW_SIZE, as far as the client has acknowledged it."""
+        """The runtime's INITIAL_WINDOW_SIZE, as far as the client has acknowledged it."""
         self.windows_to_come: list[int | None] = []
-        """What each SETTINGS of the upstream's that is not acknowledged yet makes of it."""
+        """What each SETTINGS of the runtime's that is not acknowledged yet makes of it."""
         self.last_stream = 0
         self.diverged = False
-        """Whether the client's header table is not the upstream's: then all blocks are written without it."""
+        """Whether the client's header table is not the runtime's: then all blocks are written without it."""
         self._table_dropped = False
         self._ended_here: dict[int, None] = {}
 
@@ -84,14 +131,14 @@ class Wire:
         if self.diverged and not self._table_dropped:  # from now on no change of the table's size matters
             self._table_dropped = True
             block = NO_TABLE + block
-        self.client.send(header_frames(stream, block, end_stream=end_stream))
+        self.to_client.send(header_frames(stream, block, end_stream=end_stream))
 
     def ended_here(self, stream: int) -> bool:
         """Whether the relay has reset this stream, so that late frames of it go nowhere."""
         return stream in self._ended_here
 
-    def end_here(self, call: Call) -> None:
-        """The upstream has been sent a reset: nothing of this call is to follow, or to be believed."""
+    def end_here(self, call: RelayedCall) -> None:
+        """The runtime has been sent a reset: nothing of this call is to follow, or to be believed."""
         self.calls.pop(call.stream, None)
         self.turn_away(call.stream)
 
@@ -101,18 +148,18 @@ class Wire:
         if len(self._ended_here) > _REMEMBERED:
             del self._ended_here[next(iter(self._ended_here))]
 
-    def count(self, call: Call, code: int) -> None:
+    def count(self, call: RelayedCall, code: int) -> None:
         if not call.counted:
             call.counted = True
             self.events.append(Ended(call.stream, call.method, code, call.hook is not None))
 
-    def drop_if_over(self, call: Call) -> None:
-        if call.client_ended and call.upstream_ended:
+    def drop_if_over(self, call: RelayedCall) -> None:
+        if call.client_ended and call.runtime_ended:
             self.calls.pop(call.stream, None)
 
 
 class HeldData(Struct):
-    """DATA of a passing call for which the upstream has no window yet; `paid` by the client."""
+    """DATA of a passing call for which the runtime has no window yet; `paid` by the client."""
 
     stream: int
     data: memoryview
