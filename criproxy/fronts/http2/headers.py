@@ -5,6 +5,7 @@ Source: RFC 7541; gRPC over HTTP/2.
 
 from collections import deque
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Final
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_F
 from hpack.table import HeaderTable
 from msgspec import Struct
 
+from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.scanner import BLOCK_BYTES
 
@@ -41,11 +43,24 @@ _UNRESERVED: Final = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)  # 
 Field = tuple[bytes, bytes]
 
 
-class Block(Struct, frozen=True):
+class Block(Struct, frozen=True, dict=True):
     """A decoded header block. `changes`: it has changed the peers' table, so its place among the blocks is fixed."""
 
     fields: list[Field]
     changes: bool
+
+    @cached_property
+    def path(self) -> str:
+        """Of a request, the method that it calls."""
+        return self.get(b":path").decode("utf-8", "replace")
+
+    @cached_property
+    def status(self) -> int:
+        """Of trailers, the gRPC status code; UNKNOWN when there is none."""
+        try:
+            return int(self.get(b"grpc-status"))
+        except ValueError:
+            return codes.UNKNOWN
 
     def get(self, name: bytes) -> bytes:
         """The first value of the field; b"" when there is none."""

@@ -12,11 +12,17 @@ from criproxy.fronts.http2.frames import (
     HEADER_BYTES,
     HEADERS,
     MAX_STREAM,
+    MAX_WINDOW,
     PADDED,
+    PING,
+    PING_BYTES,
     SETTINGS,
+    WINDOW_UPDATE,
+    WINDOW_UPDATE_BYTES,
     WITH_PRIORITY,
     BrokenError,
     Bytes,
+    long,
     unpack_header,
 )
 
@@ -78,6 +84,10 @@ class Handler(Protocol):
         """A whole header block, without padding and priority. `raw`: its frames."""
         ...
 
+    def credit(self, increment: int) -> bool:
+        """A WINDOW_UPDATE of the connection."""
+        ...
+
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         """A frame of another type, of a size that its type allows."""
         ...
@@ -88,11 +98,12 @@ class Scanner:
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
     piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced.
-    `greeted`: the first SETTINGS have come.
+    `greeted`: the first SETTINGS have come. With `pings_pass`, the handler is not shown PINGs.
     """
 
-    def __init__(self, outgoing: Outgoing, handler: Handler) -> None:
+    def __init__(self, outgoing: Outgoing, handler: Handler, *, pings_pass: bool = False) -> None:
         self.max_frame = FRAME_BYTES
+        self.pings_pass = pings_pass
         self._outgoing = outgoing
         self._handler = handler
         self._rest = bytearray()
@@ -109,11 +120,11 @@ class Scanner:
         data = self._joined(chunk)
         if not data:
             return
-        outgoing, view = self._outgoing, memoryview(data)
-        data_frame, block = self._handler.data, self._handler.block
+        outgoing, handler, view = self._outgoing, self._handler, memoryview(data)
         outgoing.open(view)
         size, at = len(data), 0
         need = HEADER_BYTES
+        orderly = self.greeted and not self._block_stream
         while size - at >= HEADER_BYTES:
             high, low, kind, flags, stream = unpack_header(data, at)
             length = high << 8 | low
@@ -121,42 +132,55 @@ class Scanner:
                 raise BrokenError(f"a frame of {length} bytes, where {self.max_frame} were announced")
             end = at + HEADER_BYTES + length
             if end > size:
-                need = end - at
-                if kind == DATA and length > FRAME_BYTES and not flags & PADDED:
-                    need = HEADER_BYTES + FRAME_BYTES
-                    if size - at >= need:
-                        outgoing.end = at
-                        self._part(flags, stream & MAX_STREAM, view[at:], end - size)
-                        outgoing.start = at = size
-                        need = HEADER_BYTES + min(end - size, FRAME_BYTES)
+                outgoing.end = at
+                done, need = self._begun(view[at:], end - size)
+                at += done
                 break
+            if orderly and kind == PING and length == PING_BYTES and not stream and self.pings_pass:
+                at = end
+                continue
             outgoing.end = at
             stream &= MAX_STREAM
-            usual = stream and self.greeted and not self._block_stream
-            if usual and kind == DATA:
-                passes = data_frame(flags, stream, view[at + HEADER_BYTES : end])
-            elif usual and kind == HEADERS and flags & _BLOCK_FLAGS == END_HEADERS:
-                passes = block(stream, flags & END_STREAM != 0, data[at + HEADER_BYTES : end], view[at:end])
+            if orderly and kind == DATA and stream:
+                passes = handler.data(flags, stream, view[at + HEADER_BYTES : end])
+            elif orderly and kind == HEADERS and stream and flags & _BLOCK_FLAGS == END_HEADERS:
+                passes = handler.block(stream, flags & END_STREAM != 0, data[at + HEADER_BYTES : end], view[at:end])
+            elif orderly and kind == WINDOW_UPDATE and length == WINDOW_UPDATE_BYTES and not stream:
+                passes = handler.credit(long(data, at + HEADER_BYTES) & MAX_WINDOW)
             else:
                 passes = self._one(kind, flags, stream, view[at:end])
+                orderly = self.greeted and not self._block_stream
             if not passes:
                 outgoing.cut()
                 outgoing.start = end
             at = end
         outgoing.end = at
         outgoing.close()
-        self._rest += view[at:]
+        if at < size:
+            self._rest += view[at:]
         if self._rest:
             self._need = need
 
-    def _part(self, flags: int, stream: int, raw: memoryview, left: int) -> None:
-        """What has come of a DATA frame, as a frame of its own; the `left` bytes of it will be another."""
+    def _begun(self, raw: memoryview, missing: int) -> tuple[int, int]:
+        """A frame of which bytes are missing: how much of `raw` is done with, and how much makes the next step.
+
+        What has come of a large DATA frame goes on as a frame of its own; the missing bytes will be another.
+        """
+        _, _, kind, flags, stream = unpack_header(raw)
+        size = len(raw)
+        if kind != DATA or size + missing <= HEADER_BYTES + FRAME_BYTES or flags & PADDED:
+            return 0, size + missing
+        if size < HEADER_BYTES + FRAME_BYTES:
+            return 0, HEADER_BYTES + FRAME_BYTES
+        stream &= MAX_STREAM
         begins = flags & ~END_STREAM
         passes = self._one(DATA, begins, stream, raw)
         self._outgoing.cut()
         if passes:
             self._outgoing.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
-        self._rest += frames.header(DATA, flags, stream, left)
+        self._outgoing.start += size
+        self._rest += frames.header(DATA, flags, stream, missing)
+        return size, HEADER_BYTES + min(missing, FRAME_BYTES)
 
     def _joined(self, chunk: Bytes) -> bytes:
         """What was left and what came, copied once; empty when that is less than a frame."""
@@ -196,6 +220,8 @@ class Scanner:
             if kind != SETTINGS or flags:
                 raise BrokenError("no SETTINGS at first")
             self.greeted = True
+        if kind == WINDOW_UPDATE and not stream:
+            return self._handler.credit(long(payload) & MAX_WINDOW)
         return self._handler.frame(kind, flags, stream, payload)
 
     def _more_block(self, flags: int, fragment: Bytes, raw: Bytes) -> bool:

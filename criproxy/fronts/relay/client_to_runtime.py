@@ -52,7 +52,7 @@ class ClientToRuntime:
         self._reader = BlockReader()
         self._diverged = False
         """Whether the runtime's header table is not the client's: then blocks are written without it."""
-        self.scanner = Scanner(state.to_runtime, self)
+        self.scanner = Scanner(state.to_runtime, self, pings_pass=True)
         self._preface = bytearray()
         self.greeted = False
         """Whether the client's preface has come."""
@@ -110,12 +110,9 @@ class ClientToRuntime:
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._reader.read(block)
         state = self._state
-        call = state.calls.get(stream)
         if self._diverged:
             raw = frames.header_frames(stream, NO_TABLE + literal(read.fields), end_stream=end_stream)
-        if call is None and state.ended_here(stream):
-            return self._skip(read)
-        if call is None and stream > state.last_stream:
+        if stream > state.last_stream:
             if self.refusing:
                 self._turn_away(stream, end_stream)
                 return self._skip(read)
@@ -124,7 +121,8 @@ class ClientToRuntime:
                 self._pass_block(stream, raw)
                 self.refuse(call, codes.INTERNAL, message.NO_MESSAGE)
                 return False
-        elif call is not None:
+        elif (known := state.calls.get(stream)) is not None:
+            call = known
             if call.client_ended:
                 raise BrokenError(f"HEADERS on stream {stream}, after its end")
             if call.hook is not None:
@@ -134,12 +132,18 @@ class ClientToRuntime:
             if end_stream:
                 call.client_ended = True
                 state.drop_if_over(call)
-        held = self._outbox.queue and self._outbox.holds_up(stream)
-        if held and call is not None and call.hook is not None:
-            call.hook.headers_wait = True
-        if held or self._diverged:
-            self._pass_block(stream, raw)
-            return False
+        elif state.ended_here(stream):
+            return self._skip(read)
+        if self._outbox.queue and self._outbox.holds_up(stream):
+            if (begun := state.calls.get(stream)) is not None and begun.hook is not None:
+                begun.hook.headers_wait = True
+        elif not self._diverged:
+            return True
+        self._pass_block(stream, raw)
+        return False
+
+    def credit(self, increment: int) -> bool:
+        """What the runtime may send more is its own affair."""
         return True
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
@@ -175,12 +179,12 @@ class ClientToRuntime:
         if len(state.calls) >= MAX_CALLS:
             raise BrokenError(f"over {MAX_CALLS} open calls")
         state.last_stream = stream
-        method = block.get(b":path").decode("utf-8", "replace")
+        method = block.path
         hook = None
         if self._wants(method):
             sized = bool(block.get(b"content-length"))
             hook = HookedCall(block.get(b"grpc-encoding"), state.first_window, state.first_window, sized)
-        call = state.calls[stream] = RelayedCall(stream, method, hook, client_ended=end_stream)
+        call = state.calls[stream] = RelayedCall(stream, method, hook, end_stream)
         state.events.append(Started(stream, method))
         if hook is not None:
             self._outbox.top_up(stream, hook)

@@ -43,7 +43,7 @@ class RuntimeToClient:
         self._end = end
         self._forget = forget
         self._reader = BlockReader()
-        self.scanner = Scanner(state.to_client, self)
+        self.scanner = Scanner(state.to_client, self, pings_pass=True)
         self._table_shrinks = False
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
@@ -80,26 +80,37 @@ class RuntimeToClient:
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._reader.read(block)
-        call = self._state.calls.get(stream)
+        state = self._state
+        call = state.calls.get(stream)
         if call is None:
-            if self._state.ended_here(stream):
-                self._skip(read)
+            if state.ended_here(stream):  # the client never sees it
+                state.diverged |= read.changes
                 return False
             return self._in_step(stream, end_stream, read)
-        hook = call.hook
-        if end_stream and hook is not None and hook.ticket is not None and _status(read) == codes.OK:
-            self._learn(call, hook)
         call.answered = True
-        if hook is not None and not end_stream:
-            hook.answer_encoding = read.get(b"grpc-encoding")
-        passed = self._in_step(stream, end_stream, read)
-        return self._end_with(call, _status(read), raw if passed else b"") if end_stream else passed
+        hook = call.hook
+        if hook is not None:
+            if not end_stream:
+                hook.answer_encoding = read.get(b"grpc-encoding")
+            elif hook.ticket is not None and read.status == codes.OK:
+                self._learn(call, hook)
+        passed = not state.diverged or self._in_step(stream, end_stream, read)
+        return self._end_with(call, read.status, raw if passed else b"") if end_stream else passed
+
+    def credit(self, increment: int) -> bool:
+        state = self._state
+        passed = state.window.credit(increment)
+        if passed and passed != increment:
+            state.to_client.send(frames.window_update(0, passed))
+        if not self._outbox.idle:
+            self._outbox.pump()
+        return passed == increment
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         state = self._state
         match kind:
             case 8:  # WINDOW_UPDATE
-                return self._window_update(stream, frames.long(payload) & MAX_WINDOW)
+                return self._widen(stream, frames.long(payload) & MAX_WINDOW)
             case 3:
                 return self._reset(stream, payload)
             case 4:
@@ -131,24 +142,17 @@ class RuntimeToClient:
         state.to_client.send(frames.frame(SETTINGS, 0, 0, passed))
         return False
 
-    def _window_update(self, stream: int, increment: int) -> bool:
+    def _widen(self, stream: int, increment: int) -> bool:
         state = self._state
-        if stream:
-            call = state.calls.get(stream)
-            if call is None or call.hook is None:
-                return not state.ended_here(stream)
-            call.hook.window += increment
-            if not increment or call.hook.window > MAX_WINDOW:
-                raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
-            if call.hook.phase is RequestPhase.SENDING:
-                self._outbox.pump()
-            return False
-        told = state.window.credit(increment)
-        if told and told != increment:
-            state.to_client.send(frames.window_update(0, told))
-        if not self._outbox.idle:
+        call = state.calls.get(stream)
+        if call is None or call.hook is None:
+            return not state.ended_here(stream)
+        call.hook.window += increment
+        if not increment or call.hook.window > MAX_WINDOW:
+            raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
+        if call.hook.phase is RequestPhase.SENDING:
             self._outbox.pump()
-        return told == increment
+        return False
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
         state = self._state
@@ -182,10 +186,6 @@ class RuntimeToClient:
         self._state.send_headers(stream, literal(block.fields), end_stream=end_stream)
         return False
 
-    def _skip(self, block: Block) -> None:
-        """A block that the client never sees."""
-        self._state.diverged |= block.changes
-
     # --- the ends of calls -------------------------------------------------------------------------------------------
 
     def _end_with(self, call: RelayedCall, code: int, last: Bytes) -> bool:
@@ -217,11 +217,3 @@ class RuntimeToClient:
         except message.MessageError:  # no unary call's answer
             return
         self._state.lessons.append(Learn(call.stream, hook.ticket, answer))
-
-
-def _status(trailers: Block) -> int:
-    """The gRPC status code that ends a call."""
-    try:
-        return int(trailers.get(b"grpc-status"))
-    except ValueError:
-        return codes.UNKNOWN

@@ -51,8 +51,8 @@ class RelayedCall(Struct):
     stream: int
     method: str
     hook: HookedCall | None
-    answered: bool = False
     client_ended: bool = False
+    answered: bool = False
     runtime_ended: bool = False
     counted: bool = False
 
@@ -100,6 +100,8 @@ class ConnectionWindow:
         if not size or self.real + size > MAX_WINDOW:
             raise BrokenError(f"WINDOW_UPDATE of {size} on a window of {self.real}")
         self.real += size
+        if not self.owed:
+            return size
         settled = min(size, self.owed)
         self.owed -= settled
         return size - settled

@@ -175,8 +175,12 @@ class Client:
                 self._send(frames.frame(frames.PING, ACK, 0, payload))
             case 7:
                 self._goaway(frames.long(payload) & MAX_STREAM)
-            case 8:
-                self._window_update(stream, frames.long(payload) & MAX_WINDOW)
+            case 8 if (call := self._open.get(stream)) is not None:
+                increment = frames.long(payload) & MAX_WINDOW
+                if not increment or call.window + increment > MAX_WINDOW:
+                    raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
+                call.window += increment
+                self._pump(call)
         return False
 
     def _settings(self, payload: memoryview) -> None:
@@ -192,17 +196,12 @@ class Client:
         self._send(frames.frame(SETTINGS, ACK, 0))
         self._pump_all()
 
-    def _window_update(self, stream: int, increment: int) -> None:
-        if not stream:
-            if not increment or self._window + increment > MAX_WINDOW:
-                raise BrokenError(f"WINDOW_UPDATE of {increment} on a window of {self._window}")
-            self._window += increment
-            self._pump_all()
-        elif (call := self._open.get(stream)) is not None:
-            if not increment or call.window + increment > MAX_WINDOW:
-                raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
-            call.window += increment
-            self._pump(call)
+    def credit(self, increment: int) -> bool:
+        if not increment or self._window + increment > MAX_WINDOW:
+            raise BrokenError(f"WINDOW_UPDATE of {increment} on a window of {self._window}")
+        self._window += increment
+        self._pump_all()
+        return False
 
     def _goaway(self, last: int) -> None:
         """Calls up to `last` go on to their end; the rest, and those that wait, were never looked at."""
