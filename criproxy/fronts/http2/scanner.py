@@ -155,11 +155,13 @@ class Scanner:
                 outgoing.start = end
             at = end
         outgoing.end = at
-        outgoing.close()
-        if at < size:
+        if at == size and not outgoing.start and not outgoing.parts:
+            outgoing.parts.append(data)
+            outgoing.start = at
+        else:
             self._rest += view[at:]
-        if self._rest:
             self._need = need
+        outgoing.close()
 
     def _begun(self, raw: memoryview, missing: int) -> tuple[int, int]:
         """A frame of which bytes are missing: how much of `raw` is done with, and how much makes the next step.
@@ -188,11 +190,11 @@ class Scanner:
         if size < self._need:
             self._rest += chunk
             return b""
+        self._need = HEADER_BYTES
         if not self._rest:
             return bytes(chunk)
         data = b"".join((self._rest, chunk))
         self._rest = bytearray()
-        self._need = HEADER_BYTES
         return data
 
     def _one(self, kind: int, flags: int, stream: int, raw: memoryview) -> bool:

@@ -94,7 +94,8 @@ class ClientToRuntime:
                 return False
             if flags & END_STREAM:
                 call.client_ended = True
-                state.drop_if_over(call)
+                if call.runtime_ended:
+                    del state.calls[stream]
         elif state.ended_here(stream):
             state.window.pay(size)
             self._outbox.refund(size)
@@ -131,7 +132,8 @@ class ClientToRuntime:
                 return False
             if end_stream:
                 call.client_ended = True
-                state.drop_if_over(call)
+                if call.runtime_ended:
+                    del state.calls[stream]
         elif state.ended_here(stream):
             return self._skip(read)
         if self._outbox.queue and self._outbox.holds_up(stream):

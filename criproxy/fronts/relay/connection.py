@@ -176,21 +176,35 @@ class RelayConnection:
             self._runtime.close()
 
     def _client_bytes(self, view: memoryview) -> None:
-        self._run(self._core.client_bytes, view)
+        try:
+            actions = self._core.client_bytes(view)
+        except Exception:
+            self._failed()
+        else:
+            self._do(actions)
 
     def _runtime_bytes(self, view: memoryview) -> None:
-        self._run(self._core.runtime_bytes, view)
+        try:
+            actions = self._core.runtime_bytes(view)
+        except Exception:
+            self._failed()
+        else:
+            self._do(actions)
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
-        """Tell the core, and do what it says. An error of its own is the end of this connection alone."""
+        """Have the core take a step, and do what it says."""
         try:
             actions = step(*arguments)
         except Exception:
-            self._shared.log.exception("relay_failed")
-            self._break("the relay failed")
-            self._close()
+            self._failed()
         else:
             self._do(actions)
+
+    def _failed(self) -> None:
+        """An error of the core's own is the end of this connection alone."""
+        self._shared.log.exception("relay_failed")
+        self._break("the relay failed")
+        self._close()
 
     def _break(self, reason: str) -> None:
         self.broken = self._core.greeted
@@ -259,7 +273,7 @@ class RelayConnection:
         try:
             verdict = self._shared.interceptor.request(ask.method, ask.message)
         except Exception:
-            verdict = self._failed(ask)
+            verdict = self._unjudged(ask)
         if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
@@ -269,11 +283,11 @@ class RelayConnection:
         try:
             decided = await verdict
         except Exception:
-            decided = self._failed(ask)
+            decided = self._unjudged(ask)
         self._asking.pop(ask.stream, None)
         self._decided(ask, decided)
 
-    def _failed(self, ask: Ask) -> Forward:
+    def _unjudged(self, ask: Ask) -> Forward:
         self._shared.log.exception("interceptor_failed", method=ask.method)
         return Forward(ask.message)
 

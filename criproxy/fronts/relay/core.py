@@ -73,7 +73,7 @@ class Relay:
             self._client_to_runtime.feed(chunk)
         except BrokenError as error:
             return self._broken("client", error)
-        return self._done()
+        return self._taken() if self._drain is _Drain.NO else self._done()
 
     def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         if self._closed:
@@ -82,7 +82,7 @@ class Relay:
             self._runtime_to_client.feed(chunk)
         except BrokenError as error:
             return self._broken("runtime", error)
-        return self._done()
+        return self._taken() if self._drain is _Drain.NO else self._done()
 
     def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
         """What the interceptor made of an `Ask`. With a ticket, an OK answer comes as `Learn`."""

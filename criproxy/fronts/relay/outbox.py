@@ -200,4 +200,5 @@ class Outbox:
                 break
         hook.phase = RequestPhase.SENT
         self.forget(call)
-        state.drop_if_over(call)
+        if call.runtime_ended:
+            state.calls.pop(call.stream, None)

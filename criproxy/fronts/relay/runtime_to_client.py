@@ -70,10 +70,10 @@ class RuntimeToClient:
             if payload:
                 state.to_runtime.send(frames.window_update(0, len(payload)))
             return False
-        if flags & PADDED:
-            frames.unpadded(flags, payload)
-        if call.hook is not None and call.hook.ticket is not None:
-            self._overhear(call.hook, frames.unpadded(flags, payload))
+        if flags & PADDED or call.hook is not None:
+            data = frames.unpadded(flags, payload)
+            if call.hook is not None and call.hook.ticket is not None:
+                self._overhear(call.hook, data)
         if not flags & END_STREAM:
             return True
         return self._end_with(call, codes.UNKNOWN, frames.frame(DATA, flags, stream, payload))
@@ -194,7 +194,8 @@ class RuntimeToClient:
         call.runtime_ended = True
         state.count(call, code)
         if hook is None or hook.phase is RequestPhase.SENT:
-            state.drop_if_over(call)
+            if call.client_ended:
+                del state.calls[call.stream]
             return bool(last)
         # An answer to a request that was never, or not wholly, sent.
         if last:

@@ -155,10 +155,6 @@ class RelayState:
             call.counted = True
             self.events.append(Ended(call.stream, call.method, code, call.hook is not None))
 
-    def drop_if_over(self, call: RelayedCall) -> None:
-        if call.client_ended and call.runtime_ended:
-            self.calls.pop(call.stream, None)
-
 
 class HeldData(Struct):
     """DATA of a passing call for which the runtime has no window yet; `paid` by the client."""
