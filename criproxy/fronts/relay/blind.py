@@ -1,6 +1,5 @@
 """A relay that looks at nothing: for the day that something is wrong with the one that does."""
 
-from criproxy.fronts.engine import Ticket
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import (
     CONTINUATION,
@@ -27,17 +26,13 @@ class BlindRelay:
     def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         return [ToClient(bytes(chunk))]
 
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
-        return []
-
-    def refuse(self, stream: int, code: int, message: str) -> list[Action]:
-        return []
-
     def drain(self) -> list[Action]:
         return []
 
-    def end(self, stream: int, message: str) -> list[Action]:
+    def _nothing(self, *_: object) -> list[Action]:
         return []
+
+    forward = refuse = end = _nothing
 
     def turn_away(self, message: str) -> None:
         pass
@@ -62,23 +57,23 @@ class FallbackPipe(BlindRelay):
         self._between = False
         self._amid_block = False
         self._wanted = False
-        self._told = False
+        self._announced = False
 
     def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         data = bytes(chunk)
-        if self._told:
+        if self._announced:
             return [ToClient(data)]
         gap = self._followed(data)
-        if not self._wanted or self._told or gap is None:
+        if not self._wanted or self._announced or gap is None:
             return [ToClient(data)]
         return [ToClient(data[:gap] + self._goaway() + data[gap:])]
 
     def drain(self) -> list[Action]:
         self._wanted = True
-        return [ToClient(self._goaway())] if self._between and not self._told else []
+        return [ToClient(self._goaway())] if self._between and not self._announced else []
 
     def _goaway(self) -> bytes:
-        self._told = True
+        self._announced = True
         return frames.goaway(MAX_STREAM)
 
     def _followed(self, data: bytes) -> int | None:
@@ -105,4 +100,4 @@ class FallbackPipe(BlindRelay):
         self._left = high << 8 | low
         if kind in (HEADERS, PUSH_PROMISE, CONTINUATION):
             self._amid_block = not flags & END_HEADERS
-        self._told |= kind == GOAWAY  # a later one may name no more calls than this
+        self._announced |= kind == GOAWAY  # a later one may name no more calls than this

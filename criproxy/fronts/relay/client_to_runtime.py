@@ -118,30 +118,18 @@ class ClientToRuntime:
                 self._turn_away(stream, end_stream)
                 return self._skip(read)
             call = self._begin(stream, end_stream, read)
-            if end_stream and call.hook is not None:
-                self._pass_block(stream, raw)
-                self.refuse(call, codes.INTERNAL, message.NO_MESSAGE)
-                return False
-        elif (known := state.calls.get(stream)) is not None:
-            call = known
-            if call.client_ended:
-                raise BrokenError(f"HEADERS on stream {stream}, after its end")
-            if call.hook is not None:
-                self._pass_block(stream, raw)
-                self.refuse(call, codes.INTERNAL, "trailers in the request of a unary call")
-                return False
-            if end_stream:
-                call.client_ended = True
-                if call.runtime_ended:
-                    del state.calls[stream]
-        elif state.ended_here(stream):
-            return self._skip(read)
-        if self._outbox.queue and self._outbox.holds_up(stream):
-            if (begun := state.calls.get(stream)) is not None and begun.hook is not None:
-                begun.hook.headers_wait = True
-        elif not self._diverged:
-            return True
-        self._pass_block(stream, raw)
+            wrong = message.NO_MESSAGE if end_stream else ""
+        elif stream in state.calls:
+            call = state.calls[stream]
+            self._continue(call, end_stream)
+            wrong = "trailers in the request of a unary call"
+        else:
+            return self._skip(read) if state.ended_here(stream) else self._pass_block(stream, raw)
+        if call.hook is None or not wrong:
+            return self._pass_block(stream, raw, call.hook)
+        if self._pass_block(stream, raw):  # also of a call that goes no further, as blocks after it refer to it
+            state.to_runtime.send(raw)
+        self.refuse(call, codes.INTERNAL, wrong)
         return False
 
     def credit(self, increment: int) -> bool:
@@ -167,12 +155,25 @@ class ClientToRuntime:
         self._diverged |= block.changes
         return False
 
-    def _pass_block(self, stream: int, raw: Bytes) -> None:
-        """Also of a call that goes no further: the runtime must have it, as blocks after it refer to it."""
+    def _pass_block(self, stream: int, raw: Bytes, hook: HookedCall | None = None) -> bool:
+        """Whether a block passes as it came; else it waits, or has been sent as the runtime can read it."""
         if self._outbox.queue and self._outbox.holds_up(stream):
             self._outbox.hold_raw(raw, stream)
-        else:
+            if hook is not None:
+                hook.headers_wait = True
+            return False
+        if self._diverged:
             self._state.to_runtime.send(raw)
+        return not self._diverged
+
+    def _continue(self, call: RelayedCall, end_stream: bool) -> None:
+        """A second header block of the client's."""
+        if call.client_ended:
+            raise BrokenError(f"HEADERS on stream {call.stream}, after its end")
+        if end_stream and call.hook is None:
+            call.client_ended = True
+            if call.runtime_ended:
+                del self._state.calls[call.stream]
 
     def _begin(self, stream: int, end_stream: bool, block: Block) -> RelayedCall:
         state = self._state

@@ -14,17 +14,20 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
-from criproxy.fronts.engine import Forward, Interceptor, Refuse, Ticket, Verdict
+from criproxy.fronts.engine import Forward, Interceptor, Refuse, Verdict
 from criproxy.fronts.http2 import codes
-from criproxy.fronts.http2.frames import Bytes
 from criproxy.fronts.http2.side import ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
-from criproxy.fronts.relay.breaker import Client
+from criproxy.fronts.relay.blind import BlindRelay
+from criproxy.fronts.relay.core import Relay
 
 _MOST_WAITING: Final = 16 * 1024 * 1024
 """Bytes for a client that takes nothing: not the runtime's answers, which are read no further then, but the relay's own
 to what the client goes on to send."""
 
+
+Client = tuple[int, int]
+"""A process: its pid and uid, as the kernel tells them of a connection."""
 
 _UCRED: Final = struct.Struct("3i")
 """pid, uid and gid of the process that has connected. Source: unix(7), SO_PEERCRED."""
@@ -48,22 +51,6 @@ class RelayMetrics(Protocol):
         ...
 
 
-class Core(Protocol):
-    """`core.Relay`, `blind.BlindRelay` or `blind.FallbackPipe`."""
-
-    @property
-    def greeted(self) -> bool: ...
-    def client_bytes(self, chunk: Bytes) -> list[Action]: ...
-    def runtime_bytes(self, chunk: Bytes) -> list[Action]: ...
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]: ...
-    def refuse(self, stream: int, code: int, message: str) -> list[Action]: ...
-    def drain(self) -> list[Action]: ...
-    def end(self, stream: int, message: str) -> list[Action]: ...
-    def turn_away(self, message: str) -> None: ...
-    def client_closed(self) -> list[Action]: ...
-    def runtime_closed(self) -> list[Action]: ...
-
-
 class Shared(Struct, frozen=True):
     """What all connections of a server have in common. `on_change`: a call has ended."""
 
@@ -84,7 +71,7 @@ class RelayConnection:
 
     def __init__(
         self,
-        core: Core,
+        core: Relay | BlindRelay,
         runtime: Callable[[], Awaitable[Path]],
         shared: Shared,
         on_made: Callable[["RelayConnection"], None],
@@ -99,7 +86,7 @@ class RelayConnection:
         """Whether it was led elsewhere than to the runtime."""
         self._on_made = on_made
         self._on_closed = on_closed
-        self._told = False
+        self._reported = False
         self._calls: dict[int, tuple[float, str]] = {}
         self._unasked: set[int] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -108,7 +95,7 @@ class RelayConnection:
         self.client = Side(
             shared.buffer,
             on_made=self._accepted,
-            on_bytes=self._client_bytes,
+            on_bytes=lambda view: self._run(self._core.client_bytes, view),
             on_lost=self._client_lost,
             on_behind=lambda behind: self._hold(self._runtime, behind),
             most_waiting=_MOST_WAITING,
@@ -116,7 +103,7 @@ class RelayConnection:
         self._runtime = Side(
             shared.buffer,
             on_made=lambda: self.client.unblock("connecting"),
-            on_bytes=self._runtime_bytes,
+            on_bytes=lambda view: self._run(self._core.runtime_bytes, view),
             on_lost=lambda: self._run(self._core.runtime_closed),
             on_behind=lambda behind: self._hold(self.client, behind),
         )
@@ -127,7 +114,7 @@ class RelayConnection:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
-    def lead(self, core: Core, runtime: Callable[[], Awaitable[Path]]) -> None:
+    def lead(self, core: Relay | BlindRelay, runtime: Callable[[], Awaitable[Path]]) -> None:
         """Serve the client otherwise: only amid `on_made`, when nothing has come of it yet."""
         self._core, self._find_runtime, self.is_fallback = core, runtime, True
 
@@ -175,36 +162,16 @@ class RelayConnection:
         if self._closed:
             self._runtime.close()
 
-    def _client_bytes(self, view: memoryview) -> None:
-        try:
-            actions = self._core.client_bytes(view)
-        except Exception:
-            self._failed()
-        else:
-            self._do(actions)
-
-    def _runtime_bytes(self, view: memoryview) -> None:
-        try:
-            actions = self._core.runtime_bytes(view)
-        except Exception:
-            self._failed()
-        else:
-            self._do(actions)
-
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
-        """Have the core take a step, and do what it says."""
+        """Have the core take a step, and do what it says. An error of its own is the end of this connection alone."""
         try:
             actions = step(*arguments)
         except Exception:
-            self._failed()
+            self._shared.log.exception("relay_failed")
+            self._break("the relay failed")
+            self._close()
         else:
             self._do(actions)
-
-    def _failed(self) -> None:
-        """An error of the core's own is the end of this connection alone."""
-        self._shared.log.exception("relay_failed")
-        self._break("the relay failed")
-        self._close()
 
     def _break(self, reason: str) -> None:
         self.broken = self._core.greeted
@@ -314,13 +281,13 @@ class RelayConnection:
             self._complain("the client takes nothing of what it is sent")
         self._run(self._core.client_closed)
         if self._closed:
-            self._tell()
+            self._report()
 
     def _finish(self) -> None:
         """Done with both; the client may take what it was sent, and closes first."""
         self._end()
         if self.client.transport is None:
-            self._tell()
+            self._report()
         else:
             self.client.finish()
 
@@ -328,11 +295,11 @@ class RelayConnection:
         """Close both at once, also a client that was to close first."""
         self._end()
         self.client.close()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self) -> None:
+        if not self._reported:
+            self._reported = True
             self._on_closed(self)
 
     def _end(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from criproxy.fronts.relay.breaker import Breakers, Client
+from criproxy.fronts.relay.server import Breakers, Client
 
 KUBELET, HOSTILE = (1, 0), (2, 0)
 
