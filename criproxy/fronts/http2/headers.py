@@ -84,7 +84,7 @@ class BlockReader:
     def allow_table(self, size: int) -> bool:
         """The reading peer has announced SETTINGS_HEADER_TABLE_SIZE; returns whether it is less than before.
 
-        Then the other peer tells so itself, in its next block.
+        Then the writing peer says so too, in its next block.
         """
         before = self._allowed
         self._allowed = max(before, min(size, TABLE_BYTES))

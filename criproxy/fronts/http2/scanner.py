@@ -40,11 +40,13 @@ _NOTHING: Final = memoryview(b"")
 class Outgoing:
     """Bytes on their way to one peer, in order. A run is the part `start` to `end` of the piece that is being read."""
 
-    __slots__ = ("_view", "end", "parts", "start")
+    __slots__ = ("_view", "end", "max_frame", "parts", "start")
 
     def __init__(self) -> None:
         self.parts: list[Bytes] = []
         """What is to be sent by now: not empty pieces, in order."""
+        self.max_frame = FRAME_BYTES
+        """The largest payload that the peer has announced to take."""
         self._view = _NOTHING
         self.start = 0
         self.end = 0
@@ -97,12 +99,11 @@ class Scanner:
     """Reads whole frames, shows each to the `handler`, and lets those that pass into the `outgoing`.
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
-    piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced.
-    `greeted`: the first SETTINGS have come. With `pings_pass`, the handler is not shown PINGs.
+    piece, however many frames it has. `greeted`: the first SETTINGS have come. With `pings_pass`, the handler is not
+    shown PINGs.
     """
 
     def __init__(self, outgoing: Outgoing, handler: Handler, *, pings_pass: bool = False) -> None:
-        self.max_frame = FRAME_BYTES
         self.pings_pass = pings_pass
         self._outgoing = outgoing
         self._handler = handler
@@ -128,8 +129,8 @@ class Scanner:
         while size - at >= HEADER_BYTES:
             high, low, kind, flags, stream = unpack_header(data, at)
             length = high << 8 | low
-            if length > self.max_frame:
-                raise BrokenError(f"a frame of {length} bytes, where {self.max_frame} were announced")
+            if length > outgoing.max_frame:
+                raise BrokenError(f"a frame of {length} bytes, where {outgoing.max_frame} were announced")
             end = at + HEADER_BYTES + length
             if end > size:
                 outgoing.end = at

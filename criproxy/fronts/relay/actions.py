@@ -1,4 +1,4 @@
-"""What the relay's core tells its shell to do."""
+"""What the relay's core has its connection do."""
 
 from msgspec import Struct
 

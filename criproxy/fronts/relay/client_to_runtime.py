@@ -8,8 +8,6 @@ from criproxy.fronts.http2.frames import (
     ACK,
     CANCEL,
     END_STREAM,
-    HEADER_TABLE_SIZE,
-    MAX_FRAME_SIZE,
     MAX_WINDOW,
     NO_ERROR,
     PADDED,
@@ -19,7 +17,7 @@ from criproxy.fronts.http2.frames import (
     BrokenError,
     Bytes,
 )
-from criproxy.fronts.http2.headers import NO_TABLE, Block, BlockReader, literal, refusal
+from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Ask, Forget, Started
 from criproxy.fronts.relay.outbox import Outbox
@@ -40,16 +38,12 @@ class ClientToRuntime:
         state: RelayState,
         outbox: Outbox,
         wants: Callable[[str], bool],
-        *,
-        on_setting: Callable[[int, int], None],
         on_ping_ack: Callable[[memoryview], bool],
     ) -> None:
         self._state = state
         self._outbox = outbox
         self._wants = wants
-        self._on_setting = on_setting
         self._on_ping_ack = on_ping_ack
-        self._reader = BlockReader()
         self._diverged = False
         """Whether the runtime's header table is not the client's: then blocks are written without it."""
         self.scanner = Scanner(state.to_runtime, self, pings_pass=True)
@@ -72,13 +66,6 @@ class ClientToRuntime:
             self._state.to_runtime.send(PREFACE)
             chunk = chunk[size:]
         self.scanner.feed(chunk)
-
-    def runtime_setting(self, setting: int, value: int) -> None:
-        """The runtime has announced what the client may send."""
-        if setting == HEADER_TABLE_SIZE:
-            self._reader.allow_table(value)
-        elif setting == MAX_FRAME_SIZE:
-            self.scanner.max_frame = max(self.scanner.max_frame, value)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -109,7 +96,7 @@ class ClientToRuntime:
         return True
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
-        read = self._reader.read(block)
+        read = self._state.requests.read(block)
         state = self._state
         if self._diverged:
             raw = frames.header_frames(stream, NO_TABLE + literal(read.fields), end_stream=end_stream)
@@ -206,7 +193,7 @@ class ClientToRuntime:
     def _settings(self, flags: int, payload: memoryview) -> bool:
         if not flags & ACK:
             for setting, value in frames.settings(payload):
-                self._on_setting(setting, value)
+                self._state.client_setting(setting, value)
             return True
         if self._outbox.queue:
             self._outbox.hold_raw(frames.frame(SETTINGS, ACK, 0), is_ack=True)

@@ -27,7 +27,7 @@ to what the client goes on to send."""
 
 
 Client = tuple[int, int]
-"""A process: its pid and uid, as the kernel tells them of a connection."""
+"""A process: its pid and uid, as the kernel knows them of a connection."""
 
 _UCRED: Final = struct.Struct("3i")
 """pid, uid and gid of the process that has connected. Source: unix(7), SO_PEERCRED."""

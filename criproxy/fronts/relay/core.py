@@ -1,7 +1,63 @@
-"""The relay between one client connection and one runtime connection: bytes and events in, actions out.
+"""The relay between one client connection and one connection to the runtime: bytes and events in, actions out.
 
-No I/O, no clock. Frames pass as they came, under the same stream ids; only of the calls that `wants` names are the
-request's DATA opened, and some answers learned from.
+No I/O and no clock, so that it can be tested and fuzzed without sockets; `connection` has the two sockets.
+
+Streams
+    Each client connection has a connection of its own to the runtime, and a call has the same stream id on both. Whole
+    frames go on, most of them as the bytes that came: PING, SETTINGS, metadata, deadlines, cancellation and compression
+    are the two peers' own affair. A call is one of two kinds, from its first HEADERS on:
+    - *passing*: nothing of it is opened. It is only followed to its end, to be counted.
+    - *hooked* (`wants` names its path): its HEADERS go on at once, but the relay is the end of its request's DATA.
+      COLLECTING until END_STREAM; ASKED while the interceptor decides; SENDING while the runtime's windows are too
+      small for the new message; SENT. The answer goes on as it comes, and is read beside when a ticket asks for it.
+    A call is forgotten when both peers have ended their side, or one has reset it. Of a call that the relay itself has
+    ended (refused, or cut off), late frames go nowhere: `ended_here`.
+
+Flow control
+    A passing stream's window is the two peers' own. A hooked stream has two: the relay's towards the client
+    (`advertised`) and the runtime's towards the relay (`window`), so a message larger than either can be collected.
+    The connection's window is shared by both kinds of calls (`ConnectionWindow`, all in bytes):
+        real        what the runtime still takes
+        waiting     what the client has sent, and thereby paid for, and what has not gone to the runtime yet
+        owed        what has gone to the runtime, and the client has not paid for: a message that has grown, or one
+                    whose bytes were given back to the client early, so that it could go on
+        advertised  what the client may send, = real + owed - waiting
+    These hold after each step:
+    - owed and waiting are not negative, and no more is sent than `real`;
+    - a client that sends more than `advertised` has broken the protocol;
+    - the client's own count of its window is `advertised`. So of a WINDOW_UPDATE of the runtime's, what settles `owed`
+      is kept from the client, and what the client has paid in vain (a message that shrank, a call that was reset)
+      settles `owed` first, and then is given back to it;
+    - when nothing is owed and nothing waits, all three counts are the same.
+
+Order
+    Frames keep their order, but for these:
+    - DATA for which `real` is too small waits in the `Outbox`, and what is not bound to it goes past: PING,
+      WINDOW_UPDATE, and resets.
+    - Header blocks never go past one another: each may change the header table that the next one refers to. Neither do
+      they go past a held SETTINGS ACK, nor does that go past held DATA: it was sent under the windows before.
+    - A reset goes past its call's DATA, which is dropped, but not past its HEADERS. A WINDOW_UPDATE of a stream whose
+      HEADERS wait, waits with them.
+    - Frames of the relay's own are put between any two frames, but never within a header block.
+    A header block passes unaltered, so the peers' tables stay in step. After one that only one peer has seen, as its
+    call was turned away or ended here, they are not (`diverged`): from then on all blocks in that direction are written
+    anew, with no reference to a table.
+
+Errors
+    what happens                        the client sees            the runtime sees      counted as
+    the interceptor refuses             its status, Trailers-Only  RST_STREAM            its status
+    a hooked request is no message      INTERNAL                   RST_STREAM            INTERNAL
+    the client resets a call            -                          its RST_STREAM        CANCELLED
+    the runtime resets a call           its RST_STREAM             -                     as gRPC maps the error
+    the runtime ends a hooked call      its answer                 RST_STREAM, when the  its status
+      before it has the whole request                              request is not sent
+    the client closes                   -                          its connection closes CANCELLED
+    the runtime closes                  its connection closes      -                     UNAVAILABLE
+    a peer breaks HTTP/2                its connection closes      its connection closes UNAVAILABLE
+    What the interceptor or the relay itself raises is `connection`'s to handle.
+
+A drain asks the client to take new calls elsewhere: GOAWAY, then a PING; calls that were under way come before its ACK,
+and when the last of them has ended, the connection closes. Source: RFC 9113; gRPC over HTTP/2.
 """
 
 from collections.abc import Callable
@@ -35,26 +91,10 @@ class Relay:
     def __init__(self, wants: Callable[[str], bool]) -> None:
         self._state = state = RelayState()
         self._outbox = Outbox(state)
-        self._runtime_to_client: RuntimeToClient
-        self._client_to_runtime = ClientToRuntime(
-            state,
-            self._outbox,
-            wants,
-            on_setting=self._client_setting,
-            on_ping_ack=self._ping_ack,
-        )
-        self._runtime_to_client = RuntimeToClient(
-            state,
-            self._outbox,
-            on_setting=self._client_to_runtime.runtime_setting,
-            end=self._client_to_runtime.end,
-            forget=self._client_to_runtime.forget,
-        )
+        self._client_to_runtime = ClientToRuntime(state, self._outbox, wants, self._ping_ack)
+        self._runtime_to_client = RuntimeToClient(state, self._outbox, self._client_to_runtime)
         self._drain = _Drain.NO
         self._closed = False
-
-    def _client_setting(self, setting: int, value: int) -> None:
-        self._runtime_to_client.client_setting(setting, value)
 
     @property
     def calls(self) -> int:
@@ -150,8 +190,8 @@ class Relay:
     def _taken(self) -> list[Action]:
         state = self._state
         actions: list[Action] = []
-        if state.lessons:
-            actions, state.lessons = state.lessons, []
+        if state.learned:
+            actions, state.learned = state.learned, []
         if state.to_runtime.parts:
             actions.append(ToRuntime(state.to_runtime.take()))
         if state.to_client.parts:

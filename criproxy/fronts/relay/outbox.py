@@ -6,9 +6,11 @@ Source: RFC 9113, sections 5.2 and 6.9.
 from collections import deque
 from typing import Final
 
+from msgspec import Struct
+
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import DATA, END_STREAM, FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
-from criproxy.fronts.relay.state import HeldData, HeldRaw, HookedCall, RelayedCall, RelayState, RequestPhase
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 _LOW: Final = 16_384
 _TOPPED_UP: Final = 65_535
@@ -22,6 +24,24 @@ HELD_BYTES: Final = 64 * 1024 * 1024
 
 _HELD_ITEM: Final = 256
 """What each of them takes in memory besides its bytes."""
+
+
+class HeldData(Struct):
+    """DATA of a passing call for which the runtime has no window yet; `paid` by the client."""
+
+    stream: int
+    data: memoryview
+    ends: bool
+    paid: int
+
+
+class HeldRaw(Struct):
+    """What must not overtake it. `stream`: of a header block; `window`: what the client has added to its by then."""
+
+    raw: Bytes
+    stream: int = 0
+    is_ack: bool = False
+    window: int = 0
 
 
 def _unpaid(item: HeldData | HeldRaw) -> int:

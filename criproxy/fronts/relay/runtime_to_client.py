@@ -1,15 +1,11 @@
 """From the runtime to the client: what each frame of the runtime's does."""
 
-from collections.abc import Callable
-
 from criproxy.fronts.http2 import codes, frames, message
 from criproxy.fronts.http2.frames import (
     ACK,
     DATA,
     END_STREAM,
-    HEADER_TABLE_SIZE,
     INITIAL_WINDOW_SIZE,
-    MAX_FRAME_SIZE,
     MAX_STREAM,
     MAX_WINDOW,
     NO_ERROR,
@@ -18,46 +14,28 @@ from criproxy.fronts.http2.frames import (
     BrokenError,
     Bytes,
 )
-from criproxy.fronts.http2.headers import Block, BlockReader, literal
+from criproxy.fronts.http2.headers import Block, literal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Learn
+from criproxy.fronts.relay.client_to_runtime import ClientToRuntime
 from criproxy.fronts.relay.outbox import LARGEST_FIRST, Outbox
 from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 
 class RuntimeToClient:
-    """Follows the runtime. `end` resets a hooked call towards the runtime and forgets it."""
+    """Follows the runtime. `requests` is the other direction, where hooked calls are ended."""
 
-    def __init__(
-        self,
-        state: RelayState,
-        outbox: Outbox,
-        *,
-        on_setting: Callable[[int, int], None],
-        end: Callable[[RelayedCall], None],
-        forget: Callable[[RelayedCall], None],
-    ) -> None:
+    def __init__(self, state: RelayState, outbox: Outbox, requests: ClientToRuntime) -> None:
         self._state = state
         self._outbox = outbox
-        self._on_setting = on_setting
-        self._end = end
-        self._forget = forget
-        self._reader = BlockReader()
+        self._requests = requests
         self.scanner = Scanner(state.to_client, self, pings_pass=True)
-        self._table_shrinks = False
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
 
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
         self.scanner.feed(chunk)
-
-    def client_setting(self, setting: int, value: int) -> None:
-        """The client has announced what the runtime may send."""
-        if setting == HEADER_TABLE_SIZE:
-            self._table_shrinks |= self._reader.allow_table(value)
-        elif setting == MAX_FRAME_SIZE:
-            self.scanner.max_frame = max(self.scanner.max_frame, value)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -79,7 +57,7 @@ class RuntimeToClient:
         return self._end_with(call, codes.UNKNOWN, frames.frame(DATA, flags, stream, payload))
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
-        read = self._reader.read(block)
+        read = self._state.answers.read(block)
         state = self._state
         call = state.calls.get(stream)
         if call is None:
@@ -116,27 +94,27 @@ class RuntimeToClient:
             case 4:
                 if not flags & ACK:
                     return self._settings(payload)
-                if self._table_shrinks:  # the next block may be one that does not know
+                if state.answer_table_shrinks:  # the next block may be one that does not know
                     state.diverged = True
             case 7:
                 return self._goaway(payload)
         return not (stream and state.ended_here(stream))
 
     def _settings(self, payload: memoryview) -> bool:
-        state, window, told = self._state, None, []
+        state, window, announced = self._state, None, []
         for setting, value in frames.settings(payload):
             if setting == INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
                 window = min(value, LARGEST_FIRST)
-                told.append((setting, window))
+                announced.append((setting, window))
             else:
-                self._on_setting(setting, value)
-                told.append((setting, value))
+                state.runtime_setting(setting, value)
+                announced.append((setting, value))
         if len(state.windows_to_come) >= 1000:
             raise BrokenError("1000 SETTINGS without an ACK")
         state.windows_to_come.append(window)
-        passed = frames.settings_payload(told)
+        passed = frames.settings_payload(announced)
         if passed == payload:
             return True
         state.to_client.send(frames.frame(SETTINGS, 0, 0, passed))
@@ -163,7 +141,7 @@ class RuntimeToClient:
             return True
         state.count(call, codes.of_reset(frames.long(payload)))
         del state.calls[stream]
-        self._forget(call)
+        self._requests.forget(call)
         if self._outbox.queue:
             self._outbox.drop_data(stream)
             self._outbox.pump()
@@ -202,7 +180,7 @@ class RuntimeToClient:
             state.to_client.send(last)
         if not call.client_ended:
             state.to_client.send(frames.rst_stream(call.stream, NO_ERROR))
-        self._end(call)
+        self._requests.end(call)
         return False
 
     def _overhear(self, hook: HookedCall, data: Bytes) -> None:
@@ -217,4 +195,4 @@ class RuntimeToClient:
             answer = message.opened(hook.answer, hook.answer_encoding)
         except message.MessageError:  # no unary call's answer
             return
-        self._state.lessons.append(Learn(call.stream, hook.ticket, answer))
+        self._state.learned.append(Learn(call.stream, hook.ticket, answer))

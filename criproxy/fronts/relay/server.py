@@ -93,7 +93,7 @@ class RelayServer:
     """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
 
     A client, which is a process, whose connections break again and again has its new ones piped to the socket that
-    `fallback` tells (or raises OSError), until its breaker closes: then it is asked to connect anew.
+    `fallback` returns (or raises OSError), until its breaker closes: then it is asked to connect anew.
     Without a `fallback`, it goes on as before.
     """
 

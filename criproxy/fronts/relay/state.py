@@ -6,13 +6,20 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.fronts.engine import Ticket
-from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_WINDOW, BrokenError, Bytes, header_frames
-from criproxy.fronts.http2.headers import NO_TABLE
+from criproxy.fronts.http2.frames import (
+    FIRST_WINDOW,
+    HEADER_TABLE_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    BrokenError,
+    header_frames,
+)
+from criproxy.fronts.http2.headers import NO_TABLE, BlockReader
 from criproxy.fronts.http2.scanner import Outgoing
 from criproxy.fronts.relay.actions import Action, Ended
 
 _REMEMBERED: Final = 1024
-"""Calls that were ended here, of which the peers' late frames are told from others. They come within one round trip."""
+"""Calls that were ended here, whose late frames go nowhere. They come within one round trip."""
 
 
 class RequestPhase(Enum):
@@ -58,11 +65,7 @@ class RelayedCall(Struct):
 
 
 class ConnectionWindow:
-    """Bytes that may be sent on the connection, as the runtime counts them and as the client does.
-
-    `real` is what the runtime still takes. `owed` is how much more the client believes in: bytes went up that it has
-    not paid. `waiting` is what it has paid and is not sent yet. So the client sees `real + owed - waiting`.
-    """
+    """The connection's flow-control window, in bytes, as the runtime counts it and as the client does: see `core`."""
 
     __slots__ = ("owed", "real", "waiting")
 
@@ -73,7 +76,7 @@ class ConnectionWindow:
 
     @property
     def advertised(self) -> int:
-        """The window that the client sees."""
+        """What the client may send."""
         return self.real + self.owed - self.waiting
 
     def pay(self, size: int) -> None:
@@ -83,20 +86,20 @@ class ConnectionWindow:
         self.waiting += size
 
     def spend(self, size: int, paid: int) -> None:
-        """Of `size` bytes that go up now, the client has paid `paid`."""
+        """`size` bytes go to the runtime, of which the client has paid `paid`."""
         self.real -= size
         self.waiting -= paid
         self.owed += size - paid
 
     def forgive(self, paid: int) -> int:
-        """What the client has paid goes nowhere; returns how much of it is to be given back, the rest settles owed."""
+        """What the client has paid goes nowhere. Returns how much of it to give back: the rest settles what is owed."""
         self.waiting -= paid
         settled = min(paid, self.owed)
         self.owed -= settled
         return paid - settled
 
     def credit(self, size: int) -> int:
-        """The runtime takes so much more; returns what of it the client is told. Raises BrokenError."""
+        """The runtime takes so much more. Returns how much of it the client may send. Raises BrokenError."""
         if not size or self.real + size > MAX_WINDOW:
             raise BrokenError(f"WINDOW_UPDATE of {size} on a window of {self.real}")
         self.real += size
@@ -113,7 +116,7 @@ class RelayState:
     def __init__(self) -> None:
         self.to_client = Outgoing()
         self.to_runtime = Outgoing()
-        self.lessons: list[Action] = []
+        self.learned: list[Action] = []
         """What is to be learned before anything is sent."""
         self.events: list[Action] = []
         self.calls: dict[int, RelayedCall] = {}
@@ -126,7 +129,25 @@ class RelayState:
         self.diverged = False
         """Whether the client's header table is not the runtime's: then all blocks are written without it."""
         self._table_dropped = False
+        self.requests = BlockReader()
+        self.answers = BlockReader()
+        self.answer_table_shrinks = False
+        """Whether the client has announced a smaller header table than before."""
         self._ended_here: dict[int, None] = {}
+
+    def client_setting(self, setting: int, value: int) -> None:
+        """The client has announced what it may be sent."""
+        if setting == HEADER_TABLE_SIZE:
+            self.answer_table_shrinks |= self.answers.allow_table(value)
+        elif setting == MAX_FRAME_SIZE:
+            self.to_client.max_frame = max(self.to_client.max_frame, value)
+
+    def runtime_setting(self, setting: int, value: int) -> None:
+        """The runtime has announced what it may be sent."""
+        if setting == HEADER_TABLE_SIZE:
+            self.requests.allow_table(value)
+        elif setting == MAX_FRAME_SIZE:
+            self.to_runtime.max_frame = max(self.to_runtime.max_frame, value)
 
     def send_headers(self, stream: int, block: bytes, *, end_stream: bool) -> None:
         """Send the client a block that refers to no table."""
@@ -154,21 +175,3 @@ class RelayState:
         if not call.counted:
             call.counted = True
             self.events.append(Ended(call.stream, call.method, code, call.hook is not None))
-
-
-class HeldData(Struct):
-    """DATA of a passing call for which the runtime has no window yet; `paid` by the client."""
-
-    stream: int
-    data: memoryview
-    ends: bool
-    paid: int
-
-
-class HeldRaw(Struct):
-    """What must not overtake it. `stream`: of a header block; `window`: what the client has added to its by then."""
-
-    raw: Bytes
-    stream: int = 0
-    is_ack: bool = False
-    window: int = 0

@@ -151,7 +151,7 @@ def test_run_of_passing_frames_is_one_piece_of_what_came() -> None:
 def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
     outgoing, sieve = Outgoing(), Sieve(set() if passes else {1})
     scanner = Scanner(outgoing, sieve)
-    scanner.max_frame = 1 << 20
+    outgoing.max_frame = 1 << 20
     message = bytes(range(256)) * (size // 256) + bytes(size % 256)
     data = frame(SETTINGS, 0, 0) + frame(DATA, END_STREAM, 1, message) + frame(0xAA, 0, 9, b"next")
     out, at, number = b"", 0, 0

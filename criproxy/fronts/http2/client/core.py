@@ -47,7 +47,7 @@ _LAST: Final = literal(
 
 
 class CallOutcome(Struct, frozen=True):
-    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` tells why."""
+    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` says why."""
 
     call: int
     code: int

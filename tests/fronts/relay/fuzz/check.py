@@ -68,7 +68,7 @@ def _check_no_state(world: World) -> None:
 
 def _check_nothing_waits(world: World) -> None:
     state = world.relay._state
-    assert not state.lessons
+    assert not state.learned
     assert not state.events
     for outgoing in (state.to_client, state.to_runtime):
         assert not outgoing.parts
