@@ -4,8 +4,6 @@ No side is read while the other is behind with taking what was read.
 """
 
 import asyncio
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,9 +12,9 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
-from criproxy.fronts.engine import Forward, Interceptor, Refuse, Verdict
+from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
 from criproxy.fronts.http2 import codes
-from criproxy.fronts.http2.side import ReadBuffer, Side
+from criproxy.fronts.http2.side import Process, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.blind import BlindRelay
 from criproxy.fronts.relay.core import Relay
@@ -26,21 +24,8 @@ _MOST_WAITING: Final = 16 * 1024 * 1024
 to what the client goes on to send."""
 
 
-Client = tuple[int, int]
-"""A process: its pid and uid, as the kernel knows them of a connection."""
-
-_UCRED: Final = struct.Struct("3i")
-"""pid, uid and gid of the process that has connected. Source: unix(7), SO_PEERCRED."""
-
-
-class RelayMetrics(Protocol):
-    """Where calls and broken connections are counted. Every `on_start` is followed by one `on_call`."""
-
-    def on_start(self) -> None: ...
-
-    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
-        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
-        ...
+class RelayMetrics(CallMetrics, Protocol):
+    """Where calls and broken connections are counted."""
 
     def on_broken(self, reason: str) -> None:
         """A connection was closed, as what a peer sent could not be followed."""
@@ -81,7 +66,7 @@ class RelayConnection:
         self._find_runtime = runtime
         self._shared = shared
         self.broken = False
-        self.peer: Client = (0, 0)
+        self.peer: Process = (0, 0)
         self.is_fallback = False
         """Whether it was led elsewhere than to the runtime."""
         self._on_made = on_made
@@ -140,10 +125,7 @@ class RelayConnection:
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
-        assert self.client.transport is not None
-        accepted = self.client.transport.get_extra_info("socket")
-        pid, uid, _ = _UCRED.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        self.peer = pid, uid
+        self.peer = self.client.peer
         self._on_made(self)
         self._spawn(self._connect())
 

@@ -12,9 +12,9 @@ import structlog
 from msgspec import Struct, field
 
 from criproxy.fronts.engine import Interceptor
-from criproxy.fronts.http2.side import ReadBuffer
+from criproxy.fronts.http2.side import Process, ReadBuffer
 from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
-from criproxy.fronts.relay.connection import Client, RelayConnection, RelayMetrics, Shared
+from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, Shared
 from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.socket import ListenSocket, SocketError
 
@@ -56,18 +56,18 @@ class Breakers:
     """
 
     def __init__(self) -> None:
-        self._breakers: dict[Client, _Breaker] = {}
+        self._breakers: dict[Process, _Breaker] = {}
 
-    def is_open(self, client: Client, now_s: float) -> bool:
+    def is_open(self, client: Process, now_s: float) -> bool:
         """Whether a new connection of this client is not the relay's."""
         breaker = self._breakers.get(client)
         return breaker is not None and now_s < breaker.until_s
 
-    def open(self, now_s: float) -> tuple[Client, ...]:
+    def open(self, now_s: float) -> tuple[Process, ...]:
         """The clients whose breakers are open. Safe to ask for from any thread."""
         return tuple(client for client, breaker in tuple(self._breakers.items()) if now_s < breaker.until_s)
 
-    def broke(self, client: Client, now_s: float) -> float | None:
+    def broke(self, client: Process, now_s: float) -> float | None:
         """A relay connection of this client broke. For how many seconds that opens its breaker; None: it does not."""
         breaker = self._breakers.pop(client, None) or _Breaker()
         self._breakers[client] = breaker
@@ -192,7 +192,7 @@ class RelayServer:
         if connection.broken and self._fallback is not None:
             self._count_broken(connection.peer)
 
-    def _count_broken(self, peer: Client) -> None:
+    def _count_broken(self, peer: Process) -> None:
         open_s = self._breakers.broke(peer, self._clock())
         if open_s is None:
             return
@@ -200,7 +200,7 @@ class RelayServer:
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
-    def _try_again(self, peer: Client) -> None:
+    def _try_again(self, peer: Process) -> None:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock()):
             return

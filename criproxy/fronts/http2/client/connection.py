@@ -1,8 +1,6 @@
 """A connection to a gRPC server's unix socket, for unary calls of our own."""
 
 import asyncio
-import socket
-import struct
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,7 +10,6 @@ from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.side import ReadBuffer, Side
 
 _LOST: Final = "the connection was lost"
-_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred
 
 
 class CallError(ConnectionError):
@@ -79,14 +76,8 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """The process that listens at the socket; 0: not known. Source: unix(7), SO_PEERCRED."""
-        if self._side.transport is None:
-            return 0
-        connected = self._side.transport.get_extra_info("socket")
-        pid: int = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
-            0
-        ]
-        return pid
+        """The process that listens at the socket; 0: it is not known."""
+        return self._side.peer[0]
 
     async def close(self) -> None:
         """Calls under way end with UNAVAILABLE."""
