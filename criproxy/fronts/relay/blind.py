@@ -1,17 +1,7 @@
 """A relay that looks at nothing: for the day that something is wrong with the one that does."""
 
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.frames import (
-    CONTINUATION,
-    END_HEADERS,
-    GOAWAY,
-    HEADER_BYTES,
-    HEADERS,
-    MAX_STREAM,
-    PUSH_PROMISE,
-    Bytes,
-    unpack_header,
-)
+from criproxy.fronts.http2.frames import HEADER_BYTES, Bytes
 from criproxy.fronts.relay.actions import Action, Close, ToClient, ToRuntime
 
 
@@ -74,7 +64,7 @@ class FallbackPipe(BlindRelay):
 
     def _goaway(self) -> bytes:
         self._announced = True
-        return frames.goaway(MAX_STREAM)
+        return frames.goaway(frames.MAX_STREAM)
 
     def _followed(self, data: bytes) -> int | None:
         """Where the last place between two frames is; None: there is none in these bytes."""
@@ -95,9 +85,9 @@ class FallbackPipe(BlindRelay):
         return gap
 
     def _begin_frame(self) -> None:
-        high, low, kind, flags, _ = unpack_header(self._header)
+        high, low, kind, flags, _ = frames.unpack_header(self._header)
         self._header.clear()
         self._left = high << 8 | low
-        if kind in (HEADERS, PUSH_PROMISE, CONTINUATION):
-            self._amid_block = not flags & END_HEADERS
-        self._announced |= kind == GOAWAY  # a later one may name no more calls than this
+        if kind in (frames.HEADERS, frames.PUSH_PROMISE, frames.CONTINUATION):
+            self._amid_block = not flags & frames.END_HEADERS
+        self._announced |= kind == frames.GOAWAY  # a later one may name no more calls than this

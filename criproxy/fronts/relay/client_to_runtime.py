@@ -4,19 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from criproxy.fronts.http2 import codes, frames, message
-from criproxy.fronts.http2.frames import (
-    ACK,
-    CANCEL,
-    END_STREAM,
-    MAX_WINDOW,
-    NO_ERROR,
-    PADDED,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    BrokenError,
-    Bytes,
-)
+from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Ask, Forget, Started
@@ -56,14 +44,14 @@ class ClientToRuntime:
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
         if not self.greeted:
-            size = len(PREFACE) - len(self._preface)
+            size = len(frames.PREFACE) - len(self._preface)
             self._preface += chunk[:size]
-            if not PREFACE.startswith(self._preface):
+            if not frames.PREFACE.startswith(self._preface):
                 raise BrokenError("no HTTP/2 preface")
-            if len(self._preface) < len(PREFACE):
+            if len(self._preface) < len(frames.PREFACE):
                 return
             self.greeted = True
-            self._state.to_runtime.send(PREFACE)
+            self._state.to_runtime.send(frames.PREFACE)
             chunk = chunk[size:]
         self.scanner.feed(chunk)
 
@@ -90,7 +78,7 @@ class ClientToRuntime:
         if self._outbox.queue or size > state.window.real:
             self._outbox.hold_data(stream, frames.unpadded(flags, payload), size, ends=bool(flags & END_STREAM))
             return False
-        if flags & PADDED:
+        if flags & frames.PADDED:
             frames.unpadded(flags, payload)
         state.window.real -= size
         return True
@@ -188,7 +176,7 @@ class ClientToRuntime:
         block = refusal(codes.UNAVAILABLE, self.refusing, headers_sent=False)
         state.send_headers(stream, block, end_stream=True)
         if not end_stream:
-            state.to_client.send(frames.rst_stream(stream, NO_ERROR))
+            state.to_client.send(frames.rst_stream(stream, frames.NO_ERROR))
 
     def _settings(self, flags: int, payload: memoryview) -> bool:
         if not flags & ACK:
@@ -196,11 +184,11 @@ class ClientToRuntime:
                 self._state.client_setting(setting, value)
             return True
         if self._outbox.queue:
-            self._outbox.hold_raw(frames.frame(SETTINGS, ACK, 0), is_ack=True)
+            self._outbox.hold_raw(frames.frame(frames.SETTINGS, ACK, 0), is_ack=True)
             return False
         self._outbox.acknowledged()
         if not self._outbox.idle:
-            self._state.to_runtime.send(frames.frame(SETTINGS, ACK, 0))
+            self._state.to_runtime.send(frames.frame(frames.SETTINGS, ACK, 0))
             self._outbox.pump()
             return False
         return True
@@ -214,7 +202,7 @@ class ClientToRuntime:
             state.count(call, codes.CANCELLED)
             self.forget(call)
         if self._outbox.queue:
-            self._pass_reset(stream, frames.frame(RST_STREAM, 0, stream, payload))
+            self._pass_reset(stream, frames.frame(frames.RST_STREAM, 0, stream, payload))
             return False
         return True
 
@@ -249,7 +237,7 @@ class ClientToRuntime:
             self._outbox.top_up(call.stream, hook)
 
     def _advance(self, hook: HookedCall) -> None:
-        """Give the client all that it has paid, owed or no owed: what else it sends must come, or may."""
+        """Give the client back all that it has paid, whatever is owed, so that it goes on sending."""
         state = self._state
         state.window.waiting -= hook.paid
         state.to_client.send(frames.window_update(0, hook.paid))
@@ -284,7 +272,7 @@ class ClientToRuntime:
         block = refusal(code, text, headers_sent=call.answered)
         state.send_headers(call.stream, block, end_stream=True)
         if not call.client_ended:
-            state.to_client.send(frames.rst_stream(call.stream, NO_ERROR))
+            state.to_client.send(frames.rst_stream(call.stream, frames.NO_ERROR))
         state.count(call, code)
         self.end(call)
 
@@ -292,7 +280,7 @@ class ClientToRuntime:
         """Reset a call towards the runtime, and forget it."""
         self.forget(call)
         self._state.end_here(call)
-        self._pass_reset(call.stream, frames.rst_stream(call.stream, CANCEL))
+        self._pass_reset(call.stream, frames.rst_stream(call.stream, frames.CANCEL))
 
     def forget(self, call: RelayedCall) -> None:
         """A call has been reset by whom ever: drop what waits of its request."""

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.frames import DATA, END_STREAM, FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
+from criproxy.fronts.http2.frames import FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 _LOW: Final = 16_384
@@ -192,7 +192,7 @@ class Outbox:
                 return
             piece, item.data = item.data[:size], item.data[size:]
             last = not item.data and item.ends
-            state.to_runtime.send(frames.frame(DATA, END_STREAM if last else 0, item.stream, piece))
+            state.to_runtime.send(frames.frame(frames.DATA, frames.END_STREAM if last else 0, item.stream, piece))
             paid = min(item.paid, size)
             state.window.spend(size, paid)
             item.paid -= paid
@@ -211,7 +211,7 @@ class Outbox:
             if hook.out and size <= 0:
                 return
             piece, hook.out = hook.out[:size], hook.out[size:]
-            state.to_runtime.send(frames.frame(DATA, 0 if hook.out else END_STREAM, call.stream, piece))
+            state.to_runtime.send(frames.frame(frames.DATA, 0 if hook.out else frames.END_STREAM, call.stream, piece))
             paid = min(hook.paid, size)
             state.window.spend(size, paid)
             hook.paid -= paid

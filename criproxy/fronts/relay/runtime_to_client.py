@@ -1,19 +1,7 @@
 """From the runtime to the client: what each frame of the runtime's does."""
 
 from criproxy.fronts.http2 import codes, frames, message
-from criproxy.fronts.http2.frames import (
-    ACK,
-    DATA,
-    END_STREAM,
-    INITIAL_WINDOW_SIZE,
-    MAX_STREAM,
-    MAX_WINDOW,
-    NO_ERROR,
-    PADDED,
-    SETTINGS,
-    BrokenError,
-    Bytes,
-)
+from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, literal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Learn
@@ -48,13 +36,13 @@ class RuntimeToClient:
             if payload:
                 state.to_runtime.send(frames.window_update(0, len(payload)))
             return False
-        if flags & PADDED or call.hook is not None:
+        if flags & frames.PADDED or call.hook is not None:
             data = frames.unpadded(flags, payload)
             if call.hook is not None and call.hook.ticket is not None:
                 self._overhear(call.hook, data)
         if not flags & END_STREAM:
             return True
-        return self._end_with(call, codes.UNKNOWN, frames.frame(DATA, flags, stream, payload))
+        return self._end_with(call, codes.UNKNOWN, frames.frame(frames.DATA, flags, stream, payload))
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._state.answers.read(block)
@@ -103,7 +91,7 @@ class RuntimeToClient:
     def _settings(self, payload: memoryview) -> bool:
         state, window, announced = self._state, None, []
         for setting, value in frames.settings(payload):
-            if setting == INITIAL_WINDOW_SIZE:
+            if setting == frames.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
                 window = min(value, LARGEST_FIRST)
@@ -117,7 +105,7 @@ class RuntimeToClient:
         passed = frames.settings_payload(announced)
         if passed == payload:
             return True
-        state.to_client.send(frames.frame(SETTINGS, 0, 0, passed))
+        state.to_client.send(frames.frame(frames.SETTINGS, 0, 0, passed))
         return False
 
     def _widen(self, stream: int, increment: int) -> bool:
@@ -179,7 +167,7 @@ class RuntimeToClient:
         if last:
             state.to_client.send(last)
         if not call.client_ended:
-            state.to_client.send(frames.rst_stream(call.stream, NO_ERROR))
+            state.to_client.send(frames.rst_stream(call.stream, frames.NO_ERROR))
         self._requests.end(call)
         return False
 

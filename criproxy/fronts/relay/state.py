@@ -6,14 +6,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.fronts.engine import Ticket
-from criproxy.fronts.http2.frames import (
-    FIRST_WINDOW,
-    HEADER_TABLE_SIZE,
-    MAX_FRAME_SIZE,
-    MAX_WINDOW,
-    BrokenError,
-    header_frames,
-)
+from criproxy.fronts.http2 import frames
+from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_WINDOW, BrokenError
 from criproxy.fronts.http2.headers import NO_TABLE, BlockReader
 from criproxy.fronts.http2.scanner import Outgoing
 from criproxy.fronts.relay.actions import Action, Ended
@@ -137,16 +131,16 @@ class RelayState:
 
     def client_setting(self, setting: int, value: int) -> None:
         """The client has announced what it may be sent."""
-        if setting == HEADER_TABLE_SIZE:
+        if setting == frames.HEADER_TABLE_SIZE:
             self.answer_table_shrinks |= self.answers.allow_table(value)
-        elif setting == MAX_FRAME_SIZE:
+        elif setting == frames.MAX_FRAME_SIZE:
             self.to_client.max_frame = max(self.to_client.max_frame, value)
 
     def runtime_setting(self, setting: int, value: int) -> None:
         """The runtime has announced what it may be sent."""
-        if setting == HEADER_TABLE_SIZE:
+        if setting == frames.HEADER_TABLE_SIZE:
             self.requests.allow_table(value)
-        elif setting == MAX_FRAME_SIZE:
+        elif setting == frames.MAX_FRAME_SIZE:
             self.to_runtime.max_frame = max(self.to_runtime.max_frame, value)
 
     def send_headers(self, stream: int, block: bytes, *, end_stream: bool) -> None:
@@ -154,7 +148,7 @@ class RelayState:
         if self.diverged and not self._table_dropped:  # from now on no change of the table's size matters
             self._table_dropped = True
             block = NO_TABLE + block
-        self.to_client.send(header_frames(stream, block, end_stream=end_stream))
+        self.to_client.send(frames.header_frames(stream, block, end_stream=end_stream))
 
     def ended_here(self, stream: int) -> bool:
         """Whether the relay has reset this stream, so that late frames of it go nowhere."""

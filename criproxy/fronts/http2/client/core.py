@@ -4,7 +4,6 @@ Source: RFC 9113; gRPC over HTTP/2.
 """
 
 import math
-import struct
 from collections import deque
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -12,19 +11,7 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct, field
 
 from criproxy.fronts.http2 import codes, frames, message
-from criproxy.fronts.http2.frames import (
-    ACK,
-    DATA,
-    END_STREAM,
-    FIRST_WINDOW,
-    FRAME_BYTES,
-    INITIAL_WINDOW_SIZE,
-    MAX_STREAM,
-    MAX_WINDOW,
-    SETTINGS,
-    BrokenError,
-    Bytes,
-)
+from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
 from criproxy.fronts.http2.scanner import Outgoing, Scanner
 
@@ -36,8 +23,6 @@ _WINDOW: Final = 1024 * 1024
 
 _LONGEST_MS: Final = 99_999_999
 """The most that grpc-timeout's eight digits say, 27 hours."""
-
-_SETTING: Final = struct.Struct(">HL")
 
 # localhost, and not the socket's path, which strict servers (Rust's h2) refuse
 _FIRST: Final = literal(((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost")))
@@ -89,8 +74,8 @@ class Client:
         self._taken = 0
         self._going = False
         self._outcomes: list[CallOutcome] = []
-        settings = ((_ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, _WINDOW))
-        self._send(frames.PREFACE, frames.frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
+        settings = ((_ENABLE_PUSH, 0), (frames.INITIAL_WINDOW_SIZE, _WINDOW))
+        self._send(frames.PREFACE, frames.frame(frames.SETTINGS, 0, 0, frames.settings_payload(settings)))
         self._send(frames.window_update(0, 2 * _WINDOW - FIRST_WINDOW))
 
     @property
@@ -143,7 +128,7 @@ class Client:
         call.answer += frames.unpadded(flags, payload)
         if error := message.too_large(len(call.answer)):
             self._end(call, error.code, f"the answer: {error}", reset=True)
-        elif flags & END_STREAM:
+        elif flags & frames.END_STREAM:
             self._end(call, codes.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
         else:
             call.taken += len(payload)
@@ -169,10 +154,10 @@ class Client:
             case 3 if (call := self._open.get(stream)) is not None:
                 error = frames.long(payload)
                 self._end(call, codes.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
-            case 4 if not flags & ACK:
+            case 4 if not flags & frames.ACK:
                 self._settings(payload)
-            case 6 if not flags & ACK:
-                self._send(frames.frame(frames.PING, ACK, 0, payload))
+            case 6 if not flags & frames.ACK:
+                self._send(frames.frame(frames.PING, frames.ACK, 0, payload))
             case 7:
                 self._goaway(frames.long(payload) & MAX_STREAM)
             case 8 if (call := self._open.get(stream)) is not None:
@@ -185,7 +170,7 @@ class Client:
 
     def _settings(self, payload: memoryview) -> None:
         for setting, value in frames.settings(payload):
-            if setting == INITIAL_WINDOW_SIZE:
+            if setting == frames.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
                 by, self._first_window = value - self._first_window, value
@@ -193,7 +178,7 @@ class Client:
                     call.window += by
             elif setting == _MAX_CONCURRENT_STREAMS:
                 self._places = value
-        self._send(frames.frame(SETTINGS, ACK, 0))
+        self._send(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self._pump_all()
 
     def credit(self, increment: int) -> bool:
@@ -231,11 +216,11 @@ class Client:
 
     def _pump(self, call: _OwnCall) -> None:
         """Send of its request what may be sent by now."""
-        while call.rest and (size := min(len(call.rest), call.window, self._window, FRAME_BYTES)) > 0:
+        while call.rest and (size := min(len(call.rest), call.window, self._window, frames.FRAME_BYTES)) > 0:
             piece, call.rest = call.rest[:size], call.rest[size:]
             call.window -= size
             self._window -= size
-            self._send(frames.frame(DATA, 0 if call.rest else END_STREAM, call.stream, piece))
+            self._send(frames.frame(frames.DATA, 0 if call.rest else frames.END_STREAM, call.stream, piece))
 
     def _end_with(self, call: _OwnCall, trailers: Block) -> None:
         code, text, answer = _result(call, trailers)
