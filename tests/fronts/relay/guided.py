@@ -8,7 +8,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["criproxy.fronts.relay"]):
+with atheris.instrument_imports(include=["criproxy.fronts.http2", "criproxy.fronts.relay"]):
     from criproxy.fronts.relay.actions import Ask, Close
     from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.http2.frames import MAX_FRAME_SIZE, PREFACE
