@@ -118,7 +118,7 @@ class Scanner:
 
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
-        data = self._joined(chunk)
+        data = self._joined(chunk) if self._rest or len(chunk) < HEADER_BYTES else bytes(chunk)
         if not data:
             return
         outgoing, handler, view = self._outgoing, self._handler, memoryview(data)
@@ -186,16 +186,13 @@ class Scanner:
         return size, HEADER_BYTES + min(missing, FRAME_BYTES)
 
     def _joined(self, chunk: Bytes) -> bytes:
-        """What was left and what came, copied once; empty when that is less than a frame."""
-        size = len(self._rest) + len(chunk)
-        if size < self._need:
+        """What was left and what came, copied once; empty when that is less than a frame, or than a piece of one."""
+        if len(self._rest) + len(chunk) < self._need:
             self._rest += chunk
             return b""
-        self._need = HEADER_BYTES
-        if not self._rest:
-            return bytes(chunk)
         data = b"".join((self._rest, chunk))
         self._rest = bytearray()
+        self._need = HEADER_BYTES
         return data
 
     def _one(self, kind: int, flags: int, stream: int, raw: memoryview) -> bool:

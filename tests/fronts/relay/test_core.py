@@ -16,7 +16,7 @@ from criproxy.fronts.http2.frames import (
     WINDOW_UPDATE,
 )
 from criproxy.fronts.http2.headers import literal
-from criproxy.fronts.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient
+from criproxy.fronts.relay.actions import Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from tests.fronts.relay.peers import split
 from tests.fronts.relay.talk import HOOKED, PASSING, SETTINGS, SETTINGS_ACK, Talk, prefixed, setting
 
@@ -29,6 +29,19 @@ def test_passing_call_is_the_very_bytes_that_came() -> None:
     assert (talk.runtime, talk.client) == (request, answer)
     assert talk.actions == [Started(1, PASSING), Ended(1, PASSING, 0, False)]
     assert talk.relay.calls == 0
+
+
+def test_what_grpc_in_go_sends_beside_a_call_passes_with_it_and_is_accounted_for() -> None:
+    """Its estimator's PING, with the ACK of the peer's and a WINDOW_UPDATE: all in one piece with the call's frames."""
+    talk = Talk()
+    ping, ack = frames.frame(frames.PING, 0, 0, b"estimate"), frames.frame(frames.PING, frames.ACK, 0, b"estimate")
+    request = ack + frames.window_update(0, 28) + ping + talk.request(1, PASSING)
+    assert talk.relay.client_bytes(request) == [ToRuntime(request), Started(1, PASSING)]
+    window = talk.relay._state.window.real
+    assert window == frames.FIRST_WINDOW - 5
+    answer = ack + frames.window_update(0, 5) + ping + talk.answer(1)
+    assert talk.relay.runtime_bytes(answer) == [ToClient(answer), Ended(1, PASSING, 0, False)]
+    assert talk.relay._state.window.real == frames.FIRST_WINDOW
 
 
 def test_hooked_request_waits_for_its_verdict_but_its_headers_do_not() -> None:
