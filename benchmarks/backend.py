@@ -40,7 +40,7 @@ ANSWERS = {
 
 
 class Runtime:
-    """`ANSWERS`, and sandboxes that are listed once they run: a pod's uid is its sandbox's id."""
+    """`ANSWERS`, and sandboxes that are listed once they run, until `RemoveAll`: a pod's uid is its sandbox's id."""
 
     def __init__(self) -> None:
         self._sandboxes: dict[bytes, cri.PodSandbox] = {}
@@ -54,6 +54,9 @@ class Runtime:
                 return cri.RunPodSandboxResponse(pod_sandbox_id=uid).SerializeToString()
             case "ListPodSandbox":
                 return cri.ListPodSandboxResponse(items=list(self._sandboxes.values())).SerializeToString()
+            case "RemoveAll":
+                self._sandboxes.clear()
+                return b""
         return ANSWERS.get(path)
 
 

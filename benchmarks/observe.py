@@ -50,7 +50,7 @@ def ask_forever(address: str) -> None:
 
 def _calls_ms(client: Client) -> list[float]:
     taken = []
-    for request in client.requests(_VERSION, b"", _CALLS):
+    for request in client.requests(_VERSION, (b"",) * _CALLS):
         started = time.perf_counter()
         answer = client.call(request)
         taken.append((time.perf_counter() - started) * 1000)

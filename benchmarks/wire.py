@@ -1,12 +1,17 @@
 """HTTP/2 on blocking sockets, without a gRPC library: as quick as kubelet and the runtime, so that the way is measured.
 
-Header blocks are as gRPC in Go writes them: indexed, with kubelet's timeout. Windows are kept.
+The peers send what gRPC in Go sends: indexed header blocks, kubelet's timeout, a PING and a WINDOW_UPDATE with the
+first DATA that they get (its estimator of bandwidth and delay), WINDOW_UPDATEs as they read, and the ACKs of PINGs.
+Between two Go peers, half of these go along with a call's own frames, and half alone: three writes per call, where two
+would do. Windows are kept.
+
+Source: grpc-go 1.33, internal/transport, bdp_estimator.go, flowcontrol.go and http2_client.go, handleData.
 """
 
 import itertools
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -36,6 +41,10 @@ from criproxy.fronts.http2.message import opened, wrapped
 from integration.lab.process import LabError
 
 _READ_BYTES: Final = 256 * 1024
+_UPDATE_BYTES: Final = 112 * 1024
+"""How much gRPC in Go reads before it tells the other side, once its windows have grown to large answers."""
+
+_ESTIMATE: Final = frames.frame(PING, 0, 0, bytes((2, 4, 16, 16, 9, 14, 7, 7)))
 _OK, _UNIMPLEMENTED = "0", "12"
 TIMEOUT: Final = "120000m"
 """Kubelet's two minutes, less a few microseconds: gRPC in Go rounds up to a unit in which they have eight digits.
@@ -49,19 +58,37 @@ Answer = Callable[[str, bytes], bytes | None]
 
 
 class _Peer:
-    """One end of a connection: SETTINGS and PING are answered, the other frames come out."""
+    """One end of a connection: what gRPC answers by itself is answered, the other frames come out."""
 
     def __init__(self, connection: socket.socket, greeting: bytes) -> None:
-        self.socket = connection
+        self._socket = connection
         self._data = bytearray()
+        self._answers = bytearray()
+        self._unread = 0
+        self._unread_of: dict[int, int] = {}
+        self._estimating = False
         window = struct.pack(">HL", INITIAL_WINDOW_SIZE, MAX_WINDOW)
         raised = frames.window_update(0, MAX_WINDOW - FIRST_WINDOW)
         connection.sendall(greeting + frames.frame(SETTINGS, 0, 0, window) + raised)
+
+    def close(self) -> None:
+        self._socket.close()
 
     def skip(self, size: int) -> None:
         while len(self._data) < size:
             self._read()
         del self._data[:size]
+
+    def send(self, data: bytes) -> None:
+        """Together with what is to be answered by now."""
+        self._answers += data
+        self._socket.sendall(self._answers)
+        self._answers.clear()
+
+    def flush(self) -> None:
+        """Send what is to be answered by now."""
+        if self._answers:
+            self.send(b"")
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         """(type, flags, stream, payload) of each. Raises ConnectionError at the end of the connection."""
@@ -74,13 +101,35 @@ class _Peer:
                     break
                 payload = bytes(data[HEADER_BYTES:end])
                 del data[:end]
-                if kind in (SETTINGS, PING) and not flags & ACK:
-                    self.socket.sendall(frames.frame(kind, ACK, 0, payload if kind == PING else b""))
+                if kind == DATA and payload:
+                    self._count(stream & MAX_STREAM, len(payload))
+                elif kind in (SETTINGS, PING) and not flags & ACK:
+                    self._answers += frames.frame(kind, ACK, 0, payload if kind == PING else b"")
+                elif kind == PING:
+                    self._estimating = False
+                if kind in (DATA, HEADERS) and flags & END_STREAM:
+                    self._unread_of.pop(stream & MAX_STREAM, None)
                 yield kind, flags, stream & MAX_STREAM, payload
+            self.flush()
             self._read()
 
+    def _count(self, stream: int, size: int) -> None:
+        """So much DATA has come."""
+        self._unread += size
+        if not self._estimating or self._unread >= _UPDATE_BYTES:
+            self._answers += frames.window_update(0, self._unread)
+            self._unread = 0
+        if not self._estimating:
+            self._answers += _ESTIMATE
+            self._estimating = True
+        unread = self._unread_of.get(stream, 0) + size
+        if unread >= _UPDATE_BYTES:
+            self._answers += frames.window_update(stream, unread)
+            unread = 0
+        self._unread_of[stream] = unread
+
     def _read(self) -> None:
-        if not (received := self.socket.recv(_READ_BYTES)):
+        if not (received := self._socket.recv(_READ_BYTES)):
             raise ConnectionResetError("the peer has closed")
         self._data += received
 
@@ -95,16 +144,17 @@ class Client:
         self._frames = self._peer.frames()
         self._encoder, self._decoder = Encoder(), Decoder()
         self._streams = itertools.count(1, 2)
+        self._alone = itertools.cycle((True, False))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._peer.socket.close()
+        self._peer.close()
 
-    def requests(self, method: str, message: bytes, times: int) -> list[bytes]:
-        """The bytes of so many calls of a path."""
-        return [self._request(method, message, next(self._streams)) for _ in range(times)]
+    def requests(self, method: str, messages: Iterable[bytes]) -> list[bytes]:
+        """The bytes of calls of a path."""
+        return [self._request(method, message, next(self._streams)) for message in messages]
 
     def _request(self, method: str, message: bytes, stream: int) -> bytes:
         block = self._encoder.encode(
@@ -124,7 +174,7 @@ class Client:
 
     def call(self, request: bytes) -> list[bytes]:
         """Send it, and read its answer to the end; returns the answer's header blocks, for `check`."""
-        self._peer.socket.sendall(request)
+        self._peer.send(request)
         blocks = []
         for kind, flags, _, payload in self._frames:
             if kind == HEADERS:
@@ -136,7 +186,9 @@ class Client:
         raise AssertionError
 
     def check(self, blocks: Sequence[bytes]) -> None:
-        """Each answer, in order. Raises LabError for one that is not OK."""
+        """Each answer, in order, and go on with what it has brought. Raises LabError for one that is not OK."""
+        if next(self._alone):
+            self._peer.flush()
         fields = [dict(self._decoder.decode(block, raw=True)) for block in blocks]
         if fields[-1].get(b"grpc-status") != _OK.encode():
             raise LabError(f"the call failed: {fields[-1]}")
@@ -176,7 +228,7 @@ class _Served:
             if kind in (HEADERS, DATA) and flags & END_STREAM and stream in self._paths:
                 self._begin(stream)
             elif kind in (SETTINGS, WINDOW_UPDATE) and self._outgoing:
-                self._peer.socket.sendall(b"".join(self._sendable()))
+                self._peer.send(b"".join(self._sendable()))
 
     def _settings(self, payload: bytes) -> None:
         for setting, value in frames.settings(payload):
@@ -195,10 +247,10 @@ class _Served:
         head = [(":status", "200"), ("content-type", "application/grpc")]
         if message is None:
             self._forget(stream)
-            self._peer.socket.sendall(self._headers(stream, [*head, ("grpc-status", _UNIMPLEMENTED)], ends=True))
+            self._peer.send(self._headers(stream, [*head, ("grpc-status", _UNIMPLEMENTED)], ends=True))
             return
         self._outgoing[stream] = memoryview(wrapped(message))
-        self._peer.socket.sendall(self._headers(stream, head, ends=False) + b"".join(self._sendable()))
+        self._peer.send(self._headers(stream, head, ends=False) + b"".join(self._sendable()))
 
     def _headers(self, stream: int, fields: Fields, *, ends: bool) -> bytes:
         block = self._encoder.encode(fields)

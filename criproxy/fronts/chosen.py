@@ -8,8 +8,8 @@ from typing import Final, Literal
 import structlog
 
 from criproxy.fronts.engine import Engine, Interceptor
+from criproxy.fronts.relay.connection import RelayMetrics
 from criproxy.fronts.relay.server import RelayServer
-from criproxy.fronts.relay.shell import RelayMetrics
 from criproxy.fronts.socket import ListenSocket, SocketError
 
 Kind = Literal["grpc", "relay", "blind"]

@@ -51,6 +51,16 @@ class Interceptor(Protocol):
         ...
 
 
+class CallMetrics(Protocol):
+    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
+
+    def on_start(self) -> None: ...
+
+    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
+        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+
 class Engine(Protocol):
     """Serves at the `own` path of a ListenSocket. Who is led there is the caller's to publish. In order: `start`, then
     `stop`, with `drain` in between when another process has taken over.

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from criproxy.fronts import connections
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
-from criproxy.fronts.engine import Forward, Interceptor, Refuse, Verdict
+from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -39,16 +39,6 @@ _FLUSH_S: Final = 0.05
 """An answer is on its way for a moment after its handler has ended."""
 
 _GONE: Final = "criproxy goes: call again"
-
-
-class CallMetrics(Protocol):
-    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
-
-    def on_start(self) -> None: ...
-
-    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
-        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
-        ...
 
 
 class _Outcome(Struct):

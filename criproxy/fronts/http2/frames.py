@@ -9,6 +9,8 @@ from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES: Final = 9
+PING_BYTES: Final = 8
+WINDOW_UPDATE_BYTES: Final = 4
 FRAME_BYTES: Final = 16_384
 """What a frame may carry whatever a peer's SETTINGS say; so much is in each frame that the relay makes."""
 
@@ -89,9 +91,9 @@ def header_frames(stream: int, block: bytes, *, end_stream: bool) -> bytes:
     return b"".join(out)
 
 
-def long(payload: Bytes) -> int:
+def long(payload: Bytes, at: int = 0) -> int:
     """The four bytes of an error code, or of a stream id or window increment with its reserved bit."""
-    value: int = _LONG.unpack_from(payload)[0]
+    value: int = _LONG.unpack_from(payload, at)[0]
     return value
 
 
@@ -139,11 +141,11 @@ def error_in_size(kind: int, flags: int, stream: int, size: int) -> str:
         case 5:
             return "PUSH_PROMISE, which gRPC does not have"
         case 6:
-            right = size == 8 and stream == 0
+            right = size == PING_BYTES and stream == 0
         case 7:
             right = size >= 8 and stream == 0
         case 8:
-            right = size == 4
+            right = size == WINDOW_UPDATE_BYTES
         case 9:
             return "CONTINUATION without HEADERS"
     return "" if right else f"frame of type {kind} with {size} bytes on stream {stream}"

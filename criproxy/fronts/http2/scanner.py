@@ -12,14 +12,19 @@ from criproxy.fronts.http2.frames import (
     HEADER_BYTES,
     HEADERS,
     MAX_STREAM,
+    MAX_WINDOW,
     PADDED,
+    PING,
+    PING_BYTES,
     SETTINGS,
+    WINDOW_UPDATE,
+    WINDOW_UPDATE_BYTES,
     WITH_PRIORITY,
     BrokenError,
     Bytes,
+    long,
     unpack_header,
 )
-from criproxy.fronts.http2.lane import Lane
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The largest header block: as much as gRPC-Go takes (http_util.go, defaultServerMaxHeaderListSize)."""
@@ -29,6 +34,47 @@ _BLOCK_FRAMES: Final = 4096
 
 
 _BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
+_NOTHING: Final = memoryview(b"")
+
+
+class Outgoing:
+    """Bytes on their way to one peer, in order. A run is the part `start` to `end` of the piece that is being read."""
+
+    __slots__ = ("_view", "end", "max_frame", "parts", "start")
+
+    def __init__(self) -> None:
+        self.parts: list[Bytes] = []
+        """What is to be sent by now: not empty pieces, in order."""
+        self.max_frame = FRAME_BYTES
+        """The largest payload that the peer has announced to take."""
+        self._view = _NOTHING
+        self.start = 0
+        self.end = 0
+
+    def open(self, view: memoryview) -> None:
+        self._view = view
+        self.start = self.end = 0
+
+    def cut(self) -> None:
+        """The run so far goes; what is sent next comes after it."""
+        if self.end > self.start:
+            self.parts.append(self._view[self.start : self.end])
+            self.start = self.end
+
+    def send(self, data: Bytes) -> None:
+        self.cut()
+        if data:
+            self.parts.append(data)
+
+    def close(self) -> None:
+        self.cut()
+        self._view = _NOTHING
+        self.start = self.end = 0
+
+    def take(self) -> Bytes:
+        """All of `parts`, in one piece; it stays valid."""
+        parts, self.parts = self.parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Handler(Protocol):
@@ -40,22 +86,26 @@ class Handler(Protocol):
         """A whole header block, without padding and priority. `raw`: its frames."""
         ...
 
+    def credit(self, increment: int) -> bool:
+        """A WINDOW_UPDATE of the connection."""
+        ...
+
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         """A frame of another type, of a size that its type allows."""
         ...
 
 
 class Scanner:
-    """Reads whole frames, shows each to the `handler`, and lets those that pass into the `lane`.
+    """Reads whole frames, shows each to the `handler`, and lets those that pass into the `outgoing`.
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
-    piece, however many frames it has. `max_frame` is the largest payload that the reading peer has announced.
-    `greeted`: the first SETTINGS have come.
+    piece, however many frames it has. `greeted`: the first SETTINGS have come. With `pings_pass`, the handler is not
+    shown PINGs.
     """
 
-    def __init__(self, lane: Lane, handler: Handler) -> None:
-        self.max_frame = FRAME_BYTES
-        self._lane = lane
+    def __init__(self, outgoing: Outgoing, handler: Handler, *, pings_pass: bool = False) -> None:
+        self.pings_pass = pings_pass
+        self._outgoing = outgoing
         self._handler = handler
         self._rest = bytearray()
         self._need = HEADER_BYTES
@@ -68,66 +118,78 @@ class Scanner:
 
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
-        data = self._joined(chunk)
+        data = self._joined(chunk) if self._rest or len(chunk) < HEADER_BYTES else bytes(chunk)
         if not data:
             return
-        lane, view = self._lane, memoryview(data)
-        data_frame, block = self._handler.data, self._handler.block
-        lane.open(view)
+        outgoing, handler, view = self._outgoing, self._handler, memoryview(data)
+        outgoing.open(view)
         size, at = len(data), 0
         need = HEADER_BYTES
+        orderly = self.greeted and not self._block_stream
         while size - at >= HEADER_BYTES:
             high, low, kind, flags, stream = unpack_header(data, at)
             length = high << 8 | low
-            if length > self.max_frame:
-                raise BrokenError(f"a frame of {length} bytes, where {self.max_frame} were announced")
+            if length > outgoing.max_frame:
+                raise BrokenError(f"a frame of {length} bytes, where {outgoing.max_frame} were announced")
             end = at + HEADER_BYTES + length
             if end > size:
-                need = end - at
-                if kind == DATA and length > FRAME_BYTES and not flags & PADDED:
-                    need = HEADER_BYTES + FRAME_BYTES
-                    if size - at >= need:
-                        lane.end = at
-                        self._part(flags, stream & MAX_STREAM, view[at:], end - size)
-                        lane.start = at = size
-                        need = HEADER_BYTES + min(end - size, FRAME_BYTES)
+                outgoing.end = at
+                done, need = self._begun(view[at:], end - size)
+                at += done
                 break
-            lane.end = at
+            if orderly and kind == PING and length == PING_BYTES and not stream and self.pings_pass:
+                at = end
+                continue
+            outgoing.end = at
             stream &= MAX_STREAM
-            usual = stream and self.greeted and not self._block_stream
-            if usual and kind == DATA:
-                passes = data_frame(flags, stream, view[at + HEADER_BYTES : end])
-            elif usual and kind == HEADERS and flags & _BLOCK_FLAGS == END_HEADERS:
-                passes = block(stream, flags & END_STREAM != 0, data[at + HEADER_BYTES : end], view[at:end])
+            if orderly and kind == DATA and stream:
+                passes = handler.data(flags, stream, view[at + HEADER_BYTES : end])
+            elif orderly and kind == HEADERS and stream and flags & _BLOCK_FLAGS == END_HEADERS:
+                passes = handler.block(stream, flags & END_STREAM != 0, data[at + HEADER_BYTES : end], view[at:end])
+            elif orderly and kind == WINDOW_UPDATE and length == WINDOW_UPDATE_BYTES and not stream:
+                passes = handler.credit(long(data, at + HEADER_BYTES) & MAX_WINDOW)
             else:
                 passes = self._one(kind, flags, stream, view[at:end])
+                orderly = self.greeted and not self._block_stream
             if not passes:
-                lane.cut()
-                lane.start = end
+                outgoing.cut()
+                outgoing.start = end
             at = end
-        lane.end = at
-        lane.close()
-        self._rest += view[at:]
-        if self._rest:
+        outgoing.end = at
+        if at == size and not outgoing.start and not outgoing.parts:
+            outgoing.parts.append(data)
+            outgoing.start = at
+        else:
+            self._rest += view[at:]
             self._need = need
+        outgoing.close()
 
-    def _part(self, flags: int, stream: int, raw: memoryview, left: int) -> None:
-        """What has come of a DATA frame, as a frame of its own; the `left` bytes of it will be another."""
+    def _begun(self, raw: memoryview, missing: int) -> tuple[int, int]:
+        """A frame of which bytes are missing: how much of `raw` is done with, and how much makes the next step.
+
+        What has come of a large DATA frame goes on as a frame of its own; the missing bytes will be another.
+        """
+        _, _, kind, flags, stream = unpack_header(raw)
+        size = len(raw)
+        if kind != DATA or size + missing <= HEADER_BYTES + FRAME_BYTES or flags & PADDED:
+            return 0, size + missing
+        if size < HEADER_BYTES + FRAME_BYTES:
+            return 0, HEADER_BYTES + FRAME_BYTES
+        stream &= MAX_STREAM
         begins = flags & ~END_STREAM
         passes = self._one(DATA, begins, stream, raw)
-        self._lane.cut()
+        self._outgoing.cut()
         if passes:
-            self._lane.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
-        self._rest += frames.header(DATA, flags, stream, left)
+            self._outgoing.send(frames.frame(DATA, begins, stream, raw[HEADER_BYTES:]))
+        self._outgoing.start += size
+        self._rest += frames.header(DATA, flags, stream, missing)
+        return size, HEADER_BYTES + min(missing, FRAME_BYTES)
 
     def _joined(self, chunk: Bytes) -> bytes:
-        """What was left and what came, copied once; empty when that is less than a frame."""
-        size = len(self._rest) + len(chunk)
-        if size < self._need:
+        """What was left and what came, copied once; empty when that is less than a frame, or than a piece of one."""
+        if len(self._rest) + len(chunk) < self._need:
             self._rest += chunk
             return b""
-        if not self._rest:
-            return bytes(chunk)
         data = b"".join((self._rest, chunk))
         self._rest = bytearray()
         self._need = HEADER_BYTES
@@ -158,6 +220,8 @@ class Scanner:
             if kind != SETTINGS or flags:
                 raise BrokenError("no SETTINGS at first")
             self.greeted = True
+        if kind == WINDOW_UPDATE and not stream:
+            return self._handler.credit(long(payload) & MAX_WINDOW)
         return self._handler.frame(kind, flags, stream, payload)
 
     def _more_block(self, flags: int, fragment: Bytes, raw: Bytes) -> bool:
@@ -171,5 +235,5 @@ class Scanner:
             stream, block, frames_raw = self._block_stream, b"".join(self._block), b"".join(self._block_raw)
             self._block, self._block_raw, self._block_bytes, self._block_stream = [], [], 0, 0
             if self._handler.block(stream, self._block_ends, block, frames_raw):
-                self._lane.send(frames_raw)
+                self._outgoing.send(frames_raw)
         return False

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import math
 import os
+import socket
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +19,13 @@ _WRITE_BYTES: Final = 256 * 1024
 
 _READ_BYTES: Final = 256 * 1024
 """One read: a little more than a unix socket holds."""
+
+
+Process = tuple[int, int]
+"""Its pid and its user's id."""
+
+_UCRED: Final = struct.Struct("3i")
+"""Source: unix(7), struct ucred."""
 
 
 class ReadBuffer:
@@ -53,6 +62,15 @@ class Side(asyncio.BufferedProtocol):
         self._linger: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         """None before it is made, and after it is lost."""
+
+    @property
+    def peer(self) -> Process:
+        """The process that has connected, or listens; (0, 0): it is not known. Source: unix(7), SO_PEERCRED."""
+        if self.transport is None:
+            return 0, 0
+        connected = self.transport.get_extra_info("socket")
+        pid, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return pid, uid
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

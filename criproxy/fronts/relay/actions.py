@@ -1,4 +1,4 @@
-"""What the relay's core tells its shell to do."""
+"""What the relay's core has its connection do."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ class ToClient(Struct, frozen=True):
     data: Bytes
 
 
-class ToUpstream(Struct, frozen=True):
+class ToRuntime(Struct, frozen=True):
     data: Bytes
 
 
@@ -59,4 +59,4 @@ class Close(Struct, frozen=True):
     broken: bool = False
 
 
-Action = ToClient | ToUpstream | Ask | Forget | Learn | Started | Ended | Close
+Action = ToClient | ToRuntime | Ask | Forget | Learn | Started | Ended | Close

@@ -1,19 +1,8 @@
 """A relay that looks at nothing: for the day that something is wrong with the one that does."""
 
-from criproxy.fronts.engine import Ticket
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.frames import (
-    CONTINUATION,
-    END_HEADERS,
-    GOAWAY,
-    HEADER_BYTES,
-    HEADERS,
-    MAX_STREAM,
-    PUSH_PROMISE,
-    Bytes,
-    unpack_header,
-)
-from criproxy.fronts.relay.actions import Action, Close, ToClient, ToUpstream
+from criproxy.fronts.http2.frames import HEADER_BYTES, Bytes
+from criproxy.fronts.relay.actions import Action, Close, ToClient, ToRuntime
 
 
 class BlindRelay:
@@ -22,22 +11,18 @@ class BlindRelay:
     greeted = False
 
     def client_bytes(self, chunk: Bytes) -> list[Action]:
-        return [ToUpstream(bytes(chunk))]
+        return [ToRuntime(bytes(chunk))]
 
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]:
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         return [ToClient(bytes(chunk))]
-
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
-        return []
-
-    def refuse(self, stream: int, code: int, message: str) -> list[Action]:
-        return []
 
     def drain(self) -> list[Action]:
         return []
 
-    def end(self, stream: int, message: str) -> list[Action]:
+    def _nothing(self, *_: object) -> list[Action]:
         return []
+
+    forward = refuse = end = _nothing
 
     def turn_away(self, message: str) -> None:
         pass
@@ -45,7 +30,7 @@ class BlindRelay:
     def client_closed(self) -> list[Action]:
         return [Close("the client has closed")]
 
-    def upstream_closed(self) -> list[Action]:
+    def runtime_closed(self) -> list[Action]:
         return [Close("the runtime has closed")]
 
 
@@ -62,24 +47,24 @@ class FallbackPipe(BlindRelay):
         self._between = False
         self._amid_block = False
         self._wanted = False
-        self._told = False
+        self._announced = False
 
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]:
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         data = bytes(chunk)
-        if self._told:
+        if self._announced:
             return [ToClient(data)]
         gap = self._followed(data)
-        if not self._wanted or self._told or gap is None:
+        if not self._wanted or self._announced or gap is None:
             return [ToClient(data)]
         return [ToClient(data[:gap] + self._goaway() + data[gap:])]
 
     def drain(self) -> list[Action]:
         self._wanted = True
-        return [ToClient(self._goaway())] if self._between and not self._told else []
+        return [ToClient(self._goaway())] if self._between and not self._announced else []
 
     def _goaway(self) -> bytes:
-        self._told = True
-        return frames.goaway(MAX_STREAM)
+        self._announced = True
+        return frames.goaway(frames.MAX_STREAM)
 
     def _followed(self, data: bytes) -> int | None:
         """Where the last place between two frames is; None: there is none in these bytes."""
@@ -100,9 +85,9 @@ class FallbackPipe(BlindRelay):
         return gap
 
     def _begin_frame(self) -> None:
-        high, low, kind, flags, _ = unpack_header(self._header)
+        high, low, kind, flags, _ = frames.unpack_header(self._header)
         self._header.clear()
         self._left = high << 8 | low
-        if kind in (HEADERS, PUSH_PROMISE, CONTINUATION):
-            self._amid_block = not flags & END_HEADERS
-        self._told |= kind == GOAWAY  # a later one may name no more calls than this
+        if kind in (frames.HEADERS, frames.PUSH_PROMISE, frames.CONTINUATION):
+            self._amid_block = not flags & frames.END_HEADERS
+        self._announced |= kind == frames.GOAWAY  # a later one may name no more calls than this

@@ -1,7 +1,63 @@
-"""The relay between one client connection and one upstream connection: bytes and events in, actions out.
+"""The relay between one client connection and one connection to the runtime: bytes and events in, actions out.
 
-No I/O, no clock. Frames pass as they came, under the same stream ids; only of the calls that `wants` names are the
-request's DATA opened, and some answers learned from.
+No I/O and no clock, so that it can be tested and fuzzed without sockets; `connection` has the two sockets.
+
+Streams
+    Each client connection has a connection of its own to the runtime, and a call has the same stream id on both. Whole
+    frames go on, most of them as the bytes that came: PING, SETTINGS, metadata, deadlines, cancellation and compression
+    are the two peers' own affair. A call is one of two kinds, from its first HEADERS on:
+    - *passing*: nothing of it is opened. It is only followed to its end, to be counted.
+    - *hooked* (`wants` names its path): its HEADERS go on at once, but the relay is the end of its request's DATA.
+      COLLECTING until END_STREAM; ASKED while the interceptor decides; SENDING while the runtime's windows are too
+      small for the new message; SENT. The answer goes on as it comes, and is read beside when a ticket asks for it.
+    A call is forgotten when both peers have ended their side, or one has reset it. Of a call that the relay itself has
+    ended (refused, or cut off), late frames go nowhere: `ended_here`.
+
+Flow control
+    A passing stream's window is the two peers' own. A hooked stream has two: the relay's towards the client
+    (`advertised`) and the runtime's towards the relay (`window`), so a message larger than either can be collected.
+    The connection's window is shared by both kinds of calls (`ConnectionWindow`, all in bytes):
+        real        what the runtime still takes
+        waiting     what the client has sent, and thereby paid for, and what has not gone to the runtime yet
+        owed        what has gone to the runtime, and the client has not paid for: a message that has grown, or one
+                    whose bytes were given back to the client early, so that it could go on
+        advertised  what the client may send, = real + owed - waiting
+    These hold after each step:
+    - owed and waiting are not negative, and no more is sent than `real`;
+    - a client that sends more than `advertised` has broken the protocol;
+    - the client's own count of its window is `advertised`. So of a WINDOW_UPDATE of the runtime's, what settles `owed`
+      is kept from the client, and what the client has paid in vain (a message that shrank, a call that was reset)
+      settles `owed` first, and then is given back to it;
+    - when nothing is owed and nothing waits, all three counts are the same.
+
+Order
+    Frames keep their order, but for these:
+    - DATA for which `real` is too small waits in the `Outbox`, and what is not bound to it goes past: PING,
+      WINDOW_UPDATE, and resets.
+    - Header blocks never go past one another: each may change the header table that the next one refers to. Neither do
+      they go past a held SETTINGS ACK, nor does that go past held DATA: it was sent under the windows before.
+    - A reset goes past its call's DATA, which is dropped, but not past its HEADERS. A WINDOW_UPDATE of a stream whose
+      HEADERS wait, waits with them.
+    - Frames of the relay's own are put between any two frames, but never within a header block.
+    A header block passes unaltered, so the peers' tables stay in step. After one that only one peer has seen, as its
+    call was turned away or ended here, they are not (`diverged`): from then on all blocks in that direction are written
+    anew, with no reference to a table.
+
+Errors
+    what happens                        the client sees            the runtime sees      counted as
+    the interceptor refuses             its status, Trailers-Only  RST_STREAM            its status
+    a hooked request is no message      INTERNAL                   RST_STREAM            INTERNAL
+    the client resets a call            -                          its RST_STREAM        CANCELLED
+    the runtime resets a call           its RST_STREAM             -                     as gRPC maps the error
+    the runtime ends a hooked call      its answer                 RST_STREAM, when the  its status
+      before it has the whole request                              request is not sent
+    the client closes                   -                          its connection closes CANCELLED
+    the runtime closes                  its connection closes      -                     UNAVAILABLE
+    a peer breaks HTTP/2                its connection closes      its connection closes UNAVAILABLE
+    What the interceptor or the relay itself raises is `connection`'s to handle.
+
+A drain asks the client to take new calls elsewhere: GOAWAY, then a PING; calls that were under way come before its ACK,
+and when the last of them has ended, the connection closes. Source: RFC 9113; gRPC over HTTP/2.
 """
 
 from collections.abc import Callable
@@ -11,11 +67,11 @@ from typing import Final
 from criproxy.fronts.engine import Ticket
 from criproxy.fronts.http2 import codes, frames
 from criproxy.fronts.http2.frames import MAX_STREAM, PING, BrokenError, Bytes
-from criproxy.fronts.relay.actions import Action, Close, Forget, ToClient, ToUpstream
-from criproxy.fronts.relay.calls import Call, Phase, Wire
-from criproxy.fronts.relay.downward import Downward
+from criproxy.fronts.relay.actions import Action, Close, Forget, ToClient, ToRuntime
+from criproxy.fronts.relay.client_to_runtime import ClientToRuntime
 from criproxy.fronts.relay.outbox import Outbox
-from criproxy.fronts.relay.upward import Upward
+from criproxy.fronts.relay.runtime_to_client import RuntimeToClient
+from criproxy.fronts.relay.state import RelayedCall, RelayState, RequestPhase
 
 _PING: Final = b"hand-off"
 
@@ -33,49 +89,40 @@ class Relay:
     """One connection's relay. Each method returns what is to be done now, in order; after a `Close`, nothing more."""
 
     def __init__(self, wants: Callable[[str], bool]) -> None:
-        self._wire = wire = Wire()
-        self._outbox = Outbox(wire)
-        self._down: Downward
-        self._up = Upward(
-            wire,
-            self._outbox,
-            wants,
-            on_setting=lambda setting, value: self._down.client_setting(setting, value),  # noqa: PLW0108  # made below
-            on_ping_ack=self._ping_ack,
-        )
-        self._down = Downward(
-            wire, self._outbox, on_setting=self._up.upstream_setting, end=self._up.end, forget=self._up.forget
-        )
+        self._state = state = RelayState()
+        self._outbox = Outbox(state)
+        self._client_to_runtime = ClientToRuntime(state, self._outbox, wants, self._ping_ack)
+        self._runtime_to_client = RuntimeToClient(state, self._outbox, self._client_to_runtime)
         self._drain = _Drain.NO
         self._closed = False
 
     @property
     def calls(self) -> int:
         """How many calls are open."""
-        return len(self._wire.calls)
+        return len(self._state.calls)
 
     @property
     def greeted(self) -> bool:
         """Whether the client has begun as HTTP/2 begins."""
-        return self._up.greeted
+        return self._client_to_runtime.greeted
 
     def client_bytes(self, chunk: Bytes) -> list[Action]:
         if self._closed:
             return []
         try:
-            self._up.feed(chunk)
+            self._client_to_runtime.feed(chunk)
         except BrokenError as error:
             return self._broken("client", error)
-        return self._done()
+        return self._taken() if self._drain is _Drain.NO else self._done()
 
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]:
+    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         if self._closed:
             return []
         try:
-            self._down.feed(chunk)
+            self._runtime_to_client.feed(chunk)
         except BrokenError as error:
             return self._broken("runtime", error)
-        return self._done()
+        return self._taken() if self._drain is _Drain.NO else self._done()
 
     def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
         """What the interceptor made of an `Ask`. With a ticket, an OK answer comes as `Learn`."""
@@ -83,14 +130,14 @@ class Relay:
         if call is None or (hook := call.hook) is None:
             return []
         hook.ticket = ticket
-        return self._do(lambda: self._up.forward(call, hook, message))
+        return self._do(lambda: self._client_to_runtime.forward(call, hook, message))
 
     def refuse(self, stream: int, code: int, message: str) -> list[Action]:
         """The interceptor ends the call of an `Ask` with a status."""
         call = self._asked(stream)
         if call is None:
             return []
-        return self._do(lambda: self._up.refuse(call, code, message))
+        return self._do(lambda: self._client_to_runtime.refuse(call, code, message))
 
     def drain(self) -> list[Action]:
         """Ask the client to take new calls elsewhere; `Close` comes when the last call here has ended."""
@@ -100,24 +147,24 @@ class Relay:
 
     def end(self, stream: int, message: str) -> list[Action]:
         """End a call with UNAVAILABLE, whatever it is at."""
-        call = self._wire.calls.get(stream)
-        if call is None or call.upstream_ended:
+        call = self._state.calls.get(stream)
+        if call is None or call.runtime_ended:
             return []
-        return self._do(lambda: self._up.refuse(call, codes.UNAVAILABLE, message))
+        return self._do(lambda: self._client_to_runtime.refuse(call, codes.UNAVAILABLE, message))
 
     def turn_away(self, message: str) -> None:
         """Answer all further calls with UNAVAILABLE."""
-        self._up.refusing = message
+        self._client_to_runtime.refusing = message
 
     def client_closed(self) -> list[Action]:
         return self._close("the client has closed", codes.CANCELLED)
 
-    def upstream_closed(self) -> list[Action]:
+    def runtime_closed(self) -> list[Action]:
         return self._close("the runtime has closed", codes.UNAVAILABLE)
 
-    def _asked(self, stream: int) -> Call | None:
-        call = self._wire.calls.get(stream)
-        asked = call is not None and call.hook is not None and call.hook.phase is Phase.ASKED
+    def _asked(self, stream: int) -> RelayedCall | None:
+        call = self._state.calls.get(stream)
+        asked = call is not None and call.hook is not None and call.hook.phase is RequestPhase.ASKED
         return call if asked and not self._closed else None
 
     def _do(self, step: Callable[[], None]) -> list[Action]:
@@ -133,7 +180,7 @@ class Relay:
     def _done(self) -> list[Action]:
         if self._drain is not _Drain.NO:
             self._go_on_draining()
-            if self._drain is _Drain.LAST_CALLS and not self._wire.calls and self._outbox.idle:
+            if self._drain is _Drain.LAST_CALLS and not self._state.calls and self._outbox.idle:
                 return self._close("drained", codes.UNAVAILABLE)
         return self._taken()
 
@@ -141,45 +188,46 @@ class Relay:
         return self._close(f"the {peer} sent {error}", codes.UNAVAILABLE, broken=True)
 
     def _taken(self) -> list[Action]:
-        wire = self._wire
+        state = self._state
         actions: list[Action] = []
-        if wire.lessons:
-            actions, wire.lessons = wire.lessons, []
-        if wire.upstream.parts:
-            actions.append(ToUpstream(wire.upstream.take()))
-        if wire.client.parts:
-            actions.append(ToClient(wire.client.take()))
-        if wire.events:
-            actions += wire.events
-            wire.events = []
+        if state.learned:
+            actions, state.learned = state.learned, []
+        if state.to_runtime.parts:
+            actions.append(ToRuntime(state.to_runtime.take()))
+        if state.to_client.parts:
+            actions.append(ToClient(state.to_client.take()))
+        if state.events:
+            actions += state.events
+            state.events = []
         return actions
 
     def _close(self, reason: str, code: int, *, broken: bool = False) -> list[Action]:
         if self._closed:
             return []
         self._closed = True
-        wire = self._wire
-        for call in wire.calls.values():
-            wire.count(call, code)
-            if call.hook is not None and call.hook.phase is Phase.ASKED:
-                wire.events.append(Forget(call.stream))
-        wire.calls.clear()
-        wire.upstream.close()
-        wire.client.close()
+        state = self._state
+        for call in state.calls.values():
+            state.count(call, code)
+            if call.hook is not None and call.hook.phase is RequestPhase.ASKED:
+                state.events.append(Forget(call.stream))
+        state.calls.clear()
+        state.to_runtime.close()
+        state.to_client.close()
         return [*self._taken(), Close(reason, broken)]
 
     def _go_on_draining(self) -> None:
-        if self._drain is _Drain.WANTED and self._down.scanner.greeted:
+        if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
             self._drain = _Drain.ANNOUNCED
-            if self._down.last_stream == MAX_STREAM:
-                self._wire.client.send(frames.goaway(MAX_STREAM))
-            self._wire.client.send(frames.frame(PING, 0, 0, _PING))
+            self._client_to_runtime.scanner.pings_pass = False
+            if self._runtime_to_client.last_stream == MAX_STREAM:
+                self._state.to_client.send(frames.goaway(MAX_STREAM))
+            self._state.to_client.send(frames.frame(PING, 0, 0, _PING))
 
     def _ping_ack(self, payload: memoryview) -> bool:
-        """Whether a PING's ACK is the upstream's business. After ours, no call is under way that we do not know."""
+        """Whether a PING's ACK is the runtime's business. After ours, no call is under way that we do not know."""
         if self._drain is not _Drain.ANNOUNCED or bytes(payload) != _PING:
             return True
         self._drain = _Drain.LAST_CALLS
-        self._down.last_stream = min(self._down.last_stream, self._wire.last_stream)
-        self._wire.client.send(frames.goaway(self._down.last_stream))
+        self._runtime_to_client.last_stream = min(self._runtime_to_client.last_stream, self._state.last_stream)
+        self._state.to_client.send(frames.goaway(self._runtime_to_client.last_stream))
         return False

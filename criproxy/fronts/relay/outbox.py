@@ -1,4 +1,4 @@
-"""What waits for the upstream's windows: passing DATA that came too early, and the messages of hooked calls.
+"""What waits for the runtime's windows: passing DATA that came too early, and the messages of hooked calls.
 
 Source: RFC 9113, sections 5.2 and 6.9.
 """
@@ -6,13 +6,15 @@ Source: RFC 9113, sections 5.2 and 6.9.
 from collections import deque
 from typing import Final
 
+from msgspec import Struct
+
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.frames import DATA, END_STREAM, FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
-from criproxy.fronts.relay.calls import Call, HeldData, HeldRaw, HookedCall, Phase, Wire
+from criproxy.fronts.http2.frames import FRAME_BYTES, MAX_WINDOW, BrokenError, Bytes
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 _LOW: Final = 16_384
 _TOPPED_UP: Final = 65_535
-"""What a client may always send of a hooked call's request, however little the upstream's SETTINGS allow."""
+"""What a client may always send of a hooked call's request, however little the runtime's SETTINGS allow."""
 
 LARGEST_FIRST: Final = MAX_WINDOW - _TOPPED_UP
 """The largest INITIAL_WINDOW_SIZE that may come after that: a client's window must not grow past the largest of all."""
@@ -24,20 +26,38 @@ _HELD_ITEM: Final = 256
 """What each of them takes in memory besides its bytes."""
 
 
+class HeldData(Struct):
+    """DATA of a passing call for which the runtime has no window yet; `paid` by the client."""
+
+    stream: int
+    data: memoryview
+    ends: bool
+    paid: int
+
+
+class HeldRaw(Struct):
+    """What must not overtake it. `stream`: of a header block; `window`: what the client has added to its by then."""
+
+    raw: Bytes
+    stream: int = 0
+    is_ack: bool = False
+    window: int = 0
+
+
 def _unpaid(item: HeldData | HeldRaw) -> int:
     """Bytes."""
     return _HELD_ITEM + (len(item.raw) if isinstance(item, HeldRaw) else 0)
 
 
 class Outbox:
-    """Sends to the upstream what it has windows for, in order: nothing is left behind for good."""
+    """Sends to the runtime what it has windows for, in order: nothing is left behind for good."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, state: RelayState) -> None:
+        self._state = state
         self.queue: deque[HeldData | HeldRaw] = deque()
         """The passing frames that wait."""
         self._unpaid_bytes = 0
-        self._sending: dict[int, Call] = {}
+        self._sending: dict[int, RelayedCall] = {}
 
     @property
     def idle(self) -> bool:
@@ -48,11 +68,11 @@ class Outbox:
 
         Raises BrokenError when no window allowed it, or too much waits.
         """
-        wire = self._wire
-        wire.ledger.pay(paid)
+        state = self._state
+        state.window.pay(paid)
         padding = paid - len(data)
         if padding and not ends:
-            wire.client.send(frames.window_update(stream, padding))
+            state.to_client.send(frames.window_update(stream, padding))
         if data or ends:
             self._hold(HeldData(stream, memoryview(bytes(data)), ends, paid))
         else:  # it says nothing, and would wait for nothing to pay
@@ -75,7 +95,7 @@ class Outbox:
     def widen(self, stream: int, increment: int) -> bool:
         """Whether a header block of this stream waits, and with it what the client adds to the stream's window.
 
-        It waits as a sum, or a client could add for ever. A sum that is no window's is the upstream's to complain of.
+        It waits as a sum, or a client could add for ever. A sum that is no window's is the runtime's to complain of.
         """
         block = self.block(stream)
         if block is not None:
@@ -99,18 +119,18 @@ class Outbox:
 
     def refund(self, paid: int) -> None:
         """Give back what the client has paid for nothing."""
-        if paid and (back := self._wire.ledger.forgive(paid)):
-            self._wire.client.send(frames.window_update(0, back))
+        if paid and (back := self._state.window.forgive(paid)):
+            self._state.to_client.send(frames.window_update(0, back))
 
-    def send(self, call: Call, payload: bytes) -> None:
+    def send(self, call: RelayedCall, payload: bytes) -> None:
         """The request of a hooked call, to its end."""
         assert call.hook is not None
-        call.hook.phase = Phase.SENDING
+        call.hook.phase = RequestPhase.SENDING
         call.hook.out = memoryview(payload)
         self._sending[call.stream] = call
         self.pump()
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: RelayedCall) -> None:
         """A hooked call has been reset."""
         self._sending.pop(call.stream, None)
         if call.hook is not None:
@@ -132,72 +152,73 @@ class Outbox:
             self._pump_call(call)
 
     def acknowledged(self) -> None:
-        """The client's SETTINGS ACK has passed: what the upstream said of windows holds. Raises BrokenError."""
-        wire = self._wire
-        if not wire.windows_to_come:
+        """The client's SETTINGS ACK has passed: what the runtime said of windows holds. Raises BrokenError."""
+        state = self._state
+        if not state.windows_to_come:
             raise BrokenError("SETTINGS ACK for nothing")
-        window = wire.windows_to_come.pop(0)
-        if window is None or window == wire.first_window:
+        window = state.windows_to_come.pop(0)
+        if window is None or window == state.first_window:
             return
-        by, wire.first_window = window - wire.first_window, window
-        for call in wire.calls.values():
+        by, state.first_window = window - state.first_window, window
+        for call in state.calls.values():
             if call.hook is not None:
                 call.hook.window += by
-                call.hook.shown += by
+                call.hook.advertised += by
                 self.top_up(call.stream, call.hook)
 
     def top_up(self, stream: int, hook: HookedCall) -> None:
-        """Keep the client sending: it ends here, so it needs no window of the upstream's."""
-        if hook.phase is Phase.COLLECTING and hook.shown < _LOW:
-            self._wire.client.send(frames.window_update(stream, min(_TOPPED_UP - hook.shown, MAX_WINDOW)))
-            hook.shown = _TOPPED_UP
+        """Keep the client sending: it ends here, so it needs no window of the runtime's."""
+        if hook.phase is RequestPhase.COLLECTING and hook.advertised < _LOW:
+            self._state.to_client.send(frames.window_update(stream, min(_TOPPED_UP - hook.advertised, MAX_WINDOW)))
+            hook.advertised = _TOPPED_UP
 
     def _pump_raw(self, item: HeldRaw) -> None:
-        wire = self._wire
-        wire.upstream.send(item.raw)
+        state = self._state
+        state.to_runtime.send(item.raw)
         for increment in (min(item.window, MAX_WINDOW), item.window - MAX_WINDOW):
             if increment > 0:
-                wire.upstream.send(frames.window_update(item.stream, increment))
+                state.to_runtime.send(frames.window_update(item.stream, increment))
         if item.is_ack:
             self.acknowledged()
-        elif (call := wire.calls.get(item.stream)) is not None and call.hook is not None:
+        elif (call := state.calls.get(item.stream)) is not None and call.hook is not None:
             call.hook.headers_wait = False
 
     def _pump_data(self, item: HeldData) -> None:
         """As much of it as there is window for; `ends` is False when its end has gone."""
-        wire = self._wire
+        state = self._state
         while item.data or item.ends:
-            size = min(len(item.data), wire.ledger.real, FRAME_BYTES)
+            size = min(len(item.data), state.window.real, FRAME_BYTES)
             if item.data and size <= 0:
                 return
             piece, item.data = item.data[:size], item.data[size:]
             last = not item.data and item.ends
-            wire.upstream.send(frames.frame(DATA, END_STREAM if last else 0, item.stream, piece))
+            state.to_runtime.send(frames.frame(frames.DATA, frames.END_STREAM if last else 0, item.stream, piece))
             paid = min(item.paid, size)
-            wire.ledger.spend(size, paid)
+            state.window.spend(size, paid)
             item.paid -= paid
             if last:
                 item.ends = False
         self.refund(item.paid)
         item.paid = 0
 
-    def _pump_call(self, call: Call) -> None:
-        wire, hook = self._wire, call.hook
+    def _pump_call(self, call: RelayedCall) -> None:
+        state, hook = self._state, call.hook
         assert hook is not None
         if hook.headers_wait:
             return
         while True:
-            size = min(len(hook.out), hook.window, wire.ledger.real, FRAME_BYTES)
+            size = min(len(hook.out), hook.window, state.window.real, FRAME_BYTES)
             if hook.out and size <= 0:
                 return
             piece, hook.out = hook.out[:size], hook.out[size:]
-            wire.upstream.send(frames.frame(DATA, 0 if hook.out else END_STREAM, call.stream, piece))
+            state.to_runtime.send(frames.frame(frames.DATA, 0 if hook.out else frames.END_STREAM, call.stream, piece))
             paid = min(hook.paid, size)
-            wire.ledger.spend(size, paid)
+            state.window.spend(size, paid)
             hook.paid -= paid
             hook.window -= size
             if not hook.out:
                 break
-        hook.phase = Phase.SENT
+        hook.phase = RequestPhase.SENT
         self.forget(call)
-        wire.drop_if_over(call)
+        if call.runtime_ended:
+            state.calls.pop(call.stream, None)

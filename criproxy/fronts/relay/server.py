@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
 
 from criproxy.fronts.engine import Interceptor
-from criproxy.fronts.http2.side import ReadBuffer
+from criproxy.fronts.http2.side import Process, ReadBuffer
 from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
-from criproxy.fronts.relay.breaker import Breakers, Client
+from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, Shared
 from criproxy.fronts.relay.core import Relay
-from criproxy.fronts.relay.shell import Connection, Core, Parts, RelayMetrics
 from criproxy.fronts.socket import ListenSocket, SocketError
 
 _BACKLOG: Final = 128
@@ -28,11 +29,71 @@ _AFTER_S: Final = 1.0
 """So much later than a breaker closes, its client is asked to connect anew."""
 
 
+BREAKS: Final = 5
+WITHIN_S: Final = 60.0
+"""So many connections of one client that break within this time say that the relay, not chance, is wrong with it."""
+
+_OPEN_S: Final = 60.0
+_LONGEST_OPEN_S: Final = 3600.0
+
+_CLIENTS: Final = 256
+"""So many clients are remembered, those whose connections broke last: whoever makes more has its own forgotten."""
+
+
+class _Breaker(Struct):
+    breaks_s: deque[float] = field(default_factory=lambda: deque(maxlen=BREAKS))
+    open_s: float = 0.0
+    """For how long it was opened last; 0: it was not, or the relay has been found well since."""
+    until_s: float = 0.0
+
+
+class Breakers:
+    """Circuit breakers, one per client whose relay connections break.
+
+    While the breaker is closed, the relay serves. Five breaks within a minute open it for a minute, and then the relay
+    is tried again. The trial lasts as long as the breaker was open: a break in it opens the breaker for twice as long,
+    up to an hour. Pure: times are seconds of any clock that only grows. Source: Nygard, Release It!, "Circuit Breaker".
+    """
+
+    def __init__(self) -> None:
+        self._breakers: dict[Process, _Breaker] = {}
+
+    def is_open(self, client: Process, now_s: float) -> bool:
+        """Whether a new connection of this client is not the relay's."""
+        breaker = self._breakers.get(client)
+        return breaker is not None and now_s < breaker.until_s
+
+    def open(self, now_s: float) -> tuple[Process, ...]:
+        """The clients whose breakers are open. Safe to ask for from any thread."""
+        return tuple(client for client, breaker in tuple(self._breakers.items()) if now_s < breaker.until_s)
+
+    def broke(self, client: Process, now_s: float) -> float | None:
+        """A relay connection of this client broke. For how many seconds that opens its breaker; None: it does not."""
+        breaker = self._breakers.pop(client, None) or _Breaker()
+        self._breakers[client] = breaker
+        while len(self._breakers) > _CLIENTS:
+            del self._breakers[next(iter(self._breakers))]
+        if now_s < breaker.until_s:  # one that was made before
+            return None
+        if breaker.open_s and now_s < breaker.until_s + breaker.open_s:
+            breaker.open_s = min(breaker.open_s * 2, _LONGEST_OPEN_S)
+        else:
+            if breaker.open_s:
+                breaker.open_s = 0.0
+                breaker.breaks_s.clear()
+            breaker.breaks_s.append(now_s)
+            if len(breaker.breaks_s) < BREAKS or now_s - breaker.breaks_s[0] > WITHIN_S:
+                return None
+            breaker.open_s = _OPEN_S
+        breaker.until_s = now_s + breaker.open_s
+        return breaker.open_s
+
+
 class RelayServer:
     """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
 
     A client, which is a process, whose connections break again and again has its new ones piped to the socket that
-    `fallback` tells (or raises OSError), until its breaker (see `breaker`) closes: then it is asked to connect anew.
+    `fallback` returns (or raises OSError), until its breaker closes: then it is asked to connect anew.
     Without a `fallback`, it goes on as before.
     """
 
@@ -55,9 +116,9 @@ class RelayServer:
         self._fallback = fallback
         self._clock = clock
         self._log = structlog.get_logger()
-        self._parts = Parts(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._shared = Shared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
         self._breakers = Breakers()
-        self._connections: set[Connection] = set()
+        self._connections: set[RelayConnection] = set()
         self._draining = False
         self._server: asyncio.Server | None = None
 
@@ -109,8 +170,8 @@ class RelayServer:
         return tuple(pid for pid, _ in self._breakers.open(self._clock()))
 
     def _accept(self) -> asyncio.BaseProtocol:
-        core: Core = BlindRelay() if self._blind else Relay(self._interceptor.wants)
-        connection = Connection(core, self._to_runtime, self._parts, self._made, self._gone)
+        core: Relay | BlindRelay = BlindRelay() if self._blind else Relay(self._interceptor.wants)
+        connection = RelayConnection(core, self._to_runtime, self._shared, self._made, self._gone)
         self._connections.add(connection)
         if self._draining:
             connection.drain()
@@ -119,31 +180,31 @@ class RelayServer:
     async def _to_runtime(self) -> Path:
         return self._runtime
 
-    def _made(self, connection: Connection) -> None:
+    def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
             connection.lead(FallbackPipe(), self._fallback)
             if self._draining:
                 connection.drain()
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: RelayConnection) -> None:
         self._connections.discard(connection)
         self._changed.set()
         if connection.broken and self._fallback is not None:
             self._count_broken(connection.peer)
 
-    def _count_broken(self, peer: Client) -> None:
+    def _count_broken(self, peer: Process) -> None:
         open_s = self._breakers.broke(peer, self._clock())
         if open_s is None:
             return
-        self._parts.metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
-    def _try_again(self, peer: Client) -> None:
+    def _try_again(self, peer: Process) -> None:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock()):
             return
-        self._parts.metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])
         for connection in list(self._connections):
             if connection.peer == peer and connection.is_fallback:

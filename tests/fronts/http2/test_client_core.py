@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.fronts.http2 import codes, frames
-from criproxy.fronts.http2.client.core import Client, Outcome
+from criproxy.fronts.http2.client.core import CallOutcome, Client
 from criproxy.fronts.http2.frames import BrokenError
 from tests.fronts.relay.peers import split
 from tests.fronts.relay.talk import SETTINGS, prefixed, setting
@@ -39,11 +39,11 @@ class Server:
         self.requests: dict[int, tuple[dict[bytes, bytes], bytearray]] = {}
         self.ended: list[int] = []
         self.reset: list[int] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[CallOutcome] = []
         self._answers: dict[int, bytes] = {}
         self._trailers: dict[int, list[tuple[str, str]]] = {}
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[CallOutcome]:
         """Carry bytes in pieces of any size until neither side has more to say; returns what has ended."""
         quiet = False
         while not quiet:
@@ -114,7 +114,7 @@ class Frames:
     def data(self, data: bytes, *, stream: int = 1, end: bool = False) -> bytes:
         return frames.frame(frames.DATA, frames.END_STREAM if end else 0, stream, data)
 
-    def says(self, *data: bytes) -> list[Outcome]:
+    def says(self, *data: bytes) -> list[CallOutcome]:
         return self.client.feed(b"".join(data))
 
     def sent(self) -> list[tuple[int, int, bytes]]:
@@ -141,7 +141,7 @@ def test_calls_in_any_pieces_arrive_and_are_answered_byte_exact(seed: int, sizes
         server.answer(stream, prefixed(b"answer to " + bytes(server.requests[stream][1])))
     done = {outcome.call: outcome for outcome in server.run()}
     assert done == {
-        number: Outcome(number, codes.OK, "", b"answer to " + prefixed(body)) for number, body in messages.items()
+        number: CallOutcome(number, codes.OK, "", b"answer to " + prefixed(body)) for number, body in messages.items()
     }
     assert client.idle
 
@@ -304,7 +304,7 @@ def test_call_given_up_is_reset_and_its_late_answer_harmless() -> None:
     late = server.block((":status", "200"), ("x-late", "1"), end=False), server.data(prefixed(b"late"))
     again = server.block((":status", "200"), ("x-late", "1"), stream=3, end=False)
     (outcome,) = server.says(*late, again, server.data(prefixed(b"x"), stream=3), server.block(*OK, stream=3))
-    assert outcome == Outcome(other, codes.OK, "", b"x")
+    assert outcome == CallOutcome(other, codes.OK, "", b"x")
 
 
 def test_data_that_nobody_wants_is_given_back_to_the_connection() -> None:

@@ -8,7 +8,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["criproxy.fronts.relay"]):
+with atheris.instrument_imports(include=["criproxy.fronts.http2", "criproxy.fronts.relay"]):
     from criproxy.fronts.relay.actions import Ask, Close
     from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.http2.frames import MAX_FRAME_SIZE, PREFACE
@@ -23,7 +23,7 @@ def once(data: bytes) -> None:
     """Each piece of the input is for the side, and in the frame or not, that its first byte says."""
     relay = Relay(lambda path: path == HOOKED or path.startswith("/h"))
     large_frames = setting(MAX_FRAME_SIZE, 1 << 20)
-    actions = [*relay.client_bytes(PREFACE + large_frames), *relay.upstream_bytes(large_frames)]
+    actions = [*relay.client_bytes(PREFACE + large_frames), *relay.runtime_bytes(large_frames)]
     source = atheris.FuzzedDataProvider(data)
     while source.remaining_bytes() and not any(isinstance(action, Close) for action in actions):
         how = source.ConsumeInt(1) % 16
@@ -31,7 +31,7 @@ def once(data: bytes) -> None:
         if how & 4:  # a whole frame, which chance alone would seldom make
             head = bytes((source.ConsumeInt(1) % 10, source.ConsumeInt(1) & 0x2D))
             piece = len(piece).to_bytes(3) + head + (source.ConsumeInt(1) % 8).to_bytes(4) + piece
-        feed, half = relay.client_bytes if how & 1 else relay.upstream_bytes, len(piece) // 2
+        feed, half = relay.client_bytes if how & 1 else relay.runtime_bytes, len(piece) // 2
         actions = [*feed(piece[:half]), *feed(piece[half:])]
         for action in actions:
             match action:

@@ -6,7 +6,7 @@ from typing import TypeVar
 from hpack import Decoder, Encoder
 
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.relay.actions import Action, ToClient, ToUpstream
+from criproxy.fronts.relay.actions import Action, ToClient, ToRuntime
 from criproxy.fronts.relay.core import Relay
 from tests.fronts.relay.peers import split
 
@@ -27,18 +27,18 @@ def prefixed(message: bytes) -> bytes:
 
 
 class Talk:
-    """A relay between a client and an upstream, greeted on both sides; what it sent is in `client` and `upstream`."""
+    """A relay between a client and a runtime, greeted on both sides; what it sent is in `client` and `runtime`."""
 
     def __init__(self, *, greet: bool = True) -> None:
         self.relay = Relay(lambda path: path == HOOKED)
         self.client = bytearray()
-        self.upstream = bytearray()
+        self.runtime = bytearray()
         self.actions: list[Action] = []
-        self._client_encoder, self._upstream_encoder = Encoder(), Encoder()
+        self._client_encoder, self._runtime_encoder = Encoder(), Encoder()
         self._decoder = Decoder()
         if greet:
             self.from_client(frames.PREFACE + SETTINGS)
-            self.from_upstream(SETTINGS)
+            self.from_runtime(SETTINGS)
             self.clear()
 
     def do(self, actions: Iterable[Action]) -> None:
@@ -46,20 +46,20 @@ class Talk:
             match action:
                 case ToClient(data):
                     self.client += data
-                case ToUpstream(data):
-                    self.upstream += data
+                case ToRuntime(data):
+                    self.runtime += data
                 case _:
                     self.actions.append(action)
 
     def from_client(self, data: bytes) -> None:
         self.do(self.relay.client_bytes(data))
 
-    def from_upstream(self, data: bytes) -> None:
-        self.do(self.relay.upstream_bytes(data))
+    def from_runtime(self, data: bytes) -> None:
+        self.do(self.relay.runtime_bytes(data))
 
     def clear(self) -> None:
         self.client.clear()
-        self.upstream.clear()
+        self.runtime.clear()
         self.actions.clear()
 
     def all(self, kind: type[_A]) -> list[_A]:
@@ -74,11 +74,11 @@ class Talk:
         return self.request_headers(stream, path) + data
 
     def answer_headers(self, stream: int, *extra: tuple[str, str]) -> bytes:
-        block = self._upstream_encoder.encode([(":status", "200"), *extra])
+        block = self._runtime_encoder.encode([(":status", "200"), *extra])
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block)
 
     def trailers(self, stream: int, status: int, *extra: tuple[str, str]) -> bytes:
-        block = self._upstream_encoder.encode([("grpc-status", str(status)), *extra])
+        block = self._runtime_encoder.encode([("grpc-status", str(status)), *extra])
         return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, block)
 
     def answer(self, stream: int, message: bytes = b"", *extra: tuple[str, str]) -> bytes:
@@ -93,5 +93,5 @@ class Talk:
             out.append((kind, stream, dict(self._decoder.decode(raw[9:])) if kind == frames.HEADERS else raw[9:]))
         return out
 
-    def upstream_sees(self) -> list[tuple[int, int, bytes]]:
-        return [(raw[3], int.from_bytes(raw[5:9]), raw[9:]) for raw in split(self.upstream)]
+    def runtime_sees(self) -> list[tuple[int, int, bytes]]:
+        return [(raw[3], int.from_bytes(raw[5:9]), raw[9:]) for raw in split(self.runtime)]

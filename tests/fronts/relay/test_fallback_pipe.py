@@ -5,7 +5,7 @@ import random
 import pytest
 
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.relay.actions import ToClient, ToUpstream
+from criproxy.fronts.relay.actions import ToClient, ToRuntime
 from criproxy.fronts.relay.blind import FallbackPipe
 from tests.fronts.relay.talk import SETTINGS
 
@@ -17,7 +17,7 @@ TRAILERS = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 
 
 
 def sent(pipe: FallbackPipe, *chunks: bytes) -> bytes:
-    actions = [action for chunk in chunks for action in pipe.upstream_bytes(chunk)]
+    actions = [action for chunk in chunks for action in pipe.runtime_bytes(chunk)]
     return _bytes(actions)
 
 
@@ -69,4 +69,4 @@ def test_bytes_in_whatever_pieces_pass_with_one_goaway_between_two_frames() -> N
 
 def test_client_s_bytes_pass_as_they_come() -> None:
     (action,) = FallbackPipe().client_bytes(memoryview(b"anything"))
-    assert action == ToUpstream(b"anything")
+    assert action == ToRuntime(b"anything")

@@ -68,7 +68,7 @@ def test_nonsense_of_the_client_closes(data: bytes) -> None:
 @pytest.mark.parametrize("data", FROM_UPSTREAM.values(), ids=FROM_UPSTREAM)
 def test_nonsense_of_the_runtime_closes(data: bytes) -> None:
     talk = Talk(greet=False)
-    talk.from_upstream(data)
+    talk.from_runtime(data)
     closed = talk.actions[-1]
     assert isinstance(closed, Close)
     assert closed.broken
@@ -80,7 +80,7 @@ def test_what_is_not_http2_closes_at_its_first_odd_byte(data: bytes) -> None:
     talk = Talk(greet=False)
     talk.from_client(data)
     assert talk.actions == [Close("the client sent no HTTP/2 preface", broken=True)]
-    assert talk.upstream == b""
+    assert talk.runtime == b""
 
 
 def test_frame_cut_short_is_kept_and_nothing_of_it_passes() -> None:
@@ -89,7 +89,7 @@ def test_frame_cut_short_is_kept_and_nothing_of_it_passes() -> None:
     for size in range(len(whole)):
         cut = Talk()
         cut.from_client(whole[:size])
-        assert whole.startswith(cut.upstream)
+        assert whole.startswith(cut.runtime)
         cut.do(cut.relay.client_closed())
         assert len(cut.all(Started)) == len(cut.all(Ended))
 
@@ -97,12 +97,12 @@ def test_frame_cut_short_is_kept_and_nothing_of_it_passes() -> None:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=300)), st.lists(st.binary(max_size=300)))
-def test_garbage_never_raises(client: list[bytes], upstream: list[bytes]) -> None:
+def test_garbage_never_raises(client: list[bytes], runtime: list[bytes]) -> None:
     talk = Talk()
     for data in client:
         talk.from_client(data)
-    for data in upstream:
-        talk.from_upstream(data)
+    for data in runtime:
+        talk.from_runtime(data)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_garbage_costs_no_memory() -> None:
             talk = Talk()
             for _ in range(20):
                 talk.from_client(rng.randbytes(50_000))
-                talk.from_upstream(rng.randbytes(50_000))
+                talk.from_runtime(rng.randbytes(50_000))
             talk.clear()
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
@@ -129,7 +129,7 @@ def test_long_error_texts_cost_no_memory_once_they_have_gone() -> None:
             text = b"%06d" % number * 5_000
             talk.from_client(talk.request(1 + 2 * number, PASSING))
             block = literal(((b":status", b"200"), (b"grpc-status", b"2"), (b"grpc-message", text)))
-            talk.from_upstream(frames.header_frames(1 + 2 * number, block, end_stream=True))
+            talk.from_runtime(frames.header_frames(1 + 2 * number, block, end_stream=True))
             talk.clear()
         assert tracemalloc.get_traced_memory()[0] < 1_000_000
     finally:
@@ -161,7 +161,7 @@ def test_spoilt_connection_ends_or_goes_on_but_never_raises(seed: int) -> None:
         spoilt = bytearray(data)
         if rng.random() < 0.02:
             spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
-        actions = (relay.client_bytes if side == "client" else relay.upstream_bytes)(bytes(spoilt))
+        actions = (relay.client_bytes if side == "client" else relay.runtime_bytes)(bytes(spoilt))
         if actions and isinstance(actions[-1], Close):
             break
 
@@ -173,15 +173,15 @@ class Recorder(Fuzz):
         super().__init__(seed)
         self.pieces: list[tuple[str, bytes]] = []
         relay = self.world.relay
-        client_bytes, upstream_bytes = relay.client_bytes, relay.upstream_bytes
+        client_bytes, runtime_bytes = relay.client_bytes, relay.runtime_bytes
 
         def client(chunk: bytes) -> object:
             self.pieces.append(("client", bytes(chunk)))
             return client_bytes(chunk)
 
-        def upstream(chunk: bytes) -> object:
+        def runtime(chunk: bytes) -> object:
             if chunk:
-                self.pieces.append(("upstream", bytes(chunk)))
-            return upstream_bytes(chunk)
+                self.pieces.append(("runtime", bytes(chunk)))
+            return runtime_bytes(chunk)
 
-        relay.client_bytes, relay.upstream_bytes = client, upstream  # type: ignore[method-assign,assignment]
+        relay.client_bytes, relay.runtime_bytes = client, runtime  # type: ignore[method-assign,assignment]

@@ -1,18 +1,15 @@
 """A connection to a gRPC server's unix socket, for unary calls of our own."""
 
 import asyncio
-import socket
-import struct
 from pathlib import Path
 from typing import Final, Self
 
 from criproxy.fronts.http2 import codes
-from criproxy.fronts.http2.client.core import Client, Outcome
+from criproxy.fronts.http2.client.core import CallOutcome, Client
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.side import ReadBuffer, Side
 
 _LOST: Final = "the connection was lost"
-_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred
 
 
 class CallError(ConnectionError):
@@ -29,7 +26,7 @@ class Connection:
 
     def __init__(self) -> None:
         self._client = Client()
-        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[int, asyncio.Future[CallOutcome]] = {}
         self._why = _LOST
         self._closed = asyncio.Event()
         self.lost = asyncio.Event()
@@ -65,7 +62,7 @@ class Connection:
         self._flush()
         try:
             async with asyncio.timeout(timeout_s):
-                outcome: Outcome = await future
+                outcome: CallOutcome = await future
         except TimeoutError:
             raise CallError(method, codes.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
         finally:
@@ -79,14 +76,8 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """The process that listens at the socket; 0: not known. Source: unix(7), SO_PEERCRED."""
-        if self._side.transport is None:
-            return 0
-        connected = self._side.transport.get_extra_info("socket")
-        pid: int = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
-            0
-        ]
-        return pid
+        """The process that listens at the socket; 0: it is not known."""
+        return self._side.peer[0]
 
     async def close(self) -> None:
         """Calls under way end with UNAVAILABLE."""
@@ -112,7 +103,7 @@ class Connection:
         if data := self._client.take():
             self._side.write(data)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: CallOutcome) -> None:
         future = self._waiting.get(outcome.call)
         if future is not None and not future.done():
             future.set_result(outcome)
@@ -120,7 +111,7 @@ class Connection:
     def _end(self) -> None:
         self.lost.set()
         for number in tuple(self._waiting):
-            self._tell(Outcome(number, codes.UNAVAILABLE, self._why))
+            self._tell(CallOutcome(number, codes.UNAVAILABLE, self._why))
         self._side.close()
 
     def _gone(self) -> None:

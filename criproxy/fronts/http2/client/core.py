@@ -4,7 +4,6 @@ Source: RFC 9113; gRPC over HTTP/2.
 """
 
 import math
-import struct
 from collections import deque
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -12,22 +11,9 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct, field
 
 from criproxy.fronts.http2 import codes, frames, message
-from criproxy.fronts.http2.frames import (
-    ACK,
-    DATA,
-    END_STREAM,
-    FIRST_WINDOW,
-    FRAME_BYTES,
-    INITIAL_WINDOW_SIZE,
-    MAX_STREAM,
-    MAX_WINDOW,
-    SETTINGS,
-    BrokenError,
-    Bytes,
-)
+from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
-from criproxy.fronts.http2.lane import Lane
-from criproxy.fronts.http2.scanner import Scanner
+from criproxy.fronts.http2.scanner import Outgoing, Scanner
 
 _ENABLE_PUSH: Final = 2
 _MAX_CONCURRENT_STREAMS: Final = 3
@@ -38,8 +24,6 @@ _WINDOW: Final = 1024 * 1024
 _LONGEST_MS: Final = 99_999_999
 """The most that grpc-timeout's eight digits say, 27 hours."""
 
-_SETTING: Final = struct.Struct(">HL")
-
 # localhost, and not the socket's path, which strict servers (Rust's h2) refuse
 _FIRST: Final = literal(((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost")))
 _LAST: Final = literal(
@@ -47,8 +31,8 @@ _LAST: Final = literal(
 )
 
 
-class Outcome(Struct, frozen=True):
-    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` tells why."""
+class CallOutcome(Struct, frozen=True):
+    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` says why."""
 
     call: int
     code: int
@@ -56,7 +40,7 @@ class Outcome(Struct, frozen=True):
     message: bytes = b""
 
 
-class _Call(Struct):
+class _OwnCall(Struct):
     """`window`: what may be sent of it, in bytes; `taken`: what has come, and the runtime has not heard so."""
 
     number: int
@@ -78,20 +62,20 @@ class Client:
     """
 
     def __init__(self) -> None:
-        self._lane = Lane()  # nothing that is read passes: all that is in it is ours
-        self._scanner = Scanner(self._lane, self)
+        self._outgoing = Outgoing()  # nothing that is read passes: all that is in it is ours
+        self._scanner = Scanner(self._outgoing, self)
         self._reader = BlockReader()
-        self._open: dict[int, _Call] = {}
-        self._queue: deque[_Call] = deque()
+        self._open: dict[int, _OwnCall] = {}
+        self._queue: deque[_OwnCall] = deque()
         self._number = 0
         self._next_stream = 1
         self._places = MAX_STREAM
         self._first_window = self._window = FIRST_WINDOW
         self._taken = 0
         self._going = False
-        self._outcomes: list[Outcome] = []
-        settings = ((_ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, _WINDOW))
-        self._send(frames.PREFACE, frames.frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
+        self._outcomes: list[CallOutcome] = []
+        settings = ((_ENABLE_PUSH, 0), (frames.INITIAL_WINDOW_SIZE, _WINDOW))
+        self._send(frames.PREFACE, frames.frame(frames.SETTINGS, 0, 0, frames.settings_payload(settings)))
         self._send(frames.window_update(0, 2 * _WINDOW - FIRST_WINDOW))
 
     @property
@@ -106,12 +90,12 @@ class Client:
 
     def take(self) -> Bytes:
         """All that is to be sent by now; it stays valid."""
-        return self._lane.take()
+        return self._outgoing.take()
 
     def call(self, path: str, request: bytes, timeout_s: float) -> int:
         """Begin a call; returns its number, which its outcome has. The deadline is sent; to keep it is the caller's."""
         self._number += 1
-        self._queue.append(_Call(self._number, path, timeout_s, memoryview(message.wrapped(request))))
+        self._queue.append(_OwnCall(self._number, path, timeout_s, memoryview(message.wrapped(request))))
         self._begin_waiting()
         return self._number
 
@@ -124,7 +108,7 @@ class Client:
                 del self._open[call.stream]
         self._begin_waiting()
 
-    def feed(self, chunk: Bytes) -> list[Outcome]:
+    def feed(self, chunk: Bytes) -> list[CallOutcome]:
         """Take what has come; returns the calls that have ended with it. Raises BrokenError."""
         self._scanner.feed(chunk)
         self._begin_waiting()
@@ -144,7 +128,7 @@ class Client:
         call.answer += frames.unpadded(flags, payload)
         if error := message.too_large(len(call.answer)):
             self._end(call, error.code, f"the answer: {error}", reset=True)
-        elif flags & END_STREAM:
+        elif flags & frames.END_STREAM:
             self._end(call, codes.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
         else:
             call.taken += len(payload)
@@ -170,19 +154,23 @@ class Client:
             case 3 if (call := self._open.get(stream)) is not None:
                 error = frames.long(payload)
                 self._end(call, codes.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
-            case 4 if not flags & ACK:
+            case 4 if not flags & frames.ACK:
                 self._settings(payload)
-            case 6 if not flags & ACK:
-                self._send(frames.frame(frames.PING, ACK, 0, payload))
+            case 6 if not flags & frames.ACK:
+                self._send(frames.frame(frames.PING, frames.ACK, 0, payload))
             case 7:
                 self._goaway(frames.long(payload) & MAX_STREAM)
-            case 8:
-                self._window_update(stream, frames.long(payload) & MAX_WINDOW)
+            case 8 if (call := self._open.get(stream)) is not None:
+                increment = frames.long(payload) & MAX_WINDOW
+                if not increment or call.window + increment > MAX_WINDOW:
+                    raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
+                call.window += increment
+                self._pump(call)
         return False
 
     def _settings(self, payload: memoryview) -> None:
         for setting, value in frames.settings(payload):
-            if setting == INITIAL_WINDOW_SIZE:
+            if setting == frames.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
                 by, self._first_window = value - self._first_window, value
@@ -190,20 +178,15 @@ class Client:
                     call.window += by
             elif setting == _MAX_CONCURRENT_STREAMS:
                 self._places = value
-        self._send(frames.frame(SETTINGS, ACK, 0))
+        self._send(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self._pump_all()
 
-    def _window_update(self, stream: int, increment: int) -> None:
-        if not stream:
-            if not increment or self._window + increment > MAX_WINDOW:
-                raise BrokenError(f"WINDOW_UPDATE of {increment} on a window of {self._window}")
-            self._window += increment
-            self._pump_all()
-        elif (call := self._open.get(stream)) is not None:
-            if not increment or call.window + increment > MAX_WINDOW:
-                raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
-            call.window += increment
-            self._pump(call)
+    def credit(self, increment: int) -> bool:
+        if not increment or self._window + increment > MAX_WINDOW:
+            raise BrokenError(f"WINDOW_UPDATE of {increment} on a window of {self._window}")
+        self._window += increment
+        self._pump_all()
+        return False
 
     def _goaway(self, last: int) -> None:
         """Calls up to `last` go on to their end; the rest, and those that wait, were never looked at."""
@@ -231,30 +214,30 @@ class Client:
         for call in self._open.values():
             self._pump(call)
 
-    def _pump(self, call: _Call) -> None:
+    def _pump(self, call: _OwnCall) -> None:
         """Send of its request what may be sent by now."""
-        while call.rest and (size := min(len(call.rest), call.window, self._window, FRAME_BYTES)) > 0:
+        while call.rest and (size := min(len(call.rest), call.window, self._window, frames.FRAME_BYTES)) > 0:
             piece, call.rest = call.rest[:size], call.rest[size:]
             call.window -= size
             self._window -= size
-            self._send(frames.frame(DATA, 0 if call.rest else END_STREAM, call.stream, piece))
+            self._send(frames.frame(frames.DATA, 0 if call.rest else frames.END_STREAM, call.stream, piece))
 
-    def _end_with(self, call: _Call, trailers: Block) -> None:
+    def _end_with(self, call: _OwnCall, trailers: Block) -> None:
         code, text, answer = _result(call, trailers)
         self._end(call, code, text, answer, reset=bool(call.rest))  # an answer to what was never wholly sent
 
-    def _end(self, call: _Call, code: int, text: str = "", answer: bytes = b"", *, reset: bool = False) -> None:
+    def _end(self, call: _OwnCall, code: int, text: str = "", answer: bytes = b"", *, reset: bool = False) -> None:
         if reset:
             self._send(frames.rst_stream(call.stream, frames.CANCEL))
         self._open.pop(call.stream, None)
-        self._outcomes.append(Outcome(call.number, code, text, answer))
+        self._outcomes.append(CallOutcome(call.number, code, text, answer))
 
     def _send(self, *pieces: bytes) -> None:
         for piece in pieces:
-            self._lane.send(piece)
+            self._outgoing.send(piece)
 
 
-def _result(call: _Call, trailers: Block) -> tuple[int, str, bytes]:
+def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
     """The status code, why it is not OK, and the answer. Source: gRPC over HTTP/2, Responses."""
     try:
         code = int(trailers.get(b"grpc-status"))

@@ -78,7 +78,7 @@ class Fuzz:
                 world.turned_away = True
                 relay.turn_away("gone")
             case "close":
-                world.do(world.rng.choice((relay.client_closed, relay.upstream_closed))())
+                world.do(world.rng.choice((relay.client_closed, relay.runtime_closed))())
 
     def _steps(self) -> list[Callable[[], object]]:
         """What may happen next, the likelier the more often it is here."""

@@ -8,11 +8,11 @@ from tests.fronts.relay.fuzz.world import World
 
 def check(world: World) -> None:
     """Raises AssertionError."""
-    wire = world.relay._wire
+    state = world.relay._state
     _check_no_state(world)
-    assert not wire.windows_to_come
-    assert (wire.ledger.debt, wire.ledger.waiting) == (0, 0), wire.ledger.shown
-    assert world.client.outbound_flow_control_window == _server_window(world) == wire.ledger.real
+    assert not state.windows_to_come
+    assert (state.window.owed, state.window.waiting) == (0, 0), state.window.advertised
+    assert world.client.outbound_flow_control_window == _server_window(world) == state.window.real
     assert (
         world.server.outbound_flow_control_window
         == world.client._inbound_flow_control_window_manager.current_window_size
@@ -30,12 +30,12 @@ def check(world: World) -> None:
 
 def check_drained(world: World) -> None:
     """The relay has closed the connection: after the last call, whatever else was under way. Raises AssertionError."""
-    ledger = world.relay._wire.ledger
+    window = world.relay._state.window
     _check_no_state(world)
     _check_silent(world)
-    assert not ledger.waiting
-    assert ledger.real <= _server_window(world)
-    assert world.client.outbound_flow_control_window <= ledger.shown
+    assert not window.waiting
+    assert window.real <= _server_window(world)
+    assert world.client.outbound_flow_control_window <= window.advertised
     _check_goaways(world)
     assert world.tap.last_streams[-1] <= max(world.plans, default=0)
     for plan in world.plans.values():
@@ -48,37 +48,37 @@ def check_drained(world: World) -> None:
 
 def check_closed(world: World) -> None:
     """A peer has closed the connection: each call that had begun is ended, once. Raises AssertionError."""
-    wire = world.relay._wire
-    assert not wire.calls
+    state = world.relay._state
+    assert not state.calls
     assert not world.asks
-    _check_lanes(world)
+    _check_nothing_waits(world)
     _check_silent(world)
     for plan in world.plans.values():
         assert len(plan.ended) == plan.started <= 1, plan
 
 
 def _check_no_state(world: World) -> None:
-    wire, outbox = world.relay._wire, world.relay._outbox
-    assert not wire.calls
+    state, outbox = world.relay._state, world.relay._outbox
+    assert not state.calls
     assert not outbox.queue
     assert not outbox._unpaid_bytes
     assert outbox.idle
-    _check_lanes(world)
+    _check_nothing_waits(world)
 
 
-def _check_lanes(world: World) -> None:
-    wire = world.relay._wire
-    assert not wire.lessons
-    assert not wire.events
-    for lane in (wire.client, wire.upstream):
-        assert not lane.parts
-        assert not len(lane._view)
+def _check_nothing_waits(world: World) -> None:
+    state = world.relay._state
+    assert not state.learned
+    assert not state.events
+    for outgoing in (state.to_client, state.to_runtime):
+        assert not outgoing.parts
+        assert not len(outgoing._view)
 
 
 def _check_silent(world: World) -> None:
     relay = world.relay
-    assert relay.client_bytes(b"x") == relay.upstream_bytes(b"x") == relay.drain() == []
-    assert relay.client_closed() == relay.upstream_closed() == []
+    assert relay.client_bytes(b"x") == relay.runtime_bytes(b"x") == relay.drain() == []
+    assert relay.client_closed() == relay.runtime_closed() == []
     for stream in world.plans:
         assert relay.forward(stream, b"") == relay.refuse(stream, 3, "") == relay.end(stream, "") == []
 
@@ -147,7 +147,7 @@ def _check_plan(plan: Plan) -> None:
 def _check_refusal(plan: Plan, code: int) -> None:
     assert plan.seen_headers is not None
     assert plan.seen_end
-    shown = dict(plan.seen_headers)
-    assert int(shown[b"grpc-status"]) == code == plan.ended[0].code
+    advertised = dict(plan.seen_headers)
+    assert int(advertised[b"grpc-status"]) == code == plan.ended[0].code
     if plan.refused is not None:
-        assert unquote_to_bytes(shown[b"grpc-message"]).decode() == f"nö % {plan.stream}"
+        assert unquote_to_bytes(advertised[b"grpc-message"]).decode() == f"nö % {plan.stream}"

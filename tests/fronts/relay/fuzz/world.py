@@ -8,7 +8,7 @@ import h2.events
 import h2.settings
 
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
+from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.core import Relay
 from tests.fronts.relay.fuzz.plan import Plan
 from tests.fronts.relay.peers import Mangler, Pipe, Tap, connection
@@ -65,7 +65,7 @@ class World:
     def server_to_relay(self) -> None:
         self.flush()
         if self.from_server.data and self.closed is None:
-            self.do(self.relay.upstream_bytes(memoryview(self.from_server.some())))
+            self.do(self.relay.runtime_bytes(memoryview(self.from_server.some())))
 
     def relay_to_server(self) -> None:
         if self.to_server.data:
@@ -85,7 +85,7 @@ class World:
                 case ToClient(data):
                     assert data
                     self.to_client.put(data)
-                case ToUpstream(data):
+                case ToRuntime(data):
                     assert data
                     self.to_server.put(data)
                 case Ask(stream, method, message):

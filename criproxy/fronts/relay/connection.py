@@ -4,8 +4,6 @@ No side is read while the other is behind with taking what was read.
 """
 
 import asyncio
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,30 +12,20 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
-from criproxy.fronts.engine import Forward, Interceptor, Refuse, Ticket, Verdict
+from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
 from criproxy.fronts.http2 import codes
-from criproxy.fronts.http2.frames import Bytes
-from criproxy.fronts.http2.side import ReadBuffer, Side
-from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToUpstream
-from criproxy.fronts.relay.breaker import Client
+from criproxy.fronts.http2.side import Process, ReadBuffer, Side
+from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
+from criproxy.fronts.relay.blind import BlindRelay
+from criproxy.fronts.relay.core import Relay
 
 _MOST_WAITING: Final = 16 * 1024 * 1024
 """Bytes for a client that takes nothing: not the runtime's answers, which are read no further then, but the relay's own
 to what the client goes on to send."""
 
 
-_UCRED: Final = struct.Struct("3i")
-"""pid, uid and gid of the process that has connected. Source: unix(7), SO_PEERCRED."""
-
-
-class RelayMetrics(Protocol):
-    """Where calls and broken connections are counted. Every `on_start` is followed by one `on_call`."""
-
-    def on_start(self) -> None: ...
-
-    def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
-        """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
-        ...
+class RelayMetrics(CallMetrics, Protocol):
+    """Where calls and broken connections are counted."""
 
     def on_broken(self, reason: str) -> None:
         """A connection was closed, as what a peer sent could not be followed."""
@@ -48,23 +36,7 @@ class RelayMetrics(Protocol):
         ...
 
 
-class Core(Protocol):
-    """`core.Relay`, `blind.BlindRelay` or `blind.FallbackPipe`."""
-
-    @property
-    def greeted(self) -> bool: ...
-    def client_bytes(self, chunk: Bytes) -> list[Action]: ...
-    def upstream_bytes(self, chunk: Bytes) -> list[Action]: ...
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]: ...
-    def refuse(self, stream: int, code: int, message: str) -> list[Action]: ...
-    def drain(self) -> list[Action]: ...
-    def end(self, stream: int, message: str) -> list[Action]: ...
-    def turn_away(self, message: str) -> None: ...
-    def client_closed(self) -> list[Action]: ...
-    def upstream_closed(self) -> list[Action]: ...
-
-
-class Parts(Struct, frozen=True):
+class Shared(Struct, frozen=True):
     """What all connections of a server have in common. `on_change`: a call has ended."""
 
     interceptor: Interceptor
@@ -75,8 +47,8 @@ class Parts(Struct, frozen=True):
     on_change: Callable[[], None]
 
 
-class Connection:
-    """One client, one connection to `upstream` of its own, and the `core` between them.
+class RelayConnection:
+    """One client, one connection to `runtime` of its own, and the `core` between them.
 
     `peer` is the client, once it is connected. `broken`: it was closed as what a peer sent could not be followed,
     though it began as HTTP/2.
@@ -84,40 +56,40 @@ class Connection:
 
     def __init__(
         self,
-        core: Core,
-        upstream: Callable[[], Awaitable[Path]],
-        parts: Parts,
-        on_made: Callable[["Connection"], None],
-        on_closed: Callable[["Connection"], None],
+        core: Relay | BlindRelay,
+        runtime: Callable[[], Awaitable[Path]],
+        shared: Shared,
+        on_made: Callable[["RelayConnection"], None],
+        on_closed: Callable[["RelayConnection"], None],
     ) -> None:
         self._core = core
-        self._find_upstream = upstream
-        self._parts = parts
+        self._find_runtime = runtime
+        self._shared = shared
         self.broken = False
-        self.peer: Client = (0, 0)
+        self.peer: Process = (0, 0)
         self.is_fallback = False
         """Whether it was led elsewhere than to the runtime."""
         self._on_made = on_made
         self._on_closed = on_closed
-        self._told = False
+        self._reported = False
         self._calls: dict[int, tuple[float, str]] = {}
         self._unasked: set[int] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.client = Side(
-            parts.buffer,
+            shared.buffer,
             on_made=self._accepted,
-            on_bytes=self._client_bytes,
+            on_bytes=lambda view: self._run(self._core.client_bytes, view),
             on_lost=self._client_lost,
-            on_behind=lambda behind: self._hold(self._upstream, behind),
+            on_behind=lambda behind: self._hold(self._runtime, behind),
             most_waiting=_MOST_WAITING,
         )
-        self._upstream = Side(
-            parts.buffer,
+        self._runtime = Side(
+            shared.buffer,
             on_made=lambda: self.client.unblock("connecting"),
-            on_bytes=self._upstream_bytes,
-            on_lost=lambda: self._run(self._core.upstream_closed),
+            on_bytes=lambda view: self._run(self._core.runtime_bytes, view),
+            on_lost=lambda: self._run(self._core.runtime_closed),
             on_behind=lambda behind: self._hold(self.client, behind),
         )
         self.client.block("connecting")
@@ -127,9 +99,9 @@ class Connection:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
-    def lead(self, core: Core, upstream: Callable[[], Awaitable[Path]]) -> None:
+    def lead(self, core: Relay | BlindRelay, runtime: Callable[[], Awaitable[Path]]) -> None:
         """Serve the client otherwise: only amid `on_made`, when nothing has come of it yet."""
-        self._core, self._find_upstream, self.is_fallback = core, upstream, True
+        self._core, self._find_runtime, self.is_fallback = core, runtime, True
 
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""
@@ -147,46 +119,37 @@ class Connection:
 
     def cut(self) -> None:
         """Close both sides; the client's calls end with UNAVAILABLE."""
-        self._run(self._core.upstream_closed)
+        self._run(self._core.runtime_closed)
         self._close()
 
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
-        assert self.client.transport is not None
-        accepted = self.client.transport.get_extra_info("socket")
-        pid, uid, _ = _UCRED.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        self.peer = pid, uid
+        self.peer = self.client.peer
         self._on_made(self)
         self._spawn(self._connect())
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            path = await self._find_upstream()
-            await loop.create_unix_connection(lambda: self._upstream, str(path))
+            path = await self._find_runtime()
+            await loop.create_unix_connection(lambda: self._runtime, str(path))
         except OSError:  # what a client sees of a runtime that is away
             self._close()
             return
         except Exception:
-            self._parts.log.exception("relay_failed")
+            self._shared.log.exception("relay_failed")
             self._close()
             return
         if self._closed:
-            self._upstream.close()
-
-    def _client_bytes(self, view: memoryview) -> None:
-        self._run(self._core.client_bytes, view)
-
-    def _upstream_bytes(self, view: memoryview) -> None:
-        self._run(self._core.upstream_bytes, view)
+            self._runtime.close()
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
-        """Tell the core, and do what it says. An error of its own is the end of this connection alone."""
+        """Have the core take a step, and do what it says. An error of its own is the end of this connection alone."""
         try:
             actions = step(*arguments)
         except Exception:
-            self._parts.log.exception("relay_failed")
+            self._shared.log.exception("relay_failed")
             self._break("the relay failed")
             self._close()
         else:
@@ -197,8 +160,8 @@ class Connection:
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
-        self._parts.metrics.on_broken(reason)
-        self._parts.log.warning("connection_broken", reason=reason)
+        self._shared.metrics.on_broken(reason)
+        self._shared.log.warning("connection_broken", reason=reason)
 
     def _hold(self, side: Side, behind: bool) -> None:
         if behind:
@@ -209,15 +172,15 @@ class Connection:
     # --- actions -----------------------------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
-        parts, asks = self._parts, []
+        shared, asks = self._shared, []
         for action in actions:
-            if type(action) is ToUpstream:
-                self._upstream.write(action.data, wait=type(actions[-1]) is Ask)
+            if type(action) is ToRuntime:
+                self._runtime.write(action.data, wait=type(actions[-1]) is Ask)
             elif type(action) is ToClient:
                 self.client.write(action.data)
             elif type(action) is Started:
-                self._calls[action.stream] = (parts.clock(), action.method)
-                parts.metrics.on_start()
+                self._calls[action.stream] = (shared.clock(), action.method)
+                shared.metrics.on_start()
             elif type(action) is Ended:
                 self._ended(action)
             elif type(action) is Ask:
@@ -230,7 +193,7 @@ class Connection:
                 if ask.stream in self._unasked:
                     self._unasked.remove(ask.stream)
                     self._ask(ask)
-            self._upstream.flush()
+            self._runtime.flush()
 
     def _rarely(self, action: Action) -> None:
         match action:
@@ -250,16 +213,16 @@ class Connection:
     def _ended(self, call: Ended) -> None:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
-        self._parts.metrics.on_call(
-            label(call.method), codes.name(call.code), self._parts.clock() - begun[0], call.hooked
+        self._shared.metrics.on_call(
+            label(call.method), codes.name(call.code), self._shared.clock() - begun[0], call.hooked
         )
-        self._parts.on_change()
+        self._shared.on_change()
 
     def _ask(self, ask: Ask) -> None:
         try:
-            verdict = self._parts.interceptor.request(ask.method, ask.message)
+            verdict = self._shared.interceptor.request(ask.method, ask.message)
         except Exception:
-            verdict = self._failed(ask)
+            verdict = self._unjudged(ask)
         if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
@@ -269,12 +232,12 @@ class Connection:
         try:
             decided = await verdict
         except Exception:
-            decided = self._failed(ask)
+            decided = self._unjudged(ask)
         self._asking.pop(ask.stream, None)
         self._decided(ask, decided)
 
-    def _failed(self, ask: Ask) -> Forward:
-        self._parts.log.exception("interceptor_failed", method=ask.method)
+    def _unjudged(self, ask: Ask) -> Forward:
+        self._shared.log.exception("interceptor_failed", method=ask.method)
         return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
@@ -285,9 +248,9 @@ class Connection:
 
     def _learn(self, learn: Learn) -> None:
         try:
-            self._parts.interceptor.answered(learn.ticket, learn.message)
+            self._shared.interceptor.answered(learn.ticket, learn.message)
         except Exception:
-            self._parts.log.exception("interceptor_failed")
+            self._shared.log.exception("interceptor_failed")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -300,13 +263,13 @@ class Connection:
             self._complain("the client takes nothing of what it is sent")
         self._run(self._core.client_closed)
         if self._closed:
-            self._tell()
+            self._report()
 
     def _finish(self) -> None:
         """Done with both; the client may take what it was sent, and closes first."""
         self._end()
         if self.client.transport is None:
-            self._tell()
+            self._report()
         else:
             self.client.finish()
 
@@ -314,15 +277,15 @@ class Connection:
         """Close both at once, also a client that was to close first."""
         self._end()
         self.client.close()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self) -> None:
+        if not self._reported:
+            self._reported = True
             self._on_closed(self)
 
     def _end(self) -> None:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
             self._ended(Ended(stream, self._calls[stream][1], codes.UNAVAILABLE, hooked=False))
-        self._upstream.close()
+        self._runtime.close()

@@ -13,12 +13,15 @@ from criproxy.fronts.http2.frames import (
     END_STREAM,
     HEADERS,
     PADDED,
+    PING,
     SETTINGS,
+    WINDOW_UPDATE,
+    BrokenError,
     Bytes,
     frame,
+    window_update,
 )
-from criproxy.fronts.http2.lane import Lane
-from criproxy.fronts.http2.scanner import Scanner
+from criproxy.fronts.http2.scanner import Outgoing, Scanner
 
 FRAMES = st.lists(
     st.one_of(
@@ -32,6 +35,8 @@ FRAMES = st.lists(
                 + frame(CONTINUATION, END_HEADERS, 7, b"last")
             )
         ),
+        st.integers(1, 9).map(lambda increment: window_update(0, increment)),
+        st.binary(min_size=8, max_size=8).map(lambda data: frame(PING, 0, 0, data)),
         st.binary(max_size=20).map(lambda data: frame(0xAA, 0xFF, 9, data)),
     ),
     max_size=12,
@@ -53,13 +58,19 @@ class Sieve:
         self.seen.append((HEADERS, stream, end_stream, block, bytes(raw)))
         return stream not in self.drop
 
+    def credit(self, increment: int) -> bool:
+        self.seen.append((WINDOW_UPDATE, increment))
+        return increment not in self.drop
+
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         self.seen.append((kind, flags, stream, bytes(payload)))
         return stream not in self.drop
 
 
-def stream_of(raw: bytes) -> int:
-    return int.from_bytes(raw[5:9])
+def passing(raw: bytes, drop: set[int]) -> bool:
+    """Of a WINDOW_UPDATE of the connection, the increment says what is dropped."""
+    stream = int.from_bytes(raw[5:9])
+    return (int.from_bytes(raw[9:13]) if raw[3] == WINDOW_UPDATE and not stream else stream) not in drop
 
 
 @pytest.mark.slow
@@ -67,18 +78,18 @@ def stream_of(raw: bytes) -> int:
 @given(FRAMES, st.lists(st.integers(1, 60), min_size=1), st.sets(st.sampled_from([1, 3, 5, 7, 9])))
 def test_what_passes_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: list[int], drop: set[int]) -> None:
     pieces = [frame(SETTINGS, 0, 0), *pieces]
-    expected = b"".join(piece for piece in pieces if stream_of(piece) not in drop)
+    expected = b"".join(piece for piece in pieces if passing(piece, drop))
     whole, cut = Sieve(drop), Sieve(drop)
-    lane = Lane()
-    Scanner(lane, whole).feed(b"".join(pieces))
-    assert bytes(lane.take()) == expected
-    lane, data, out, number = Lane(), b"".join(pieces), b"", 0
-    scanner = Scanner(lane, cut)
+    outgoing = Outgoing()
+    Scanner(outgoing, whole).feed(b"".join(pieces))
+    assert bytes(outgoing.take()) == expected
+    outgoing, data, out, number = Outgoing(), b"".join(pieces), b"", 0
+    scanner = Scanner(outgoing, cut)
     while data:
         size = cuts[number % len(cuts)]
         scanner.feed(data[:size])
         data, number = data[size:], number + 1
-        sent = bytes(lane.take())
+        sent = bytes(outgoing.take())
         assert any((out + sent) == expected[:end] for end in ends(expected)), "a frame was cut in two"
         out += sent
     assert out == expected
@@ -93,23 +104,58 @@ def ends(data: bytes) -> list[int]:
     return out
 
 
-def test_run_of_passing_frames_is_one_slice_of_what_came() -> None:
-    lane = Lane()
-    scanner = Scanner(lane, Sieve(set()))
+def test_pings_pass_unseen_and_among_others_where_they_are_nobodys_business() -> None:
+    outgoing, sieve = Outgoing(), Sieve({1})
+    scanner = Scanner(outgoing, sieve, pings_pass=True)
+    scanner.feed(frame(SETTINGS, 0, 0))
+    sieve.seen.clear()
+    outgoing.take()
+    ping, other = frame(PING, 0, 0, b"12345678"), frame(DATA, 0, 1, b"dropped")
+    scanner.feed(ping + other + ping + window_update(0, 2) + ping)
+    assert bytes(outgoing.take()) == ping * 2 + window_update(0, 2) + ping
+    assert sieve.seen == [(DATA, 0, 1, b"dropped"), (WINDOW_UPDATE, 2)]
+    scanner.pings_pass = False
+    scanner.feed(ping)
+    assert sieve.seen[2:] == [(PING, 0, 0, b"12345678")]
+
+
+@pytest.mark.parametrize(
+    "raw", [frame(PING, 0, 1, b"12345678"), frame(PING, 0, 0, b"1234567"), frame(WINDOW_UPDATE, 0, 0, b"123")]
+)
+def test_what_is_no_ping_or_window_update_is_still_refused(raw: bytes) -> None:
+    scanner = Scanner(Outgoing(), Sieve(set()), pings_pass=True)
+    scanner.feed(frame(SETTINGS, 0, 0))
+    with pytest.raises(BrokenError):
+        scanner.feed(raw)
+
+
+def test_ping_before_settings_or_amid_a_header_block_is_refused() -> None:
+    ping = frame(PING, 0, 0, b"12345678")
+    with pytest.raises(BrokenError):
+        Scanner(Outgoing(), Sieve(set()), pings_pass=True).feed(ping)
+    scanner = Scanner(Outgoing(), Sieve(set()), pings_pass=True)
+    with pytest.raises(BrokenError):
+        scanner.feed(frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, b"") + ping)
+
+
+def test_run_of_passing_frames_is_one_piece_of_what_came() -> None:
+    outgoing = Outgoing()
+    scanner = Scanner(outgoing, Sieve(set()))
     data = frame(SETTINGS, 0, 0) + frame(DATA, 0, 1, bytes(16_384)) * 10
     scanner.feed(data)
-    sent = lane.take()
-    assert isinstance(sent, memoryview)
-    assert sent == data
+    assert outgoing.take() == data
+    outgoing.send(b"before")
+    scanner.feed(data[9:])
+    assert [bytes(part) for part in outgoing.parts] == [b"before", data[9:]]
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(16_385, 200_000), st.lists(st.integers(1, 40_000), min_size=1), st.booleans())
 def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: list[int], passes: bool) -> None:
-    lane, sieve = Lane(), Sieve(set() if passes else {1})
-    scanner = Scanner(lane, sieve)
-    scanner.max_frame = 1 << 20
+    outgoing, sieve = Outgoing(), Sieve(set() if passes else {1})
+    scanner = Scanner(outgoing, sieve)
+    outgoing.max_frame = 1 << 20
     message = bytes(range(256)) * (size // 256) + bytes(size % 256)
     data = frame(SETTINGS, 0, 0) + frame(DATA, END_STREAM, 1, message) + frame(0xAA, 0, 9, b"next")
     out, at, number = b"", 0, 0
@@ -117,12 +163,12 @@ def test_large_data_frame_goes_on_as_it_comes_in_smaller_ones(size: int, cuts: l
         step = cuts[number % len(cuts)]
         scanner.feed(data[at : at + step])
         at, number = at + step, number + 1
-        out += bytes(lane.take())
+        out += bytes(outgoing.take())
         assert len(scanner._rest) <= 16_384 + 9, "more is kept than a frame of the smallest bound"
         assert ends(out)[-1] == len(out), "a frame was cut in two"
     _, *pieces, last = sieve.seen
     assert last == (0xAA, 0, 9, b"next")
     assert b"".join(piece[3] for piece in pieces) == message
     assert [piece[1] for piece in pieces] == [0] * (len(pieces) - 1) + [END_STREAM]
-    shown = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""
-    assert out == frame(SETTINGS, 0, 0) + shown + frame(0xAA, 0, 9, b"next")
+    advertised = b"".join(frame(DATA, flags, 1, data) for _, flags, _, data in pieces) if passes else b""
+    assert out == frame(SETTINGS, 0, 0) + advertised + frame(0xAA, 0, 9, b"next")

@@ -1,29 +1,15 @@
-"""From the client to the upstream: what each frame of the client's does."""
+"""From the client to the runtime: what each frame of the client's does."""
 
 from collections.abc import Callable
 from typing import Final
 
 from criproxy.fronts.http2 import codes, frames, message
-from criproxy.fronts.http2.frames import (
-    ACK,
-    CANCEL,
-    END_STREAM,
-    HEADER_TABLE_SIZE,
-    MAX_FRAME_SIZE,
-    MAX_WINDOW,
-    NO_ERROR,
-    PADDED,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    BrokenError,
-    Bytes,
-)
-from criproxy.fronts.http2.headers import NO_TABLE, Block, BlockReader, literal, refusal
+from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_WINDOW, BrokenError, Bytes
+from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Ask, Forget, Started
-from criproxy.fronts.relay.calls import Call, HookedCall, Phase, Wire
 from criproxy.fronts.relay.outbox import Outbox
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
 
 MAX_CALLS: Final = 65_536
 """Open calls on one connection; more is no kubelet."""
@@ -32,27 +18,23 @@ _WAITING_BYTES: Final = 16_384
 """So much of the connection's window, a quarter of the smallest, may wait for verdicts: they hold up no other call."""
 
 
-class Upward:
+class ClientToRuntime:
     """Follows the client. `wants` says of a path whether its calls are opened here."""
 
     def __init__(
         self,
-        wire: Wire,
+        state: RelayState,
         outbox: Outbox,
         wants: Callable[[str], bool],
-        *,
-        on_setting: Callable[[int, int], None],
         on_ping_ack: Callable[[memoryview], bool],
     ) -> None:
-        self._wire = wire
+        self._state = state
         self._outbox = outbox
         self._wants = wants
-        self._on_setting = on_setting
         self._on_ping_ack = on_ping_ack
-        self._reader = BlockReader()
         self._diverged = False
-        """Whether the upstream's header table is not the client's: then blocks are written without it."""
-        self.scanner = Scanner(wire.upstream, self)
+        """Whether the runtime's header table is not the client's: then blocks are written without it."""
+        self.scanner = Scanner(state.to_runtime, self, pings_pass=True)
         self._preface = bytearray()
         self.greeted = False
         """Whether the client's preface has come."""
@@ -62,29 +44,22 @@ class Upward:
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
         if not self.greeted:
-            size = len(PREFACE) - len(self._preface)
+            size = len(frames.PREFACE) - len(self._preface)
             self._preface += chunk[:size]
-            if not PREFACE.startswith(self._preface):
+            if not frames.PREFACE.startswith(self._preface):
                 raise BrokenError("no HTTP/2 preface")
-            if len(self._preface) < len(PREFACE):
+            if len(self._preface) < len(frames.PREFACE):
                 return
             self.greeted = True
-            self._wire.upstream.send(PREFACE)
+            self._state.to_runtime.send(frames.PREFACE)
             chunk = chunk[size:]
         self.scanner.feed(chunk)
-
-    def upstream_setting(self, setting: int, value: int) -> None:
-        """The upstream has announced what the client may send."""
-        if setting == HEADER_TABLE_SIZE:
-            self._reader.allow_table(value)
-        elif setting == MAX_FRAME_SIZE:
-            self.scanner.max_frame = max(self.scanner.max_frame, value)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
-        wire = self._wire
-        call = wire.calls.get(stream)
+        state = self._state
+        call = state.calls.get(stream)
         size = len(payload)
         if call is not None:
             if call.client_ended:
@@ -94,57 +69,51 @@ class Upward:
                 return False
             if flags & END_STREAM:
                 call.client_ended = True
-                wire.drop_if_over(call)
-        elif wire.ended_here(stream):
-            wire.ledger.pay(size)
+                if call.runtime_ended:
+                    del state.calls[stream]
+        elif state.ended_here(stream):
+            state.window.pay(size)
             self._outbox.refund(size)
             return False
-        if self._outbox.queue or size > wire.ledger.real:
+        if self._outbox.queue or size > state.window.real:
             self._outbox.hold_data(stream, frames.unpadded(flags, payload), size, ends=bool(flags & END_STREAM))
             return False
-        if flags & PADDED:
+        if flags & frames.PADDED:
             frames.unpadded(flags, payload)
-        wire.ledger.real -= size
+        state.window.real -= size
         return True
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
-        read = self._reader.read(block)
-        wire = self._wire
-        call = wire.calls.get(stream)
+        read = self._state.requests.read(block)
+        state = self._state
         if self._diverged:
             raw = frames.header_frames(stream, NO_TABLE + literal(read.fields), end_stream=end_stream)
-        if call is None and wire.ended_here(stream):
-            return self._skip(read)
-        if call is None and stream > wire.last_stream:
+        if stream > state.last_stream:
             if self.refusing:
                 self._turn_away(stream, end_stream)
                 return self._skip(read)
             call = self._begin(stream, end_stream, read)
-            if end_stream and call.hook is not None:
-                self._pass_block(stream, raw)
-                self.refuse(call, codes.INTERNAL, message.NO_MESSAGE)
-                return False
-        elif call is not None:
-            if call.client_ended:
-                raise BrokenError(f"HEADERS on stream {stream}, after its end")
-            if call.hook is not None:
-                self._pass_block(stream, raw)
-                self.refuse(call, codes.INTERNAL, "trailers in the request of a unary call")
-                return False
-            if end_stream:
-                call.client_ended = True
-                wire.drop_if_over(call)
-        held = self._outbox.queue and self._outbox.holds_up(stream)
-        if held and call is not None and call.hook is not None:
-            call.hook.headers_wait = True
-        if held or self._diverged:
-            self._pass_block(stream, raw)
-            return False
+            wrong = message.NO_MESSAGE if end_stream else ""
+        elif stream in state.calls:
+            call = state.calls[stream]
+            self._continue(call, end_stream)
+            wrong = "trailers in the request of a unary call"
+        else:
+            return self._skip(read) if state.ended_here(stream) else self._pass_block(stream, raw)
+        if call.hook is None or not wrong:
+            return self._pass_block(stream, raw, call.hook)
+        if self._pass_block(stream, raw):  # also of a call that goes no further, as blocks after it refer to it
+            state.to_runtime.send(raw)
+        self.refuse(call, codes.INTERNAL, wrong)
+        return False
+
+    def credit(self, increment: int) -> bool:
+        """What the runtime may send more is its own affair."""
         return True
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         match kind:
-            case 8 if stream and self._wire.ended_here(stream):  # WINDOW_UPDATE
+            case 8 if stream and self._state.ended_here(stream):  # WINDOW_UPDATE
                 return False
             case 8 if stream and self._outbox.queue:
                 return not self._outbox.widen(stream, frames.long(payload) & MAX_WINDOW)
@@ -157,70 +126,83 @@ class Upward:
         return True
 
     def _skip(self, block: Block) -> bool:
-        """A block that the upstream never sees: it is not to pass, nor what refers to it."""
+        """A block that the runtime never sees: it is not to pass, nor what refers to it."""
         self._diverged |= block.changes
         return False
 
-    def _pass_block(self, stream: int, raw: Bytes) -> None:
-        """Also of a call that goes no further: the upstream must have it, as blocks after it refer to it."""
+    def _pass_block(self, stream: int, raw: Bytes, hook: HookedCall | None = None) -> bool:
+        """Whether a block passes as it came; else it waits, or has been sent as the runtime can read it."""
         if self._outbox.queue and self._outbox.holds_up(stream):
             self._outbox.hold_raw(raw, stream)
-        else:
-            self._wire.upstream.send(raw)
+            if hook is not None:
+                hook.headers_wait = True
+            return False
+        if self._diverged:
+            self._state.to_runtime.send(raw)
+        return not self._diverged
 
-    def _begin(self, stream: int, end_stream: bool, block: Block) -> Call:
-        wire = self._wire
+    def _continue(self, call: RelayedCall, end_stream: bool) -> None:
+        """A second header block of the client's."""
+        if call.client_ended:
+            raise BrokenError(f"HEADERS on stream {call.stream}, after its end")
+        if end_stream and call.hook is None:
+            call.client_ended = True
+            if call.runtime_ended:
+                del self._state.calls[call.stream]
+
+    def _begin(self, stream: int, end_stream: bool, block: Block) -> RelayedCall:
+        state = self._state
         if not stream & 1:
             raise BrokenError(f"HEADERS on stream {stream}, which is not a client's")
-        if len(wire.calls) >= MAX_CALLS:
+        if len(state.calls) >= MAX_CALLS:
             raise BrokenError(f"over {MAX_CALLS} open calls")
-        wire.last_stream = stream
-        method = block.get(b":path").decode("utf-8", "replace")
+        state.last_stream = stream
+        method = block.path
         hook = None
         if self._wants(method):
             sized = bool(block.get(b"content-length"))
-            hook = HookedCall(block.get(b"grpc-encoding"), wire.first_window, wire.first_window, sized)
-        call = wire.calls[stream] = Call(stream, method, hook, client_ended=end_stream)
-        wire.events.append(Started(stream, method))
+            hook = HookedCall(block.get(b"grpc-encoding"), state.first_window, state.first_window, sized)
+        call = state.calls[stream] = RelayedCall(stream, method, hook, end_stream)
+        state.events.append(Started(stream, method))
         if hook is not None:
             self._outbox.top_up(stream, hook)
         return call
 
     def _turn_away(self, stream: int, end_stream: bool) -> None:
-        """A new call at a time when none is taken: the upstream never hears of it, nor of any call after it."""
-        wire = self._wire
-        wire.last_stream = stream
-        wire.turn_away(stream)
+        """A new call at a time when none is taken: the runtime never hears of it, nor of any call after it."""
+        state = self._state
+        state.last_stream = stream
+        state.turn_away(stream)
         block = refusal(codes.UNAVAILABLE, self.refusing, headers_sent=False)
-        wire.send_headers(stream, block, end_stream=True)
+        state.send_headers(stream, block, end_stream=True)
         if not end_stream:
-            wire.client.send(frames.rst_stream(stream, NO_ERROR))
+            state.to_client.send(frames.rst_stream(stream, frames.NO_ERROR))
 
     def _settings(self, flags: int, payload: memoryview) -> bool:
         if not flags & ACK:
             for setting, value in frames.settings(payload):
-                self._on_setting(setting, value)
+                self._state.client_setting(setting, value)
             return True
         if self._outbox.queue:
-            self._outbox.hold_raw(frames.frame(SETTINGS, ACK, 0), is_ack=True)
+            self._outbox.hold_raw(frames.frame(frames.SETTINGS, ACK, 0), is_ack=True)
             return False
         self._outbox.acknowledged()
         if not self._outbox.idle:
-            self._wire.upstream.send(frames.frame(SETTINGS, ACK, 0))
+            self._state.to_runtime.send(frames.frame(frames.SETTINGS, ACK, 0))
             self._outbox.pump()
             return False
         return True
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
-        wire = self._wire
-        if wire.ended_here(stream):
+        state = self._state
+        if state.ended_here(stream):
             return False
-        call = wire.calls.pop(stream, None)
+        call = state.calls.pop(stream, None)
         if call is not None:
-            wire.count(call, codes.CANCELLED)
+            state.count(call, codes.CANCELLED)
             self.forget(call)
         if self._outbox.queue:
-            self._pass_reset(stream, frames.frame(RST_STREAM, 0, stream, payload))
+            self._pass_reset(stream, frames.frame(frames.RST_STREAM, 0, stream, payload))
             return False
         return True
 
@@ -230,48 +212,48 @@ class Upward:
             self._outbox.hold_raw(raw)
             return
         self._outbox.drop_data(stream)
-        self._wire.upstream.send(raw)
+        self._state.to_runtime.send(raw)
         self._outbox.pump()
 
     # --- hooked calls ------------------------------------------------------------------------------------------------
 
-    def _collect(self, call: Call, hook: HookedCall, flags: int, payload: memoryview) -> None:
+    def _collect(self, call: RelayedCall, hook: HookedCall, flags: int, payload: memoryview) -> None:
         data, paid = frames.unpadded(flags, payload), len(payload)
         hook.request += data
-        hook.shown -= paid
-        self._wire.ledger.pay(paid)
+        hook.advertised -= paid
+        self._state.window.pay(paid)
         hook.paid += paid
         if error := message.too_large(len(hook.request)):
             self.refuse(call, error.code, str(error))
         elif flags & END_STREAM:
             call.client_ended = True
             self._ask(call, hook)
-            if hook.paid and self._wire.ledger.waiting > _WAITING_BYTES:
+            if hook.paid and self._state.window.waiting > _WAITING_BYTES:
                 self._advance(hook)
         elif paid:
             self._advance(hook)
-            hook.shown += paid
-            self._wire.client.send(frames.window_update(call.stream, paid))
+            hook.advertised += paid
+            self._state.to_client.send(frames.window_update(call.stream, paid))
             self._outbox.top_up(call.stream, hook)
 
     def _advance(self, hook: HookedCall) -> None:
-        """Give the client all that it has paid, debt or no debt: what else it sends must come, or may."""
-        wire = self._wire
-        wire.ledger.waiting -= hook.paid
-        wire.client.send(frames.window_update(0, hook.paid))
+        """Give the client back all that it has paid, whatever is owed, so that it goes on sending."""
+        state = self._state
+        state.window.waiting -= hook.paid
+        state.to_client.send(frames.window_update(0, hook.paid))
         hook.paid = 0
 
-    def _ask(self, call: Call, hook: HookedCall) -> None:
+    def _ask(self, call: RelayedCall, hook: HookedCall) -> None:
         try:
             opened = message.opened(hook.request, hook.encoding)
         except message.MessageError as error:
             self.refuse(call, error.code, str(error))
             return
-        hook.phase = Phase.ASKED
+        hook.phase = RequestPhase.ASKED
         hook.message = opened
-        self._wire.events.append(Ask(call.stream, call.method, opened))
+        self._state.events.append(Ask(call.stream, call.method, opened))
 
-    def forward(self, call: Call, hook: HookedCall, rewritten: bytes) -> None:
+    def forward(self, call: RelayedCall, hook: HookedCall, rewritten: bytes) -> None:
         """The hooks' message, or, when they changed nothing, the bytes that came."""
         if rewritten == hook.message:
             payload = bytes(hook.request)
@@ -284,25 +266,25 @@ class Upward:
         hook.message = b""
         self._outbox.send(call, payload)
 
-    def refuse(self, call: Call, code: int, text: str) -> None:
-        """End a call here: a status for the client, a reset for the upstream."""
-        wire = self._wire
+    def refuse(self, call: RelayedCall, code: int, text: str) -> None:
+        """End a call here: a status for the client, a reset for the runtime."""
+        state = self._state
         block = refusal(code, text, headers_sent=call.answered)
-        wire.send_headers(call.stream, block, end_stream=True)
+        state.send_headers(call.stream, block, end_stream=True)
         if not call.client_ended:
-            wire.client.send(frames.rst_stream(call.stream, NO_ERROR))
-        wire.count(call, code)
+            state.to_client.send(frames.rst_stream(call.stream, frames.NO_ERROR))
+        state.count(call, code)
         self.end(call)
 
-    def end(self, call: Call) -> None:
-        """Reset a call towards the upstream, and forget it."""
+    def end(self, call: RelayedCall) -> None:
+        """Reset a call towards the runtime, and forget it."""
         self.forget(call)
-        self._wire.end_here(call)
-        self._pass_reset(call.stream, frames.rst_stream(call.stream, CANCEL))
+        self._state.end_here(call)
+        self._pass_reset(call.stream, frames.rst_stream(call.stream, frames.CANCEL))
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: RelayedCall) -> None:
         """A call has been reset by whom ever: drop what waits of its request."""
         if call.hook is not None:
-            if call.hook.phase is Phase.ASKED:
-                self._wire.events.append(Forget(call.stream))
+            if call.hook.phase is RequestPhase.ASKED:
+                self._state.events.append(Forget(call.stream))
             self._outbox.forget(call)
