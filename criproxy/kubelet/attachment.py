@@ -60,6 +60,10 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def to_json(record: AttachRecord) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
 def from_json(content: bytes) -> AttachRecord:
     """Raises ValueError for what is no record of this version."""
     record = msgspec.json.decode(content, type=AttachRecord)

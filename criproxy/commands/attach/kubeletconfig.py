@@ -4,25 +4,20 @@ Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 """
 
 import json
-from typing import Final
 
 import yaml
 
-ENDPOINT_KEY: Final = "containerRuntimeEndpoint"
-MARK: Final = "# Written by `criproxy attach`; `criproxy detach` removes it."
-"""The first line of a file that is all ours."""
-
-_KEYS: Final = (ENDPOINT_KEY, "imageServiceEndpoint", "healthzPort", "healthzBindAddress")
+from criproxy.commands.attach.dropin import MARK
+from criproxy.kubelet.attachment import ENDPOINT_KEY
 
 
-def values(text: str) -> dict[str, str]:
-    """The keys that matter here, as text. Raises ValueError for what is no YAML mapping."""
+def endpoint_of(text: str) -> str:
+    """The endpoint that a configuration sets; "" when it sets none. Raises ValueError for what is no YAML mapping."""
     root = _root(text)
-    found = {}
     for key, value in root.value if root else ():
-        if key.value in _KEYS and isinstance(value, yaml.ScalarNode):
-            found[key.value] = "" if value.tag == "tag:yaml.org,2002:null" else value.value
-    return found
+        if key.value == ENDPOINT_KEY and isinstance(value, yaml.ScalarNode):
+            return "" if value.tag == "tag:yaml.org,2002:null" else str(value.value)
+    return ""
 
 
 def with_endpoint(text: str, endpoint: str | None) -> str:

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.commands.attach.record import finished, to_json
-from criproxy.kubelet.attachment import AttachRecord, SavedFile, from_json, sha256
+from criproxy.commands.attach.record import finished
+from criproxy.kubelet.attachment import AttachRecord, SavedFile, from_json, to_json
 
-OURS, THEIRS = b"ours", b"theirs"
 BASE = AttachRecord("changing", "kubelet.service", "/l", "unix:///r", "/u", ())
 
 
@@ -23,19 +22,11 @@ def test_what_is_no_record_is_refused(content: bytes) -> None:
         from_json(content)
 
 
-@pytest.mark.parametrize(
-    ("before", "original"),
-    [(OURS, THEIRS), (b"changed since", b"changed since"), (None, None)],
-    ids=["as-we-left-it", "changed", "gone"],
-)
-def test_renewal_goes_back_to_what_was_there_first(before: bytes | None, original: bytes | None) -> None:
-    first = AttachRecord(
-        "attached", "u", "/l", "e", "o", (SavedFile("/a", THEIRS, sha256(OURS)), SavedFile("/b", None, "h"))
-    )
-    renewed = AttachRecord("changing", "u", "/l", "e", "o", (SavedFile("/a", before, "new"),), previous=first)
-    done = finished(renewed)
+def test_renewal_remembers_what_was_changed_elsewhere_before() -> None:
+    first = AttachRecord("attached", "u", "/l", "e", "o", (SavedFile("/a", None, "h1"), SavedFile("/b", None, "h2")))
+    done = finished(AttachRecord("changing", "u", "/l", "e", "o", (SavedFile("/a", b"x", "h3"),), previous=first))
     assert (done.phase, done.previous) == ("attached", None)
-    assert done.saved == (SavedFile("/a", original, "new"), SavedFile("/b", None, "h"))
+    assert done.saved == (SavedFile("/a", b"x", "h3"), SavedFile("/b", None, "h2"))
 
 
 def test_renewal_that_changed_no_file_keeps_the_record() -> None:
