@@ -146,7 +146,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from criproxy.commands.explain.explain import Node, explain, render
+    from criproxy.commands.explain.explain import NodeFacts, explain, render
     from criproxy.commands.explain.manifest import ManifestError, read_manifests
     from criproxy.commands.explain.places import places
     from criproxy.config import load
@@ -165,16 +165,15 @@ def _explain(options: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         return _fail(f"{options.pod}: {error}; give a Pod manifest in JSON or YAML")
     found = places(Path(loaded.config.proxy.status_path))
-    node = Node(
+    node = NodeFacts(
         enabled=loaded.config.colocation.enabled,
         rules=loaded.config.colocation.offline_rules(),
         chain=offline_chain(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
         boxes=found.boxes,
         origin=found.origin,
     )
-    _print("\n".join(render(explain(manifest, node), node) for manifest in manifests), end="")
+    _print("\n".join(render(manifest, explain(manifest, node), node) for manifest in manifests), end="")
     return 0
 
 
