@@ -111,7 +111,7 @@ def test_driver_that_nobody_tells_gives_both_places() -> None:
     assert (
         "place          /offline/podu1 (cgroupfs driver)\n"
         "               offline-podu1.slice (systemd driver)\n"
-        "               which driver it is, neither a running criproxy nor kubelet's configuration tells\n"
+        "               neither a running criproxy nor kubelet's configuration says which driver it is\n"
     ) in shown
     rows = [line.split() for line in shown.splitlines()]
     assert ["sandbox", "cgroup_parent", "kubelet's", "/offline/podu1"] in [row[:4] for row in rows]

@@ -4,7 +4,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import Final
 
 from criproxy.commands.attach.attaching import attach
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
@@ -23,13 +23,13 @@ class SignalledError(BaseException):
 
 
 def run(
-    verb: Literal["attach", "detach"],
+    verb: str,
     config_file: Path,
     dry_run: bool,
     machine: Machine | None = None,
     root: Path = Path("/"),
 ) -> int:
-    """The exit status: 0 done, or it was so already; 1 not, as told on stderr."""
+    """Attach or detach, as `verb` says. The exit status: 0 done, or it was so already; 1 not, and stderr says why."""
     loaded = load(config_file)
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))

@@ -16,7 +16,7 @@ _STATUS: Final = {"runtime": dict, "pods": list, "engine": str}
 """What is asked of its status."""
 
 _FIRST_CALLS: Final = 3
-"""Kubelet makes more within its first second; one alone may be our own, counted late."""
+"""Kubelet makes more within its first second; one alone may be a call of our own that is counted only now."""
 
 
 class RunningCriproxy(Struct, frozen=True):

@@ -122,7 +122,7 @@ class Host:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One at a time. Raises NodeError when another one is at work."""
+        """One attach or detach at a time. Raises NodeError when another one runs."""
         directory = self._at(STATE).parent
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ class Host:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
-            raise NodeError("another `criproxy attach` or `detach` is at work: wait for it") from error
+            raise NodeError("another `criproxy attach` or `detach` runs: wait for it") from error
         finally:
             os.close(file)
 

@@ -40,7 +40,7 @@ _KEYS: Final = (
 
 
 class Program(Struct, frozen=True):
-    """What a kubelet's --help tells of it. `needs_remote`: without --container-runtime=remote it uses dockershim."""
+    """What a kubelet's --help says of it. `needs_remote`: without --container-runtime=remote it uses dockershim."""
 
     has_flag: bool = True
     default_endpoint: str = DEFAULT_ENDPOINT
@@ -184,7 +184,7 @@ def renamed(text: str, socket: str, new: str) -> str:
 
 
 def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]) -> tuple[str, ...]:
-    """What systemd would start, near enough to tell kubelet's flags; () when it cannot be told."""
+    """The words that systemd would start kubelet by, near enough to find its flags; () when they are not known."""
     variables: dict[str, str] = dict(word.partition("=")[::2] for word in unit.environment)
     for path in environment_files:
         for name, value in _ASSIGNMENT.findall((host.read(path) or b"").decode(errors="surrogateescape")):

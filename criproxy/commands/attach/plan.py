@@ -1,7 +1,7 @@
 """Decides by which bytes of which files kubelet is sent to criproxy, and taken off it again; touches none."""
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
 CRIO_SUFFIX: Final = "run/crio/crio.sock"
-"""Kubelet takes CRI-O's statistics from cAdvisor, and tells CRI-O by this. Source: pkg/kubelet/cadvisor/util.go."""
+"""Kubelet recognises CRI-O by this, and takes its statistics from cAdvisor. Source: pkg/kubelet/cadvisor/util.go."""
 
 Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
@@ -24,7 +24,7 @@ class Attached(Struct, frozen=True):
     """What is known of a kubelet that may be attached.
 
     `files` may name its endpoint, and `command` is the unit's without us. `listens` are all sockets of criproxy;
-    `runtime` is the endpoint to go back to where nothing on the node tells.
+    `runtime` is the endpoint to go back to where neither the record nor our drop-in has one.
     """
 
     files: tuple[str, ...]
@@ -35,7 +35,7 @@ class Attached(Struct, frozen=True):
 
 
 def endpoint_before(use: Use, listen: str, runtime: str, read: Read) -> str:
-    """The endpoint that kubelet had without us; `runtime` where it uses us already, and no drop-in of ours tells."""
+    """The endpoint that kubelet had without us; `runtime` where it uses us already and no drop-in of ours names it."""
     if socket_path(use.endpoint) != listen:
         return use.endpoint
     return dropin.endpoint_before(text_of(read(DROPIN))) or f"unix://{runtime}"
@@ -91,7 +91,7 @@ def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
         raise RefusedError(f"{UNIT}: its endpoint {before!r} is no unix socket")
     if before.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):
         raise RefusedError(
-            f"kubelet tells CRI-O by an endpoint that ends with {CRIO_SUFFIX}, and reads its statistics accordingly: "
+            f"kubelet recognises CRI-O by an endpoint that ends with {CRIO_SUFFIX}, for its statistics: "
             f'set proxy.listen = "/run/criproxy/{CRIO_SUFFIX}" in criproxy\'s config and restart criproxy first'
         )
 
@@ -110,24 +110,26 @@ def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
 def detach_plan(known: Attached, read: Read) -> EditPlan:
     """How to take this kubelet off criproxy; no edits: no file sends it there. Raises RefusedError.
 
-    What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Without
-    a record, what is on the node tells.
+    What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Where
+    there is no record, every file that kubelet has its endpoint from is looked at.
     """
     changed: dict[str, bytes | None] = {}
-    notes, runtime = list[str](), known.runtime
-    dropped = read(DROPIN)
-    text = text_of(dropped)
+    notes: list[str] = []
+    record, runtime, text = known.record, known.runtime, text_of(read(DROPIN))
     if listen := dropin.listen_of(text) or _listen_in(text, known.listens):
         runtime = dropin.endpoint_before(text) or runtime
         changed[DROPIN] = _without_us(known, text, listen)
         if changed[DROPIN] is not None:
             notes.append(f"{DROPIN} was changed since: only what criproxy wrote is taken out")
-    for saved in known.record.saved if known.record else ():
-        if saved.path != DROPIN:
-            notes += _undo_config(saved, read(saved.path), known.record.listen if known.record else "", changed)
-    runtime = (known.record.endpoint if known.record else "") or runtime
+    if record is not None:
+        runtime = record.endpoint or runtime
+        for saved in record.saved:
+            if saved.path != DROPIN:
+                changed[saved.path], note = _config_before(saved, read(saved.path), record.listen)
+                notes += note
     for path in dict.fromkeys(known.files):
-        notes += _undo_rest(known, path, changed.get(path, read(path)), runtime, changed)
+        changed[path], note = _off_criproxy(known, path, changed.get(path, read(path)), runtime)
+        notes += note
     edits = (Edit(path, read(path), after) for path, after in changed.items())
     return EditPlan(tuple(edit for edit in edits if edit.before != edit.after), tuple(notes))
 
@@ -138,6 +140,7 @@ def _listen_in(text: str, listens: Collection[str]) -> str:
 
 
 def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
+    """Our drop-in without what is ours; None: it goes."""
     record = known.record
     if record and any(saved.path == DROPIN and saved.after_sha256 == sha256(_bytes(text)) for saved in record.saved):
         return None
@@ -145,37 +148,36 @@ def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
     return None if left is None else _bytes(left)
 
 
-def _undo_config(saved: SavedFile, now: bytes | None, listen: str, changed: dict[str, bytes | None]) -> Iterator[str]:
+def _config_before(saved: SavedFile, now: bytes | None, listen: str) -> tuple[bytes | None, tuple[str, ...]]:
+    """A configuration file as it was before attach, and what to note of it."""
     if now is None or now == saved.before:
-        return
+        return now, ()
     if sha256(now) == saved.after_sha256:
-        changed[saved.path] = saved.before
-        return
+        return saved.before, ()
     try:
         text, before = now.decode(), (saved.before or b"").decode()
         if socket_path(kubeletconfig.endpoint_of(text)) != listen:
-            return  # it is somebody else's by now
-        changed[saved.path] = kubeletconfig.with_endpoint(text, kubeletconfig.endpoint_of(before) or None).encode()
+            return now, ()  # it is somebody else's by now
+        after = kubeletconfig.with_endpoint(text, kubeletconfig.endpoint_of(before) or None).encode()
     except ValueError as error:
         raise RefusedError(f"{saved.path}: {error}: set {ENDPOINT_KEY} back in it by hand") from error
-    yield f"{saved.path} was changed since: only {ENDPOINT_KEY} is set back"
+    return after, (f"{saved.path} was changed since: only {ENDPOINT_KEY} is set back",)
 
 
-def _undo_rest(
-    known: Attached, path: str, content: bytes | None, runtime: str, changed: dict[str, bytes | None]
-) -> Iterator[str]:
-    """A place that no record knows: set by hand, or by an attach whose record is lost."""
+def _off_criproxy(
+    known: Attached, path: str, content: bytes | None, runtime: str
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """A file that names criproxy though no record knows of it: set by hand, or by an attach whose record is lost."""
     text, target = text_of(content), socket_path(runtime)
     listen = next((one for one in known.listens if renamed(text, one, "") != text), None)
     if listen is None:
-        return
+        return content, ()
     if text.startswith(dropin.MARK):
-        changed[path] = None
-        return
+        return None, ()
     if target is None or target in known.listens:
         raise RefusedError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
-    changed[path] = _bytes(renamed(text, listen, target))
-    yield f"{path} names criproxy's socket, though no record of `criproxy attach` tells so: set to {target}"
+    note = f"{path} names criproxy's socket, though `criproxy attach` has no record of it: set to {target}"
+    return _bytes(renamed(text, listen, target)), (note,)
 
 
 def text_of(content: bytes | None) -> str:

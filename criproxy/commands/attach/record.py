@@ -40,7 +40,7 @@ def finished(record: AttachRecord) -> AttachRecord:
 
 
 def rollback_plan(record: AttachRecord, read: Read) -> EditPlan:
-    """Back to the bytes that were there; what somebody else wrote meanwhile stays, and is told."""
+    """Back to the bytes that were there; what somebody else wrote meanwhile stays, and is noted."""
     edits, notes = [], []
     for saved in reversed(record.saved):
         now = read(saved.path)

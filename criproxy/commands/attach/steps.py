@@ -17,7 +17,7 @@ from criproxy.kubelet.process import UNIT
 
 
 class FailedError(Exception):
-    """It was begun and did not work out; the message says what the node is left in."""
+    """It was begun and did not work out; the message says in which state the node is left."""
 
 
 class Terms(Struct, frozen=True):

@@ -104,7 +104,7 @@ def _places(explanations: Sequence[Explanation], node: NodeFacts) -> Iterator[st
         yield f"{head:<13}  {one.place} ({box.driver} driver{origin})"
         head = ""
     if not node.origin:
-        yield "               which driver it is, neither a running criproxy nor kubelet's configuration tells"
+        yield "               neither a running criproxy nor kubelet's configuration says which driver it is"
 
 
 def _rows(
@@ -128,7 +128,7 @@ def _rows(
 
 
 def _old(manifest: Manifest, change: Change) -> str:
-    """What stands in the field before: the manifest's, where it tells."""
+    """The field's value before, as far as the manifest says it."""
     if change.field == "annotations":
         return _shown(manifest.pod.annotations.get(change.key))
     return "(none)" if change.field == "drop_capabilities" else "kubelet's"

@@ -65,8 +65,9 @@ class _RawPod(Struct, frozen=True):
 
 
 class ManifestContainer(Struct, frozen=True):
-    """A container; `init` ones run before the others. `resources` are what the hooks look at, as far as a manifest
-    tells: that there is a CPU quota, not which.
+    """A container; `init` ones run before the others.
+
+    `resources` say to the hooks whether there is a CPU quota, not which: kubelet works that out.
     """
 
     name: str

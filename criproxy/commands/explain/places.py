@@ -1,4 +1,4 @@
-"""Where this node's kubelet makes its cgroups: the running criproxy knows by its pods, else kubelet's settings tell."""
+"""Where this node's kubelet makes its cgroups, by the pods that the running criproxy sees, or by kubelet's settings."""
 
 from pathlib import Path
 

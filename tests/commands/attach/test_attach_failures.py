@@ -281,4 +281,4 @@ def test_attach_while_another_is_at_work_fails(bench: Bench) -> None:
     bench.node.before_run = second
     assert bench.attach() == 0
     assert seen == [1]
-    assert "is at work: wait for it" in bench.err
+    assert "runs: wait for it" in bench.err
