@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import glob
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,13 +30,17 @@ _PROPERTIES: Final = (
     "LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "FragmentPath", "DropInPaths", "Environment",
     "EnvironmentFiles",
 )  # fmt: skip
+_ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
+"""One line for each; older systemd answers with the latter."""
+
 _CGROUPS: Final = "/sys/fs/cgroup"
 
 
 class UnitState(Struct, frozen=True):
     """What systemd says of a unit. `pid` 0: its main process does not run.
 
-    `files` are the unit file and its drop-ins, in systemd's order; `environment_files` may be patterns.
+    `files` are the unit file and its drop-ins, in systemd's order; `environment` is quoted as for a shell;
+    `environment_files` may be patterns.
     """
 
     loaded: bool
@@ -46,7 +49,7 @@ class UnitState(Struct, frozen=True):
     pid: int
     restarts: int
     files: tuple[str, ...]
-    environment: tuple[str, ...]
+    environment: str
     environment_files: tuple[str, ...]
 
 
@@ -167,9 +170,9 @@ class Host:
             pid=int(found.get("MainPID") or 0),
             restarts=int(found.get("NRestarts") or 0),
             files=tuple(file for file in files if file),
-            environment=tuple(shlex.split(found.get("Environment", ""))),
+            environment=found.get("Environment", ""),
             environment_files=tuple(
-                value.partition(" (ignore_errors=")[0] for key, value in lines if key == "EnvironmentFiles" and value
+                value.partition(" (ignore_errors=")[0] for key, value in lines if key in _ENVIRONMENT_FILES
             ),
         )
 

@@ -185,7 +185,9 @@ def renamed(text: str, socket: str, new: str) -> str:
 
 def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]) -> tuple[str, ...]:
     """The words that systemd would start kubelet by, near enough to find its flags; () when they are not known."""
-    variables: dict[str, str] = dict(word.partition("=")[::2] for word in unit.environment)
+    variables: dict[str, str] = {}
+    with contextlib.suppress(ValueError):
+        variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
     for path in environment_files:
         for name, value in _ASSIGNMENT.findall((host.read(path) or b"").decode(errors="surrogateescape")):
             with contextlib.suppress(ValueError):
