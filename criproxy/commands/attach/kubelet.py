@@ -105,7 +105,7 @@ def look(host: Host) -> NodeKubelet | None:
         return None
     environment_files = [path for pattern in unit.environment_files for path in host.matching(pattern)]
     running = host.command_line(unit.pid)
-    words = running or _to_be_started(host, unit, environment_files)
+    words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
     program = program_of(host.help_text(_program_path(words)))
     arguments = [Argument(word, "") for word in words]
     files = (*host.configuration(arguments), *environment_files, *unit.files)
@@ -196,6 +196,11 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         return tuple(expanded(command, variables)) if command else ()
     return ()
+
+
+def _is_kubelet(words: Sequence[str]) -> bool:
+    """Whether a process is kubelet by now: until it is, the unit's process is systemd's, with words of its own."""
+    return any(_KUBELET.fullmatch(posixpath.basename(word)) for word in words[:2])
 
 
 def _program_path(words: Sequence[str]) -> str:

@@ -51,12 +51,16 @@ class Steps:
         self.report(plan)
 
     def restart_and_wait(self) -> Use:
-        """Start kubelet anew; returns what it uses then."""
+        """Start kubelet anew, and wait until it is well; returns what it uses then."""
+        use = self._use()
         self.host.restart(UNIT)
+        health.wait(self.host, use, lambda: True, "")
+        return self._use()
+
+    def _use(self) -> Use:
         kubelet = look(self.host)
         if kubelet is None:
-            raise NodeError(f"{UNIT} has gone")
-        health.wait(self.host, kubelet.use, lambda: True, "")
+            raise NodeError(f"there is no {UNIT} any more")
         return kubelet.use
 
     def repair(self) -> None:

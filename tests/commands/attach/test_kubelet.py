@@ -98,6 +98,17 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
     assert (found.use.endpoint, found.use.origin) == ("unix:///a", UNNAMED)
 
 
+@pytest.mark.parametrize(
+    "words", [["(kubelet)"], ["/usr/lib/systemd/systemd-executor", "--deserialize", "9"]], ids=["bookworm", "executor"]
+)
+def test_process_that_systemd_has_not_made_kubelet_yet_is_not_asked(node: FakeNode, words: list[str]) -> None:
+    seen(node, CONFIG, f"{RUN} --config=/k.yaml")
+    node.write(f"/proc/{node.pid}/cmdline", "\0".join(words))
+    found = look(Host(node, node.root))  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.use.endpoint, found.use.healthz) == ("unix:///config", ("127.0.0.1", 1))
+
+
 def test_configuration_does_not_name_an_old_kubelet_s_endpoint(node: FakeNode) -> None:
     node.help = OLD_HELP
     use = seen(node, CONFIG, f"{RUN} --container-runtime=remote --config=/k.yaml").use
