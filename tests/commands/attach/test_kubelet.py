@@ -52,7 +52,7 @@ def seen(node: FakeNode, files: dict[str, str], *lines: str, active: str = "acti
     node.dies = lambda _endpoint: False
     node.served |= {f"/{name}" for name in ("config", "twenty", "flag", "2", "a", "env", "file")}
     node.boot()
-    found = look(Host(node, node.root))  # type: ignore[arg-type]
+    found = look(Host(node, node.root))
     assert found is not None
     return found
 
@@ -93,7 +93,7 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
     seen(node, {}, f"{RUN} {FLAG}=unix:///a")
     node.write(PATH, f"[Service]\n{RUN}\n")
     node.reload()
-    found = look(Host(node, node.root))  # type: ignore[arg-type]
+    found = look(Host(node, node.root))
     assert found is not None
     assert (found.use.endpoint, found.use.origin) == ("unix:///a", UNNAMED)
 
@@ -104,7 +104,7 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
 def test_process_that_systemd_has_not_made_kubelet_yet_is_not_asked(node: FakeNode, words: list[str]) -> None:
     seen(node, CONFIG, f"{RUN} --config=/k.yaml")
     node.write(f"/proc/{node.pid}/cmdline", "\0".join(words))
-    found = look(Host(node, node.root))  # type: ignore[arg-type]
+    found = look(Host(node, node.root))
     assert found is not None
     assert (found.use.endpoint, found.use.healthz) == ("unix:///config", ("127.0.0.1", 1))
 
@@ -223,7 +223,7 @@ def test_command_is_that_of_the_unit_with_its_drop_ins(
 ) -> None:
     for number, text in enumerate(texts):
         node.write(f"/{number}", text)
-    found = command_of(Host(node, node.root), [f"/{number}" for number in range(len(texts))])  # type: ignore[arg-type]
+    found = command_of(Host(node, node.root), [f"/{number}" for number in range(len(texts))])
     assert (found and (" ".join(found.text.split()), found.file)) == command
 
 
