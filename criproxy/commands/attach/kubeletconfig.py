@@ -4,6 +4,7 @@ Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 """
 
 import json
+import re
 
 import yaml
 
@@ -27,19 +28,15 @@ def with_endpoint(text: str, endpoint: str | None) -> str:
     """
     root = _root(text)
     held = next((pair for pair in root.value if pair[0].value == ENDPOINT_KEY), None) if root else None
-    if endpoint is None:
-        edited = text if held is None else _without(text, root, held)
-    elif held is not None:
-        start, end = held[1].start_mark.index, held[1].end_mark.index
-        if not isinstance(held[1], yaml.ScalarNode):
-            raise ValueError(f"{ENDPOINT_KEY} is no text")
-        edited = text[:start] + (" " if text[start - 1] == ":" else "") + json.dumps(endpoint) + text[end:]
-    elif root is not None and root.flow_style:
-        at = root.start_mark.index + 1
-        comma = ", " if root.value else ""
-        edited = f"{text[:at]}{json.dumps(ENDPOINT_KEY)}: {json.dumps(endpoint)}{comma}{text[at:]}"
+    if held is None:
+        edited = text if endpoint is None else _inserted(text, root, endpoint)
+    elif endpoint is None:
+        edited = _without(text, root, held)
+    elif not isinstance(held[1], yaml.ScalarNode):
+        raise ValueError(f"{ENDPOINT_KEY} is no text")
     else:
-        edited = _inserted(text, root, endpoint)
+        start, end = held[1].start_mark.index, held[1].end_mark.index
+        edited = text[:start] + (" " if text[start - 1] == ":" else "") + json.dumps(endpoint) + text[end:]
     _check(text, edited, endpoint)
     return edited
 
@@ -68,25 +65,22 @@ def _root(text: str) -> yaml.MappingNode | None:
 
 
 def _inserted(text: str, root: yaml.MappingNode | None, endpoint: str) -> str:
-    """A line of its own before the first key, where no open block can swallow it."""
+    """Before the first key: in a block a line of its own, where no open block can swallow it."""
     line = f"{ENDPOINT_KEY}: {json.dumps(endpoint)}\n"
     if root is None:
         return text + ("" if text.endswith("\n") or not text else "\n") + line
-    at = root.start_mark.index
-    indent = " " * root.start_mark.column
-    return f"{text[:at]}{line}{indent}{text[at:]}"
+    at, piece = root.start_mark.index, line + " " * root.start_mark.column
+    if root.flow_style:
+        at, piece = at + 1, f"{json.dumps(ENDPOINT_KEY)}: {json.dumps(endpoint)}{', ' if root.value else ''}"
+    return text[:at] + piece + text[at:]
 
 
 def _without(text: str, root: yaml.MappingNode | None, held: tuple[yaml.Node, yaml.Node]) -> str:
     start, end = held[0].start_mark.index, held[1].end_mark.index
     if root is not None and root.flow_style:
-        rest = text[end:]
-        comma = len(rest) - len(rest.lstrip())
-        if rest.lstrip().startswith(","):
-            after = rest[comma + 1 :]
-            return text[:start] + after.removeprefix(" ")
-        before = text[:start].rstrip()
-        return before.removesuffix(",") + text[end:]
+        if comma := re.match(r"\s*, ?", text[end:]):
+            return text[:start] + text[end + comma.end() :]
+        return text[:start].rstrip().removesuffix(",") + text[end:]
     newline = text.find("\n", end)
     line = text.rfind("\n", 0, start) + 1
     if text[line:start].strip():
