@@ -221,7 +221,9 @@ def _use(host: Host, words: Sequence[Argument], program: Program, files: Sequenc
         endpoint=endpoint,
         origin=origin,
         by_flag=given is not None,
-        image_endpoint=_set(host, words, "--image-service-endpoint", "imageServiceEndpoint" if reads_files else ""),
+        image_endpoint=_value_of(
+            host, words, "--image-service-endpoint", "imageServiceEndpoint" if reads_files else ""
+        ),
         healthz=_healthz(host, words),
         config_file=posixpath.join("/", config.text) if config and config.text else "",
         config_dir=posixpath.join("/", directory.text) if directory and directory.text else "",
@@ -235,14 +237,14 @@ def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
     return next((path for path, text in texts if socket and renamed(text, socket, "") != text), "")
 
 
-def _set(host: Host, words: Sequence[Argument], name: str, key: str) -> str:
+def _value_of(host: Host, words: Sequence[Argument], name: str, key: str) -> str:
     given = flag(words, name)
     return given.text if given else host.configured(words, key)[0] if key else ""
 
 
 def _healthz(host: Host, words: Sequence[Argument]) -> tuple[str, int]:
-    name = _set(host, words, "--healthz-bind-address", "healthzBindAddress")
-    port = _set(host, words, "--healthz-port", "healthzPort")
+    name = _value_of(host, words, "--healthz-bind-address", "healthzBindAddress")
+    port = _value_of(host, words, "--healthz-port", "healthzPort")
     return (
         DEFAULT_HEALTHZ[0] if name in ("", "0.0.0.0", "::") else name,
         int(port) if port.isdigit() else DEFAULT_HEALTHZ[1],

@@ -98,6 +98,19 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
     assert (found.use.endpoint, found.use.origin) == ("unix:///a", UNNAMED)
 
 
+class OldSystemd(FakeNode):
+    """Its `systemctl show` spells the property in the singular."""
+
+    def _environment(self) -> str:
+        return super()._environment().replace("EnvironmentFiles=", "EnvironmentFile=")
+
+
+def test_environment_files_of_an_older_systemd_are_read(tmp_path: Path) -> None:
+    files = {"/e": f"A={FLAG}=unix:///file"}
+    use = seen(OldSystemd(tmp_path / "root"), files, FROM_FILE, f"{RUN} $A", active="inactive").use
+    assert (use.endpoint, use.origin) == ("unix:///file", "/e")
+
+
 @pytest.mark.parametrize(
     "words", [["(kubelet)"], ["/usr/lib/systemd/systemd-executor", "--deserialize", "9"]], ids=["bookworm", "executor"]
 )
