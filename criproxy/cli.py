@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG: Final = Path("/etc/criproxy/config.toml")
 _REDRAW: Final = "\x1b[H\x1b[2J"
 _TIMEOUT_S: Final = 12.0
-"""Longer than criproxy waits for a file that hangs, so that it is told."""
+"""Longer than criproxy waits for a file that hangs, so that its answer says so."""
 
 _NOT_WELL: Final = 1
 _NOT_RUNNING: Final = 3
@@ -32,7 +32,7 @@ _STATUS_ENDS: Final = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a verb; returns the exit status: 0, 1 for a failure that was told, 2 for a wrong command line.
+    """Run a verb; returns the exit status: 0, 1 for a failure, with its reason on stderr, 2 for a wrong command line.
 
     That of `status` says more: see its help.
     """
@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", parents=[config], help="run the proxy and the control loop")
     run.add_argument("--dry-run", action="store_true", help="compute and log, but write no limit and move no pod")
     run.set_defaults(verb=_run)
-    check = verbs.add_parser("check", parents=[config], help="tell everything that is wrong with a config file")
+    check = verbs.add_parser("check", parents=[config], help="say everything that is wrong with a config file")
     check.set_defaults(verb=_check)
-    explain = verbs.add_parser("explain", parents=[config], help="tell what would happen to a pod, and why")
+    explain = verbs.add_parser("explain", parents=[config], help="say what would happen to a pod, and why")
     explain.add_argument("pod", metavar="POD", help="a Pod manifest, JSON or YAML; - reads standard input")
     explain.set_defaults(verb=_explain)
     status = verbs.add_parser("status", parents=[config], help="show what a running criproxy does", epilog=_STATUS_ENDS)
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_moment,
         nargs="?",
         const=math.nan,
-        help="tell instead why the limits are what they are, or were at TIME of the last hour: 14:03, 14:03:07 (local "
+        help="say instead why the limits are what they are, or were at TIME of the last hour: 14:03, 14:03:07 (local "
         "time) or ISO 8601",
     )
     status.set_defaults(verb=_status)
@@ -108,10 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     upgrade.set_defaults(verb=_upgrade)
     attach = verbs.add_parser("attach", parents=[config], help="send this node's kubelet through criproxy")
-    attach.set_defaults(verb=_attach)
     detach = verbs.add_parser("detach", parents=[config], help="send this node's kubelet back to its runtime")
-    detach.set_defaults(verb=_detach)
-    for verb in (attach, detach):
+    for name, verb in (("attach", attach), ("detach", detach)):
+        verb.set_defaults(verb=functools.partial(_attach, name=name))
         verb.add_argument("--dry-run", action="store_true", help="show what would change and run, and change nothing")
     version = verbs.add_parser("version", help="print the version")
     version.set_defaults(verb=_version)
@@ -146,11 +145,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from criproxy.commands.attach.whichcgroups import places
-    from criproxy.commands.explain.explain import Node, explain, render
-    from criproxy.commands.explain.manifest import ManifestError, read_manifests
+    from criproxy.commands.explain.command import run
     from criproxy.config import load
-    from criproxy.hooks import offline_chain
 
     loaded = load(options.config)
     if loaded.errors:
@@ -158,23 +154,9 @@ def _explain(options: argparse.Namespace) -> int:
         if options.config != DEFAULT_CONFIG or options.config.exists():
             return 1
     try:
-        text = sys.stdin.read() if options.pod == "-" else Path(options.pod).read_text(encoding="utf-8")
-        manifests = read_manifests(text)
-    except ManifestError as error:
-        return _fail(f"{options.pod}: {error}")
-    except (OSError, UnicodeDecodeError) as error:
-        return _fail(f"{options.pod}: {error}; give a Pod manifest in JSON or YAML")
-    found = places(Path(loaded.config.proxy.status_path))
-    node = Node(
-        enabled=loaded.config.colocation.enabled,
-        rules=loaded.config.colocation.offline_rules(),
-        chain=offline_chain(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
-        boxes=found.boxes,
-        origin=found.origin,
-    )
-    _print("\n".join(render(explain(manifest, node), node) for manifest in manifests), end="")
+        _print(run(options.pod, loaded.config), end="")
+    except ValueError as error:
+        return _fail(str(error))
     return 0
 
 
@@ -189,14 +171,14 @@ def _status(options: argparse.Namespace) -> int:
             _print(_REDRAW, end="")
         end = show(socket, as_json=options.json)
         if end in (_NOT_RUNNING, _NOT_KNOWN):
-            _tell_bypass(config.proxy)
+            _show_bypass(config.proxy)
         if not options.watch:
             return end
         sys.stdout.flush()
         time.sleep(1)
 
 
-def _tell_bypass(proxy: "Proxy") -> None:
+def _show_bypass(proxy: "Proxy") -> None:
     """Where kubelet's calls go while criproxy does not say so itself."""
     from criproxy.daemon import bypass
 
@@ -209,30 +191,30 @@ def _show_status(socket: Path, *, as_json: bool) -> int:
     from criproxy.observe.status import from_json
     from criproxy.observe.status_text import render
 
-    def tell(text: str) -> int:
+    def show(text: str) -> int:
         status = from_json(text)
         _print(text if as_json else render(status), end="\n" if as_json else "")
         return _NOT_WELL if status.problems else 0
 
-    return _show(socket, "/status", tell)
+    return _show(socket, "/status", show)
 
 
 def _show_why(socket: Path, *, as_json: bool, at_s: float) -> int:
     from criproxy.observe.why import from_json, render
 
-    def tell(text: str) -> int:
+    def show(text: str) -> int:
         _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
         return 0
 
-    return _show(socket, "/why" if math.isnan(at_s) else f"/why?at={at_s}", tell)
+    return _show(socket, "/why" if math.isnan(at_s) else f"/why?at={at_s}", show)
 
 
-def _show(socket: Path, question: str, tell: Callable[[str], int]) -> int:
-    """`tell` what criproxy answers, whose result is the exit status, or why there is no answer."""
+def _show(socket: Path, question: str, show: Callable[[str], int]) -> int:
+    """Give what criproxy answers to `show`, which returns the exit status; or say why there is no answer."""
     from criproxy.observe import client
 
     try:
-        return tell(client.ask(socket, question, _TIMEOUT_S))
+        return show(client.ask(socket, question, _TIMEOUT_S))
     except client.NotAllowedError as error:
         _fail(str(error))
         return _NOT_ALLOWED
@@ -277,16 +259,10 @@ def _upgrade(options: argparse.Namespace) -> int:
     return 0
 
 
-def _attach(options: argparse.Namespace) -> int:
+def _attach(options: argparse.Namespace, name: str) -> int:
     from criproxy.commands.attach.command import run
 
-    return run("attach", options.config, options.dry_run)
-
-
-def _detach(options: argparse.Namespace) -> int:
-    from criproxy.commands.attach.command import run
-
-    return run("detach", options.config, options.dry_run)
+    return run(name, options.config, options.dry_run)
 
 
 def _version(_options: argparse.Namespace) -> int:

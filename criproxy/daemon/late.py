@@ -13,7 +13,7 @@ from criproxy.daemon.apart import run_apart
 
 MODULES: Final = (
     "criproxy.kubelet.evictionhard",
-    "criproxy.commands.attach.seen",
+    "criproxy.kubelet.attachment",
     "criproxy.fronts.cri.cri_pb2",
     "jeepney",
     "jeepney.bus",

@@ -11,15 +11,14 @@ import itertools
 import json
 import math
 import os
-import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
-from criproxy.kubelet.walk import walk
+from criproxy.kubelet.process import configuration
 
 SIGNAL: Final = "memory.available"
 
@@ -120,7 +119,7 @@ def _threshold(words: Sequence[Argument], files: _Files) -> EvictionHard:
         return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
     hard: dict[str, str] | None = None
     merged, source = False, ""
-    for path in _configuration(words, files):
+    for path in configuration(words, files.root):
         set_there, merge = of_file(files.text(path))
         merged |= merge
         if set_there is not None:
@@ -134,16 +133,6 @@ def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHa
         return threshold(hard[SIGNAL], source)
     # Who sets one threshold has unset kubelet's defaults of all others.
     return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
-
-
-def _configuration(words: Sequence[Argument], files: _Files) -> Iterator[str]:
-    config, directory = flag(words, "--config"), flag(words, "--config-dir")
-    if config and config.text:
-        yield config.text
-    if directory and directory.text:
-        for path in walk(files.root, posixpath.join("/", directory.text)):
-            if path.endswith(".conf"):
-                yield path
 
 
 def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:

@@ -233,3 +233,18 @@ def test_detach_with_criproxy_dead_its_config_broken_and_its_record_lost_is_done
     finally:
         service.configure(pods.STATIC)
         service.start()
+
+
+def test_attach_of_a_kubelet_that_is_stopped_knows_its_endpoint_and_takes_effect_with_its_start(
+    kubeadm: dict[Path, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    systemctl("stop", "kubelet.service")
+    assert run("attach", CONFIG, dry_run=False) == 0
+    told = capsys.readouterr().out
+    assert f"kubelet uses {ON_RUNTIME}, by {KUBEADM_FLAGS}\n" in told
+    assert "it will use criproxy from its start on" in told
+    systemctl("start", "kubelet.service")
+    wait_until(is_well, WELL_S, "kubelet to be well", poll_s=0.5)
+    assert endpoint() == ON_PROXY
+    assert run("detach", CONFIG, dry_run=False) == 0
+    assert (files(), endpoint(), is_well()) == (kubeadm, ON_RUNTIME, True)

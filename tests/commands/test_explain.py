@@ -7,17 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver
-from criproxy.commands.explain.explain import Explanation, Node, explain, render
+from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 
 CGROUPFS, SYSTEMD = BoxPath(Driver.CGROUPFS, "/offline"), BoxPath(Driver.SYSTEMD, "offline.slice")
-NODE = Node(
+NODE = NodeFacts(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
     chain=offline_chain(),
-    memory_bytes=8 << 30,
     child_quota=False,
     boxes=(CGROUPFS,),
     origin="by a flag of kubelet's",
@@ -40,8 +39,8 @@ def changes(explanations: tuple[Explanation, ...]) -> dict[tuple[str, str], obje
     return {(call.container, change.field): change.value for call, changed in explanation.changes for change in changed}
 
 
-def text(pod: Manifest, node: Node = NODE) -> str:
-    return render(explain(pod, node), node)
+def text(pod: Manifest, node: NodeFacts = NODE) -> str:
+    return render(pod, explain(pod, node), node)
 
 
 def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
@@ -59,7 +58,7 @@ def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
 def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
     node = replace(NODE, child_quota=True)
     assert ("main", "cpu_quota") not in changes(explain(manifest(), node))
-    assert "a pod's own stays (cgroup v2)" in text(manifest(), node)
+    assert "its own stays (cgroup v2)" in text(manifest(), node)
 
 
 def test_capability_for_real_time_is_told_to_be_dropped() -> None:
@@ -76,56 +75,55 @@ def test_capability_for_real_time_is_told_to_be_dropped() -> None:
 def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
     shown = text(manifest())
     assert 'class          offline: label colocation.criproxy.io/class is "offline"\n' in shown
-    assert "QoS class      Burstable\ncgroup_parent  /kubepods/burstable/podu1 (by kubelet, " in shown
-    assert "podu1 (by kubelet, cgroupfs driver, by a flag of kubelet's)\n" in shown
+    assert "place          /offline/podu1 (cgroupfs driver, by a flag of kubelet's)\n" in shown
     rows = [line.split() for line in shown.splitlines()]
     assert ["of", "field", "old", "new", "reason"] in rows
-    assert any(row[:4] == ["sandbox", "cgroup_parent", "/kubepods/burstable/podu1", "/offline/podu1"] for row in rows)
-    assert "CPU shares     102, as kubelet says, among the pods of the box" in shown
+    assert any(row[:4] == ["sandbox", "cgroup_parent", "kubelet's", "/offline/podu1"] for row in rows)
+    assert "CPU shares     kubelet's, by its requests, among the pods of the box" in shown
     assert "pids           kubelet's podPidsLimit" in shown
-    assert any(row[:3] == ["cpu_quota", "50000", "(none)"] for row in rows)
+    assert any(row[:3] == ["cpu_quota", "kubelet's", "(none)"] for row in rows)
     assert any(row[:4] == ["init", "container", "prep", "cgroup_parent"] for row in rows)
 
 
 @pytest.mark.parametrize(
-    ("box", "old", "new"),
+    ("box", "place", "parent"),
     [
-        (
-            SYSTEMD,
-            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice",
-            "/offline.slice/offline-podu_1.slice",
-        ),
+        (SYSTEMD, "offline-podu_1.slice", "/offline.slice/offline-podu_1.slice"),
         (
             BoxPath(Driver.SYSTEMD, "kubelet-offline.slice"),
-            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
-            "/kubelet-kubepods-burstable-podu_1.slice",
+            "kubelet-offline-podu_1.slice",
             "/kubelet.slice/kubelet-offline.slice/kubelet-offline-podu_1.slice",
         ),
-        (BoxPath(Driver.CGROUPFS, "/kubelet/offline"), "/kubelet/kubepods/burstable/podu-1", "/kubelet/offline/podu-1"),
+        (BoxPath(Driver.CGROUPFS, "/kubelet/offline"), "/kubelet/offline/podu-1", "/kubelet/offline/podu-1"),
     ],
 )
-def test_place_is_that_beside_kubelets_own_cgroups(box: BoxPath, old: str, new: str) -> None:
+def test_place_is_that_beside_kubelets_own_cgroups(box: BoxPath, place: str, parent: str) -> None:
     node = replace(NODE, boxes=(box,))
-    assert changes(explain(manifest(uid="u-1"), node))["main", "cgroup_parent"] == new
+    assert changes(explain(manifest(uid="u-1"), node))["main", "cgroup_parent"] == parent
     shown = text(manifest(uid="u-1"), node)
-    assert f"cgroup_parent  {old} (by kubelet, {box.driver} driver, by a flag of kubelet's)\n" in shown
-    assert ["sandbox", "cgroup_parent", new] in [[*line.split()[:2], *line.split()[3:4]] for line in shown.splitlines()]
+    assert f"place          {place} ({box.driver} driver, by a flag of kubelet's)\n" in shown
+    assert ["sandbox", "cgroup_parent", "kubelet's", parent] in [line.split()[:4] for line in shown.splitlines()]
 
 
 def test_driver_that_nobody_tells_gives_both_places() -> None:
     node = replace(NODE, boxes=(CGROUPFS, SYSTEMD), origin="")
-    old, new = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu1.slice", "offline-podu1.slice"
     shown = text(manifest(), node)
     assert (
-        "cgroup_parent  /kubepods/burstable/podu1 (by kubelet, cgroupfs driver)\n"
-        f"               {old} (by kubelet, systemd driver)\n"
-        "               which driver it is, neither a running criproxy nor kubelet's configuration tells\n"
+        "place          /offline/podu1 (cgroupfs driver)\n"
+        "               offline-podu1.slice (systemd driver)\n"
+        "               neither a running criproxy nor kubelet's configuration says which driver it is\n"
     ) in shown
     rows = [line.split() for line in shown.splitlines()]
-    assert ["sandbox", "cgroup_parent", "/kubepods/burstable/podu1", "/offline/podu1"] in [row[:4] for row in rows]
-    assert ["cgroup_parent", old, f"/offline.slice/{new}"] in [row[:3] for row in rows]
+    assert ["sandbox", "cgroup_parent", "kubelet's", "/offline/podu1"] in [row[:4] for row in rows]
+    assert ["cgroup_parent", "kubelet's", "/offline.slice/offline-podu1.slice"] in [row[:3] for row in rows]
     assert shown.count("oom_score_adj") == 3, "what is the same with either is told once for each container"
-    assert "(systemd driver)" in shown
+
+
+def test_placement_that_a_manifest_claims_is_shown_as_replaced() -> None:
+    shown = text(manifest(annotations={"colocation.criproxy.io/placement": "/kubepods"}))
+    assert [
+        "annotations[colocation.criproxy.io/placement]", "/kubepods", "/offline/podu1", "records",
+    ] in [line.split()[:4] for line in shown.splitlines()]  # fmt: skip
 
 
 def test_text_of_an_online_pod_says_that_nothing_changes() -> None:
@@ -147,7 +145,7 @@ def test_text_of_an_online_pod_says_that_nothing_changes() -> None:
         ),
     ],
 )
-def test_text_tells_what_is_special(pod: Manifest, node: Node, told: str) -> None:
+def test_text_tells_what_is_special(pod: Manifest, node: NodeFacts, told: str) -> None:
     assert told in text(pod, node)
 
 

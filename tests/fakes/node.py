@@ -191,7 +191,7 @@ class FakeNode:
             paths += ["/" + str(path.relative_to(self.root)) for path in found]
         merged: dict[str, str] = {}
         for path in paths:
-            merged |= yaml.safe_load(self.text(path) or "{}")
+            merged |= yaml.safe_load((self.text(path) if path else None) or "{}")
         return merged.get("containerRuntimeEndpoint") or f"unix://{RUNTIME}"
 
     def _show(self) -> str:
@@ -202,7 +202,16 @@ class FakeNode:
             f"SubState={'running' if running else 'auto-restart' if self.active == 'activating' else 'dead'}\n"
             f"MainPID={self.pid if running else 0}\nNRestarts={self.restarts}\n"
             f"FragmentPath={files[0] if files else ''}\nDropInPaths={' '.join(files[1:])}\n"
+            f"{self._environment()}"
         )
+
+    def _environment(self) -> str:
+        """As `systemctl show` prints it: one line of assignments, and one for each file."""
+        lines = "\n".join(self._loaded.values()).splitlines()
+        words = [word for line in lines if line.startswith("Environment=") for word in shlex.split(line[12:])]
+        files = [line.partition("=-")[2] for line in lines if line.startswith("EnvironmentFile=-")]
+        shown = "".join(f"EnvironmentFiles={file} (ignore_errors=yes)\n" for file in files)
+        return f"Environment={shlex.join(words)}\n{shown}"
 
     # --- the machine ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-UNIT: Final = "kubelet.service"
+from criproxy.kubelet.process import UNIT
 
 
 class Kind(Struct, frozen=True):
@@ -83,7 +83,7 @@ def advice(listen: str, units: Sequence[str], processes: Sequence[tuple[str, Seq
         kind, unit = found
         runtime = (f'set proxy.runtime = "{kind.runtime}" in criproxy\'s config and restart criproxy',)
         steps = (*(runtime if kind.runtime else ()), *kind.steps)
-        return _told(f"this node's kubelet is {kind.name}'s ({unit})", steps, listen, unit)
+        return _by_hand(f"this node's kubelet is {kind.name}'s ({unit})", steps, listen, unit)
     for name, arguments, cgroup in processes:
         if not name.startswith("kubelet") and not any("kubelet" in word for word in arguments[:2]):
             continue
@@ -92,10 +92,12 @@ def advice(listen: str, units: Sequence[str], processes: Sequence[tuple[str, Seq
                 "mount /run/criproxy into that container",
                 "add --container-runtime-endpoint=unix://{listen} to kubelet's flags where the container is defined",
             )
-            return _told("this node's kubelet runs in a container", steps, listen, "")
+            return _by_hand("this node's kubelet runs in a container", steps, listen, "")
         unit = (_UNIT.findall(cgroup) or [""])[-1]
         steps = ("add --container-runtime-endpoint=unix://{listen} to its flags", "restart it")
-        return _told(f"this node's kubelet is no {UNIT} but {unit or 'a process of no service'}", steps, listen, unit)
+        return _by_hand(
+            f"this node's kubelet is no {UNIT} but {unit or 'a process of no service'}", steps, listen, unit
+        )
     return f"this node has no {UNIT}, and no kubelet runs: install kubelet first"
 
 
@@ -105,6 +107,6 @@ def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]])
     return any(wanted.fullmatch(word) for _, arguments, _ in processes for word in arguments)
 
 
-def _told(what: str, steps: Iterable[str], listen: str, unit: str) -> str:
+def _by_hand(what: str, steps: Iterable[str], listen: str, unit: str) -> str:
     lines = [step.replace("{listen}", listen).replace("{unit}", unit) for step in steps]
     return "\n  ".join((f"{what}, which `criproxy attach` does not change; by hand:", *lines))

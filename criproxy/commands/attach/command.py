@@ -4,14 +4,14 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import Final
 
 from criproxy.commands.attach.attaching import attach
-from criproxy.commands.attach.criproxy_side import Proxy
+from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
 from criproxy.commands.attach.edits import RefusedError
+from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.machine import Machine, NodeError, RealMachine
-from criproxy.commands.attach.node import Node
 from criproxy.commands.attach.steps import FailedError, Steps, Terms
 from criproxy.config import load
 
@@ -23,19 +23,19 @@ class SignalledError(BaseException):
 
 
 def run(
-    verb: Literal["attach", "detach"],
+    verb: str,
     config_file: Path,
     dry_run: bool,
     machine: Machine | None = None,
     root: Path = Path("/"),
 ) -> int:
-    """The exit status: 0 done, or it was so already; 1 not, as told on stderr."""
+    """Attach or detach, as `verb` says. The exit status: 0 done, or it was so already; 1 not, and stderr says why."""
     loaded = load(config_file)
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))
-    config = loaded.config
-    proxy = Proxy(str(config_file), config.proxy.listen_path, config.proxy.runtime_path, config.proxy.status_path)
-    steps = Steps(Node(machine or RealMachine(), root), proxy, Terms(_say, _hold, dry_run))
+    proxy = loaded.config.proxy
+    criproxy = RunningCriproxy(str(config_file), proxy.listen_path, proxy.runtime_path, proxy.status_path)
+    steps = Steps(Host(machine or RealMachine(), root), criproxy, Terms(_say, _hold, dry_run))
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.node import Node
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
@@ -16,10 +16,10 @@ _STATUS: Final = {"runtime": dict, "pods": list, "engine": str}
 """What is asked of its status."""
 
 _FIRST_CALLS: Final = 3
-"""Kubelet makes more within its first second; one alone may be our own, counted late."""
+"""Kubelet makes more within its first second; one alone may be a call of our own that is counted only now."""
 
 
-class Proxy(Struct, frozen=True):
+class RunningCriproxy(Struct, frozen=True):
     """Where its config says that it is; `status` is the socket at which it is asked."""
 
     config_file: str
@@ -27,14 +27,14 @@ class Proxy(Struct, frozen=True):
     runtime: str
     status: str
 
-    def check(self, node: Node) -> str:
+    def check(self, host: Host) -> str:
         """The runtime behind it, by name. Raises NodeError when kubelet would not reach the configured one by it."""
         try:
-            status = self._status(node)
+            status = self._status(host)
         except NodeError as error:
             raise NodeError(f"criproxy does not run: {error}; `systemctl start criproxy` first") from error
         said = status["runtime"]
-        if not node.same_socket(said["socket"], self.runtime):
+        if not host.same_socket(said["socket"], self.runtime):
             raise NodeError(
                 f"the running criproxy is before {said['socket']}, and {self.config_file} says {self.runtime}: "
                 "`systemctl restart criproxy` first"
@@ -42,7 +42,7 @@ class Proxy(Struct, frozen=True):
         if not said["ready"]:
             raise NodeError(f"criproxy has no runtime: {said['problem']}; see `criproxy status`")
         try:
-            through, direct = node.machine.version(self.listen), node.machine.version(self.runtime)
+            through, direct = host.machine.version(self.listen), host.machine.version(self.runtime)
         except NodeError as error:
             raise NodeError(f"criproxy does not serve: {error}; see `criproxy status`") from error
         if through != direct:
@@ -51,23 +51,23 @@ class Proxy(Struct, frozen=True):
             )
         return direct
 
-    def is_blind(self, node: Node) -> bool:
+    def is_blind(self, host: Host) -> bool:
         """Whether it passes bytes unseen, and so counts no calls. Raises NodeError when it does not answer."""
-        return bool(self._status(node)["engine"] == "blind")
+        return bool(self._status(host)["engine"] == "blind")
 
-    def calls(self, node: Node) -> float:
+    def calls(self, host: Host) -> float:
         """How many calls it has carried. Raises NodeError when it does not answer."""
-        return sum(float(value) for value in _CALLS.findall(node.machine.ask(self.status, "/metrics")))
+        return sum(float(value) for value in _CALLS.findall(host.machine.ask(self.status, "/metrics")))
 
-    def has_carried(self, node: Node, since: float) -> bool:
+    def has_carried(self, host: Host, since: float) -> bool:
         """Whether kubelet has come since there were so many calls; fewer: criproxy has started anew."""
-        now = self.calls(node)
+        now = self.calls(host)
         return now - (since if now >= since else 0) >= _FIRST_CALLS
 
-    def offline_pods(self, node: Node) -> Iterator[str]:
+    def offline_pods(self, host: Host) -> Iterator[str]:
         """What the user must know of pods that are in the box still, in lines."""
         try:
-            pods = self._status(node)["pods"]
+            pods = self._status(host)["pods"]
         except NodeError:
             yield "criproxy does not answer: offline pods that run go on, in the box, with its last limits"
             return
@@ -80,9 +80,9 @@ class Proxy(Struct, frozen=True):
             '(with on_disable = "evict" it ends them), and a pod that is deleted leaves the box'
         )
 
-    def _status(self, node: Node) -> Any:
+    def _status(self, host: Host) -> Any:
         try:
-            status = json.loads(node.machine.ask(self.status, "/status"))
+            status = json.loads(host.machine.ask(self.status, "/status"))
             return {key: kind(status[key]) for key, kind in _STATUS.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(f"{self.status} does not answer like criproxy") from error

@@ -1,111 +1,106 @@
 """Detach, step by step: the inverse of attach, also when criproxy is dead, its config broken or its record lost."""
 
 from criproxy.commands.attach import byhand, dropin
-from criproxy.commands.attach.edits import Edit, Plan, RefusedError, difference
+from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError, difference
+from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.node import UnitState
-from criproxy.commands.attach.plan import with_ours
-from criproxy.commands.attach.steps import DROPIN, UNIT, FailedError, Steps, in_words
-from criproxy.commands.attach.undo import Attached, detach_plan
+from criproxy.commands.attach.plan import Attached, detach_plan, text_of
+from criproxy.commands.attach.steps import FailedError, Steps, in_words
+from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
+from criproxy.kubelet.process import UNIT
 
 
 def detach(steps: Steps) -> None:
     """Send this node's kubelet back to its runtime. Raises RefusedError, NodeError and FailedError."""
     with steps.alone():
         steps.repair()
-        state = steps.loaded()
-        if state is None:
+        kubelet = look(steps.host)
+        if kubelet is None:
             _detach_nobody(steps)
             return
-        known = _known(steps, state)
-        plan = detach_plan(known, steps.node)
-        if not plan.edits and not _is_on_proxy(steps, known, state):
+        known = _known(steps, kubelet)
+        plan = detach_plan(known, steps.host.read)
+        if not plan.edits and not _runs_on_criproxy(known, kubelet):
             steps.say("not attached: kubelet does not use criproxy")
             if not steps.terms.dry_run:
-                steps.node.save(None)
+                steps.host.save(None)
         elif steps.terms.dry_run:
-            steps.preview(plan, state)
+            steps.preview(plan, kubelet)
         else:
-            _change(steps, plan, state)
+            _change(steps, plan, kubelet, known)
 
 
-def _known(steps: Steps, state: UnitState) -> Attached:
-    record, proxy = steps.node.load(), steps.proxy
+def _known(steps: Steps, kubelet: NodeKubelet) -> Attached:
+    record, proxy = steps.host.load(), steps.proxy
     return Attached(
-        unit=UNIT,
-        unit_files=with_ours(UNIT, state.files),
-        running=steps.words(state),
-        program=steps.program(state),
+        files=kubelet.files,
+        command=kubelet.command.text if kubelet.command else "",
         record=record,
         listens={proxy.listen, *([record.listen] if record else [])},
         runtime=f"unix://{proxy.runtime}",
     )
 
 
-def _is_on_proxy(steps: Steps, known: Attached, state: UnitState) -> bool:
+def _runs_on_criproxy(known: Attached, kubelet: NodeKubelet) -> bool:
     """Whether kubelet runs on criproxy still, whatever its files say by now: an earlier detach was ended there."""
-    try:
-        running = steps.running(state, known.program)
-    except ValueError:  # it could not start anew
-        return False
-    if running is None:
-        return False
     read_from_file = known.record is not None and not known.record.copied
-    return socket_path(running.endpoint) in known.listens or read_from_file
+    return bool(kubelet.unit.pid) and (socket_path(kubelet.use.endpoint) in known.listens or read_from_file)
 
 
-def _change(steps: Steps, plan: Plan, state: UnitState) -> None:
+def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached) -> None:
     done: list[Edit] = []
     try:
         for edit in plan.edits:
             done.append(edit)
-            steps.node.apply(edit)
+            steps.host.apply(edit)
         steps.terms.hold()
-        steps.node.reload()
+        steps.host.reload()
     except BaseException as error:
         steps.terms.hold()
         steps.say(f"failed: {in_words(error)}")
         steps.say("putting back what was there")
         undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]
-        steps.put_back(undone, ran=state.active == "active")
+        steps.put_back(undone, ran=kubelet.unit.active == "active")
         raise FailedError("rolled back: kubelet is still attached") from error
-    steps.tell(plan)
-    _use_runtime(steps, state)
-    steps.node.save(None)
-    for line in steps.proxy.offline_pods(steps.node):
+    steps.report(plan)
+    _use_runtime(steps, kubelet.unit.active, known)
+    steps.host.save(None)
+    for line in steps.proxy.offline_pods(steps.host):
         steps.say(line)
 
 
-def _use_runtime(steps: Steps, state: UnitState) -> None:
+def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
     """Forward only: whoever detaches does not want kubelet back on criproxy."""
-    if state.active not in ("active", "activating"):
-        steps.say(f"detached: kubelet does not run ({state.active})")
+    if active not in ("active", "activating"):
+        steps.say(f"detached: kubelet does not run ({active})")
         return
     try:
         use = steps.restart_and_wait()
     except NodeError as error:
-        if state.active == "active":
+        if active == "active":
             raise FailedError(f"kubelet's files no longer name criproxy, but {error}") from error
         steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
-    else:
-        steps.say(f"detached: kubelet is well on {use.endpoint}")
+        return
+    if socket_path(use.endpoint) in known.listens:
+        raise FailedError(f"kubelet is still sent to criproxy by {use.origin}: set its runtime's endpoint by hand")
+    steps.say(f"detached: kubelet is well on {use.endpoint}")
 
 
 def _detach_nobody(steps: Steps) -> None:
     """There is no kubelet.service (any more)."""
-    node = steps.node
-    content = node.read(DROPIN)
-    ours = content is not None and bool(dropin.listen_of(content.decode(errors="surrogateescape")))
-    plan = Plan((Edit(DROPIN, content, None),) if ours else ())
+    host = steps.host
+    content = host.read(DROPIN)
+    ours = bool(dropin.listen_of(text_of(content)))
+    plan = EditPlan((Edit(DROPIN, content, None),) if ours else ())
     if steps.terms.dry_run and ours:
         steps.say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
-    if byhand.is_sent_to(steps.proxy.listen, list(node.processes())):
+    if byhand.is_sent_to(steps.proxy.listen, list(host.processes())):
         raise RefusedError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )
     if not steps.terms.dry_run:
-        node.save(None)
+        host.save(None)
     steps.say(f"not attached: there is no {UNIT}")

@@ -4,25 +4,21 @@ Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 """
 
 import json
-from typing import Final
+import re
 
 import yaml
 
-ENDPOINT_KEY: Final = "containerRuntimeEndpoint"
-MARK: Final = "# Written by `criproxy attach`; `criproxy detach` removes it."
-"""The first line of a file that is all ours."""
-
-_KEYS: Final = (ENDPOINT_KEY, "imageServiceEndpoint", "healthzPort", "healthzBindAddress")
+from criproxy.commands.attach.dropin import MARK
+from criproxy.kubelet.attachment import ENDPOINT_KEY
 
 
-def values(text: str) -> dict[str, str]:
-    """The keys that matter here, as text. Raises ValueError for what is no YAML mapping."""
+def endpoint_of(text: str) -> str:
+    """The endpoint that a configuration sets; "" when it sets none. Raises ValueError for what is no YAML mapping."""
     root = _root(text)
-    found = {}
     for key, value in root.value if root else ():
-        if key.value in _KEYS and isinstance(value, yaml.ScalarNode):
-            found[key.value] = "" if value.tag == "tag:yaml.org,2002:null" else value.value
-    return found
+        if key.value == ENDPOINT_KEY and isinstance(value, yaml.ScalarNode):
+            return "" if value.tag == "tag:yaml.org,2002:null" else str(value.value)
+    return ""
 
 
 def with_endpoint(text: str, endpoint: str | None) -> str:
@@ -32,19 +28,15 @@ def with_endpoint(text: str, endpoint: str | None) -> str:
     """
     root = _root(text)
     held = next((pair for pair in root.value if pair[0].value == ENDPOINT_KEY), None) if root else None
-    if endpoint is None:
-        edited = text if held is None else _without(text, root, held)
-    elif held is not None:
-        start, end = held[1].start_mark.index, held[1].end_mark.index
-        if not isinstance(held[1], yaml.ScalarNode):
-            raise ValueError(f"{ENDPOINT_KEY} is no text")
-        edited = text[:start] + (" " if text[start - 1] == ":" else "") + json.dumps(endpoint) + text[end:]
-    elif root is not None and root.flow_style:
-        at = root.start_mark.index + 1
-        comma = ", " if root.value else ""
-        edited = f"{text[:at]}{json.dumps(ENDPOINT_KEY)}: {json.dumps(endpoint)}{comma}{text[at:]}"
+    if held is None:
+        edited = text if endpoint is None else _inserted(text, root, endpoint)
+    elif endpoint is None:
+        edited = _without(text, root, held)
+    elif not isinstance(held[1], yaml.ScalarNode):
+        raise ValueError(f"{ENDPOINT_KEY} is no text")
     else:
-        edited = _inserted(text, root, endpoint)
+        start, end = held[1].start_mark.index, held[1].end_mark.index
+        edited = text[:start] + (" " if text[start - 1] == ":" else "") + json.dumps(endpoint) + text[end:]
     _check(text, edited, endpoint)
     return edited
 
@@ -73,25 +65,22 @@ def _root(text: str) -> yaml.MappingNode | None:
 
 
 def _inserted(text: str, root: yaml.MappingNode | None, endpoint: str) -> str:
-    """A line of its own before the first key, where no open block can swallow it."""
+    """Before the first key: in a block a line of its own, where no open block can swallow it."""
     line = f"{ENDPOINT_KEY}: {json.dumps(endpoint)}\n"
     if root is None:
         return text + ("" if text.endswith("\n") or not text else "\n") + line
-    at = root.start_mark.index
-    indent = " " * root.start_mark.column
-    return f"{text[:at]}{line}{indent}{text[at:]}"
+    at, piece = root.start_mark.index, line + " " * root.start_mark.column
+    if root.flow_style:
+        at, piece = at + 1, f"{json.dumps(ENDPOINT_KEY)}: {json.dumps(endpoint)}{', ' if root.value else ''}"
+    return text[:at] + piece + text[at:]
 
 
 def _without(text: str, root: yaml.MappingNode | None, held: tuple[yaml.Node, yaml.Node]) -> str:
     start, end = held[0].start_mark.index, held[1].end_mark.index
     if root is not None and root.flow_style:
-        rest = text[end:]
-        comma = len(rest) - len(rest.lstrip())
-        if rest.lstrip().startswith(","):
-            after = rest[comma + 1 :]
-            return text[:start] + after.removeprefix(" ")
-        before = text[:start].rstrip()
-        return before.removesuffix(",") + text[end:]
+        if comma := re.match(r"\s*, ?", text[end:]):
+            return text[:start] + text[end + comma.end() :]
+        return text[:start].rstrip().removesuffix(",") + text[end:]
     newline = text.find("\n", end)
     line = text.rfind("\n", 0, start) + 1
     if text[line:start].strip():

@@ -62,12 +62,20 @@ class RealMachine:
         return done.returncode, done.stdout.decode(errors="replace")
 
     def version(self, socket: str) -> str:
-        from criproxy.commands.attach.ask import version
+        import asyncio
+
+        from criproxy.fronts.cri.runtime import RuntimeInfo, ask_version
+        from criproxy.fronts.http2.client.connection import Connection
+
+        async def ask() -> RuntimeInfo:
+            async with await Connection.dial(Path(socket)) as connection:
+                return await ask_version(connection.call, _VERSION_S)
 
         try:
-            return version(socket, _VERSION_S)
-        except ConnectionError as error:
-            raise NodeError(str(error)) from error
+            info = asyncio.run(ask())
+        except OSError as error:  # a ConnectionError, too
+            raise NodeError(f"{socket}: {error}") from error
+        return f"{info.name} {info.version}"
 
     def get(self, host: str, port: int, path: str) -> str:
         import http.client

@@ -1,143 +1,188 @@
-"""Decides how a kubelet is sent to criproxy: by which bytes of which file; touches none."""
+"""Decides by which bytes of which files kubelet is sent to criproxy, and taken off it again; touches none."""
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.commands.attach import dropin, kubeletconfig
-from criproxy.commands.attach.edits import Edit, Files, Overlay, Plan, RefusedError
-from criproxy.commands.attach.endpoint import Program, Use, command, resolve, runs_kubelet
-from criproxy.commands.attach.record import Record, Saved, sha256
-from criproxy.commands.attach.unitfile import Service
+from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError
+from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, Use, renamed
+from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile, sha256
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
+from criproxy.kubelet.process import UNIT
 
 CRIO_SUFFIX: Final = "run/crio/crio.sock"
-"""Kubelet takes CRI-O's statistics from cAdvisor, and tells CRI-O by this. Source: pkg/kubelet/cadvisor/util.go."""
+"""Kubelet recognises CRI-O by this, and takes its statistics from cAdvisor. Source: pkg/kubelet/cadvisor/util.go."""
+
+Read = Callable[[str], bytes | None]
+"""A file's content; None: there is no such file. Raises NodeError."""
 
 
-class Sight(Struct, frozen=True):
-    """A node's kubelet. `before`: as if we had no drop-in there; `now`: as its files say; `text`: our drop-in, if any.
+class Attached(Struct, frozen=True):
+    """What is known of a kubelet that may be attached.
 
-    `unit_files` are the unit's, ours included.
+    `files` may name its endpoint, and `command` is the unit's without us. `listens` are all sockets of criproxy;
+    `runtime` is the endpoint to go back to where neither the record nor our drop-in has one.
     """
 
-    unit: str
-    unit_files: tuple[str, ...]
-    service: Service
-    before: Use
-    now: Use
-    program: Program
-    text: str | None
+    files: tuple[str, ...]
+    command: str
+    record: AttachRecord | None
+    listens: Collection[str]
+    runtime: str
 
 
-def look(unit: str, unit_files: Sequence[str], files: Files, program: Program, running: Sequence[str]) -> Sight:
-    """What there is; `running` is the command line of the kubelet that runs, () if none does.
+def endpoint_before(use: Use, listen: str, runtime: str, read: Read) -> str:
+    """The endpoint that kubelet had without us; `runtime` where it uses us already and no drop-in of ours names it."""
+    if socket_path(use.endpoint) != listen:
+        return use.endpoint
+    return dropin.endpoint_before(text_of(read(DROPIN))) or f"unix://{runtime}"
 
-    Raises RefusedError when systemd or kubelet could not read it either.
-    """
-    path = dropin.path(unit)
-    content = files.read(path)
-    bare = Overlay(files, {path: None})
+
+def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
+    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises RefusedError."""
+    command, use, text = kubelet.command, kubelet.use, text_of(read(DROPIN))
     try:
-        service, before = resolve(unit_files, bare, program, running)
-        if before.config_dir:
-            bare.put(posixpath.join(before.config_dir, dropin.NAME), None)
-            service, before = resolve(unit_files, bare, program, running)
-        _, now = resolve(with_ours(unit, unit_files), files, program, running)
+        takes_a_flag = command is not None and command.takes_a_flag()
     except ValueError as error:
-        raise RefusedError(f"{unit}: {error}: kubelet cannot start like this; correct it first") from error
-    text = None if content is None else content.decode(errors="surrogateescape")
-    return Sight(unit, with_ours(unit, unit_files), service, before, now, program, text)
-
-
-def with_ours(unit: str, unit_files: Sequence[str]) -> tuple[str, ...]:
-    """Our drop-in comes last, and is read even while systemd has not seen it."""
-    path = dropin.path(unit)
-    return (*(one for one in unit_files if one != path), path)
-
-
-def attach_plan(sight: Sight, listen: str, files: Files) -> Plan:
-    """How to send this kubelet to the socket `listen`; no edits: it is sent there. Raises RefusedError."""
-    setting = command(sight.service)
-    copied = sight.text is not None and bool(dropin.listen_of(sight.text))
-    if socket_path(sight.now.endpoint) == listen and not (
-        copied and setting is not None and dropin.stale(sight.text or "", setting, listen)
-    ):
-        return Plan((), ())
-    _check(sight, listen)
-    before = sight.before
-    if sight.program.has_flag and setting is not None and runs_kubelet(setting):
-        text = dropin.write(setting, listen, before.endpoint)
-        return Plan((_edit(files, dropin.path(sight.unit), text),), _notes(before))
-    if before.by_flag or (sight.program.has_runtime_flag and sight.program.has_flag):
+        raise RefusedError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
+    is_stale = command is not None and dropin.is_stale(text, command, listen)
+    if socket_path(use.endpoint) == listen and use.origin != UNNAMED and not is_stale:
+        return EditPlan(())
+    _check(kubelet, listen, before)
+    if kubelet.program.has_flag and command is not None and takes_a_flag:
+        return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(use))
+    if use.by_flag or (kubelet.program.has_runtime_flag and kubelet.program.has_flag):
         raise RefusedError(
-            f"{sight.unit} does not start kubelet by a command that a flag can be added to: by hand, set "
-            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({before.origin}), and restart it"
+            f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
+            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({use.origin}), and restart it"
         )
     try:
-        return _config_plan(before, listen, files)
+        return _config_plan(use, listen, read)
     except ValueError as error:
-        raise RefusedError(f"{before.config_file}: {error}") from error
+        raise RefusedError(f"{use.config_file}: {error}") from error
 
 
-def _config_plan(before: Use, listen: str, files: Files) -> Plan:
+def _config_plan(use: Use, listen: str, read: Read) -> EditPlan:
     endpoint = f"unix://{listen}"
-    if before.config_dir:
-        path = posixpath.join(before.config_dir, dropin.NAME)
-        return Plan((_edit(files, path, kubeletconfig.drop_in(endpoint)),), _notes(before))
-    content = files.read(before.config_file) if before.config_file else None
+    if use.config_dir:
+        path = posixpath.join(use.config_dir, NAME)
+        return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(use))
+    content = read(use.config_file) if use.config_file else None
     if content is None:
         raise RefusedError(
             "kubelet has neither a command that a flag can be added to nor a configuration file: by hand, set "
-            f"containerRuntimeEndpoint: {endpoint} where it gets its configuration, and restart it"
+            f"{ENDPOINT_KEY}: {endpoint} where it gets its configuration, and restart it"
         )
+    note = f"`kubeadm upgrade` writes {use.config_file} anew: run `criproxy attach` again after one"
     text = kubeletconfig.with_endpoint(content.decode(), endpoint)
-    note = f"`kubeadm upgrade` writes {before.config_file} anew: run `criproxy attach` again after one"
-    return Plan((_edit(files, before.config_file, text),), (note, *_notes(before)))
+    return EditPlan(_edits(use.config_file, read, text), (note, *_notes(use)))
 
 
-def _check(sight: Sight, listen: str) -> None:
-    before = sight.before
-    if not before.remote:
+def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
+    if not kubelet.use.remote:
         raise RefusedError(
-            f"{sight.unit}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
+            f"{UNIT}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
             "(--container-runtime=remote) first"
         )
-    if socket_path(before.endpoint) is None:
-        raise RefusedError(f"{sight.unit}: its endpoint {before.endpoint!r} is no unix socket")
-    if before.endpoint.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):
+    if socket_path(before) is None:
+        raise RefusedError(f"{UNIT}: its endpoint {before!r} is no unix socket")
+    if before.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):
         raise RefusedError(
-            f"kubelet tells CRI-O by an endpoint that ends with {CRIO_SUFFIX}, and reads its statistics accordingly: "
+            f"kubelet recognises CRI-O by an endpoint that ends with {CRIO_SUFFIX}, for its statistics: "
             f'set proxy.listen = "/run/criproxy/{CRIO_SUFFIX}" in criproxy\'s config and restart criproxy first'
         )
 
 
-def _notes(before: Use) -> tuple[str, ...]:
-    if not before.image_endpoint:
+def _notes(use: Use) -> tuple[str, ...]:
+    if not use.image_endpoint:
         return ()
-    return (f"image calls stay on {before.image_endpoint}: criproxy has no need of them",)
+    return (f"image calls stay on {use.image_endpoint}: criproxy has no need of them",)
 
 
-def _edit(files: Files, path: str, text: str) -> Edit:
-    return Edit(path, files.read(path), text.encode(errors="surrogateescape"))
+def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
+    now, after = read(path), _bytes(text)
+    return () if now == after else (Edit(path, now, after),)
 
 
-def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None, *, ran: bool) -> Record:
-    """What must be known to undo a plan, before it is done; `ran`: kubelet runs now."""
-    setting = command(sight.service)
-    is_copy = setting is not None and any(edit.path == dropin.path(sight.unit) for edit in plan.edits)
-    return Record(
-        phase="changing",
-        unit=sight.unit,
-        listen=listen,
-        endpoint=sight.before.endpoint,
-        origin=sight.before.origin,
-        saved=tuple(Saved(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
-        copied=setting.value if setting and is_copy else "",
-        copied_file=setting.file if setting and is_copy else "",
-        copied_sha256=sha256(files.read(setting.file) or b"") if setting and is_copy else "",
-        previous=previous,
-        ran=ran,
-    )
+def detach_plan(known: Attached, read: Read) -> EditPlan:
+    """How to take this kubelet off criproxy; no edits: no file sends it there. Raises RefusedError.
+
+    What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Where
+    there is no record, every file that kubelet has its endpoint from is looked at.
+    """
+    changed: dict[str, bytes | None] = {}
+    notes: list[str] = []
+    record, runtime, text = known.record, known.runtime, text_of(read(DROPIN))
+    if listen := dropin.listen_of(text) or _listen_in(text, known.listens):
+        runtime = dropin.endpoint_before(text) or runtime
+        changed[DROPIN] = _without_us(known, text, listen)
+        if changed[DROPIN] is not None:
+            notes.append(f"{DROPIN} was changed since: only what criproxy wrote is taken out")
+    if record is not None:
+        runtime = record.endpoint or runtime
+        for saved in record.saved:
+            if saved.path != DROPIN:
+                changed[saved.path], note = _config_before(saved, read(saved.path), record.listen)
+                notes += note
+    for path in dict.fromkeys(known.files):
+        changed[path], note = _off_criproxy(known, path, changed.get(path, read(path)), runtime)
+        notes += note
+    edits = (Edit(path, read(path), after) for path, after in changed.items())
+    return EditPlan(tuple(edit for edit in edits if edit.before != edit.after), tuple(notes))
+
+
+def _listen_in(text: str, listens: Collection[str]) -> str:
+    """For a drop-in of ours whose head somebody has rewritten."""
+    return next((listen for listen in listens if f"{ENDPOINT_FLAG}=unix://{listen}" in text), "")
+
+
+def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
+    """Our drop-in without what is ours; None: it goes."""
+    record = known.record
+    if record and any(saved.path == DROPIN and saved.after_sha256 == sha256(_bytes(text)) for saved in record.saved):
+        return None
+    left = dropin.taken_out(text, listen, (record.copied if record else "") or known.command)
+    return None if left is None else _bytes(left)
+
+
+def _config_before(saved: SavedFile, now: bytes | None, listen: str) -> tuple[bytes | None, tuple[str, ...]]:
+    """A configuration file as it was before attach, and what to note of it."""
+    if now is None or now == saved.before:
+        return now, ()
+    if sha256(now) == saved.after_sha256:
+        return saved.before, ()
+    try:
+        text, before = now.decode(), (saved.before or b"").decode()
+        if socket_path(kubeletconfig.endpoint_of(text)) != listen:
+            return now, ()  # it is somebody else's by now
+        after = kubeletconfig.with_endpoint(text, kubeletconfig.endpoint_of(before) or None).encode()
+    except ValueError as error:
+        raise RefusedError(f"{saved.path}: {error}: set {ENDPOINT_KEY} back in it by hand") from error
+    return after, (f"{saved.path} was changed since: only {ENDPOINT_KEY} is set back",)
+
+
+def _off_criproxy(
+    known: Attached, path: str, content: bytes | None, runtime: str
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """A file that names criproxy though no record knows of it: set by hand, or by an attach whose record is lost."""
+    text, target = text_of(content), socket_path(runtime)
+    listen = next((one for one in known.listens if renamed(text, one, "") != text), None)
+    if listen is None:
+        return content, ()
+    if text.startswith(dropin.MARK):
+        return None, ()
+    if target is None or target in known.listens:
+        raise RefusedError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
+    note = f"{path} names criproxy's socket, though `criproxy attach` has no record of it: set to {target}"
+    return _bytes(renamed(text, listen, target)), (note,)
+
+
+def text_of(content: bytes | None) -> str:
+    return (content or b"").decode(errors="surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

@@ -1,77 +1,53 @@
-"""What `attach` remembers of the node as it was, so that it can be undone by another process, after any death."""
+"""The record of an attachment: made before anything is changed, finished afterwards, and undone from."""
 
-from typing import Final, Literal
-
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-STATE: Final = "/var/lib/criproxy/attach.json"
-"""Where it is kept."""
-
-VERSION: Final = 1
-
-
-class Saved(Struct, frozen=True):
-    """A file that was changed: its bytes before (None: there was none), and the hash of what was written."""
-
-    path: str
-    before: bytes | None
-    after_sha256: str
+from criproxy.commands.attach.edits import Edit, EditPlan
+from criproxy.commands.attach.kubelet import NodeKubelet
+from criproxy.commands.attach.plan import Read
+from criproxy.kubelet.attachment import DROPIN, AttachRecord, SavedFile, sha256
+from criproxy.kubelet.process import UNIT
 
 
-class Record(Struct, frozen=True):
-    """An attachment. `phase` "changing": whoever wrote this has not finished, and what it did must be undone.
-
-    `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was
-    copied, from the file `copied_file`, which had the hash `copied_sha256` ("" for all three: none was).
-    `previous` is the attachment that is being renewed. `ran`: kubelet ran before.
-    """
-
-    phase: Literal["changing", "attached"]
-    unit: str
-    listen: str
-    endpoint: str
-    origin: str
-    saved: tuple[Saved, ...]
-    copied: str = ""
-    copied_file: str = ""
-    copied_sha256: str = ""
-    previous: "Record | None" = None
-    version: int = VERSION
-    ran: bool = True
+def begun(
+    plan: EditPlan, kubelet: NodeKubelet, read: Read, *, before: str, listen: str, previous: AttachRecord | None
+) -> AttachRecord:
+    """What must be known to undo a plan, before it is done; `before` is the endpoint that kubelet had."""
+    copied = kubelet.command if plan.writes(DROPIN) else None
+    return AttachRecord(
+        phase="changing",
+        unit=UNIT,
+        listen=listen,
+        endpoint=before,
+        origin=kubelet.use.origin,
+        saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
+        copied=copied.text if copied else "",
+        copied_file=copied.file if copied else "",
+        copied_sha256=sha256(read(copied.file) or b"") if copied else "",
+        previous=previous,
+        ran=kubelet.unit.active == "active",
+    )
 
 
-def sha256(content: bytes) -> str:
-    import hashlib  # it brings OpenSSL, 4 MB, and the daemon seldom needs it
-
-    return hashlib.sha256(content).hexdigest()
-
-
-def finished(record: Record) -> Record:
-    """The record of an attach that is done. What it renewed goes back to what was there before the first one."""
+def finished(record: AttachRecord) -> AttachRecord:
+    """The record of an attach that is done; what the one that it renews has changed elsewhere is still remembered."""
     previous = record.previous
-    if previous is None:
-        return replace(record, phase="attached")
-    if not record.saved:
+    if previous is not None and not record.saved:
         return replace(previous, phase="attached")
-    earlier = {saved.path: saved for saved in previous.saved}
-    saved = tuple(_original(one, earlier.pop(one.path, None)) for one in record.saved)
-    return replace(record, phase="attached", previous=None, saved=(*saved, *earlier.values()))
+    written = {saved.path for saved in record.saved}
+    kept = (saved for saved in (previous.saved if previous else ()) if saved.path not in written)
+    return replace(record, phase="attached", previous=None, saved=(*record.saved, *kept))
 
 
-def _original(saved: Saved, earlier: Saved | None) -> Saved:
-    ours = earlier is not None and saved.before is not None and sha256(saved.before) == earlier.after_sha256
-    return replace(saved, before=earlier.before) if ours and earlier is not None else saved
-
-
-def to_json(record: Record) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-
-
-def from_json(content: bytes) -> Record:
-    """Raises ValueError for what is no record of this version."""
-    record = msgspec.json.decode(content, type=Record)
-    if record.version != VERSION:
-        raise ValueError(f"version {record.version} is not {VERSION}")
-    return record
+def rollback_plan(record: AttachRecord, read: Read) -> EditPlan:
+    """Back to the bytes that were there; what somebody else wrote meanwhile stays, and is noted."""
+    edits, notes = [], []
+    for saved in reversed(record.saved):
+        now = read(saved.path)
+        if now == saved.before:
+            continue
+        if now is not None and sha256(now) == saved.after_sha256:
+            edits.append(Edit(saved.path, now, saved.before))
+        else:
+            notes.append(f"{saved.path} was changed by somebody else meanwhile, and is left as it is")
+    return EditPlan(tuple(edits), tuple(notes))

@@ -1,40 +1,27 @@
-"""The steps that attach and detach share: look, write, go back, and undo what a run that was killed left half done."""
+"""The steps that attach and detach share: write, go back, and undo what a run that was killed left half done."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach import byhand, dropin
-from criproxy.commands.attach.criproxy_side import Proxy
-from criproxy.commands.attach.edits import Edit, Plan, difference
-from criproxy.commands.attach.endpoint import (
-    Program,
-    Use,
-    command,
-    of_process,
-    program_of,
-    program_path,
-    resolve,
-    runs_kubelet,
-)
+from criproxy.commands.attach import health
+from criproxy.commands.attach.criproxy_side import RunningCriproxy
+from criproxy.commands.attach.edits import Edit, EditPlan, difference
+from criproxy.commands.attach.host import Host
+from criproxy.commands.attach.kubelet import NodeKubelet, Use, look
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.node import Node, UnitState
-from criproxy.commands.attach.record import Record
-from criproxy.commands.attach.undo import rollback_plan
-from criproxy.commands.attach.wellness import Wellness
-
-UNIT: Final = byhand.UNIT
-DROPIN: Final = dropin.path(UNIT)
+from criproxy.commands.attach.record import rollback_plan
+from criproxy.kubelet.attachment import AttachRecord
+from criproxy.kubelet.process import UNIT
 
 
 class FailedError(Exception):
-    """It was begun and did not work out; the message says what the node is left in."""
+    """It was begun and did not work out; the message says in which state the node is left."""
 
 
 class Terms(Struct, frozen=True):
-    """`say` tells the user a line; `hold` makes the process deaf to signals from then on, while it cleans up."""
+    """`say` prints a line for the user; `hold` has the process ignore signals from then on, while it cleans up."""
 
     say: Callable[[str], None]
     hold: Callable[[], None]
@@ -42,88 +29,56 @@ class Terms(Struct, frozen=True):
 
 
 class Steps:
-    """On `node`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must."""
+    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must."""
 
-    def __init__(self, node: Node, proxy: Proxy, terms: Terms) -> None:
-        self.node = node
+    def __init__(self, host: Host, proxy: RunningCriproxy, terms: Terms) -> None:
+        self.host = host
         self.proxy = proxy
         self.terms = terms
         self.say = terms.say
-        self.wellness = Wellness(node, UNIT)
-
-    # --- look -------------------------------------------------------------------------------------------------------
-
-    def loaded(self) -> UnitState | None:
-        """Kubelet's unit; None: there is none."""
-        state = self.node.unit(UNIT)
-        return state if state.loaded and state.files else None
-
-    def words(self, state: UnitState) -> tuple[str, ...]:
-        """The command line of the kubelet that runs; () when none does."""
-        return self.node.command_line(state.pid)
-
-    def program(self, state: UnitState) -> Program:
-        """What kubelet's program can do; a current one, when it cannot be asked."""
-        words = self.words(state)
-        path = words[0] if words and words[0].startswith("/") else ""
-        with contextlib.suppress(ValueError):
-            service, _ = resolve(state.files, self.node, Program())
-            setting = command(service)
-            if setting is not None and runs_kubelet(setting):
-                path = program_path(setting) or path
-        return program_of(self.node.help_text(path))
-
-    def running(self, state: UnitState, program: Program) -> Use | None:
-        """What the kubelet that runs uses; None when none does."""
-        words = self.words(state)
-        return of_process(words, self.node, program) if words else None
-
-    def use(self) -> Use:
-        """What kubelet's files say now. Raises ValueError when it could not read them."""
-        state = self.node.unit(UNIT)
-        return resolve(state.files, self.node, self.program(state), self.words(state))[1]
-
-    # --- change -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Nobody else attaches or detaches meanwhile; a dry run does not mind."""
-        with contextlib.nullcontext() if self.terms.dry_run else self.node.lock():
+        with contextlib.nullcontext() if self.terms.dry_run else self.host.lock():
             yield
 
-    def write(self, plan: Plan) -> None:
+    def write(self, plan: EditPlan) -> None:
         """Make the edits, and have systemd read them."""
         for edit in plan.edits:
-            self.node.apply(edit)
-        self.node.reload()
-        self.tell(plan)
+            self.host.apply(edit)
+        self.host.reload()
+        self.report(plan)
 
     def restart_and_wait(self) -> Use:
-        """Kubelet anew, on what its files say."""
-        self.node.restart(UNIT)
-        try:
-            use = self.use()
-        except ValueError as error:
-            raise NodeError(f"{UNIT}: {error}") from error
-        self.wellness.wait(use, lambda: True, "")
-        return use
+        """Start kubelet anew, and wait until it is well; returns what it uses then."""
+        use = self._use()
+        self.host.restart(UNIT)
+        health.wait(self.host, use, lambda: True, "")
+        return self._use()
+
+    def _use(self) -> Use:
+        kubelet = look(self.host)
+        if kubelet is None:
+            raise NodeError(f"there is no {UNIT} any more")
+        return kubelet.use
 
     def repair(self) -> None:
         """Undo what a run that was killed has left half done."""
-        record = self.node.load()
+        record = self.host.load()
         if record is None or record.phase != "changing":
             return
         self.say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
         if not self.terms.dry_run:
             self.roll_back(record)
 
-    def roll_back(self, record: Record) -> None:
+    def roll_back(self, record: AttachRecord) -> None:
         """Undo an attach that is not finished. Raises FailedError when that fails too."""
-        plan = rollback_plan(record, self.node)
+        plan = rollback_plan(record, self.host.read)
         self.put_back(plan.edits, ran=record.ran)
         for note in plan.notes:
             self.say(f"note: {note}")
-        self.node.save(record.previous)
+        self.host.save(record.previous)
 
     def put_back(self, edits: Sequence[Edit], *, ran: bool) -> None:
         """Put files back, and kubelet onto them. Raises FailedError when that fails too.
@@ -133,33 +88,32 @@ class Steps:
         """
         try:
             for edit in edits:
-                if self.node.read(edit.path) == edit.before:
-                    self.node.apply(edit)
-            self.node.reload()
-            now = self.node.unit(UNIT).active
+                if self.host.read(edit.path) == edit.before:
+                    self.host.apply(edit)
+            self.host.reload()
+            now = self.host.unit(UNIT).active
             if ran and now in ("active", "activating", "failed"):
                 self.restart_and_wait()
             elif now in ("active", "activating"):
-                self.node.restart(UNIT)
+                self.host.restart(UNIT)
         except NodeError as error:
             raise FailedError(f"not rolled back completely: {error}") from error
 
-    # --- tell -------------------------------------------------------------------------------------------------------
-
-    def tell(self, plan: Plan) -> None:
+    def report(self, plan: EditPlan) -> None:
+        """Say what was done."""
         for edit in plan.edits:
             self.say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
         for note in plan.notes:
             self.say(f"note: {note}")
 
-    def preview(self, plan: Plan, state: UnitState) -> None:
-        """What would be done."""
+    def preview(self, plan: EditPlan, kubelet: NodeKubelet) -> None:
+        """Say what would be done."""
         if plan.edits:
             self.say(difference(plan.edits).rstrip("\n"))
         for note in plan.notes:
             self.say(f"note: {note}")
         self.say("would run: systemctl daemon-reload")
-        if state.active == "active":
+        if kubelet.unit.active == "active":
             self.say(f"would run: systemctl restart {UNIT}")
 
 

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from criproxy.cgroup.naming import BoxPath, parse_kubelet_parent
+from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Call, Change, Operation, Resources, Target
+from criproxy.model import Call, Change, Operation, Target
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
 
 
-class Node(Struct, frozen=True):
-    """What an explanation needs to know of the node. `child_quota`: see model.Call.
+class NodeFacts(Struct, frozen=True):
+    """What an explanation needs to know of the node. `child_quota`: whether a pod in the box may have a CPU quota.
 
     `boxes`: the one beside kubelet's cgroups, or one for each cgroup driver that kubelet may have; `origin` says how it
     is known, "": it is not.
@@ -24,61 +24,58 @@ class Node(Struct, frozen=True):
     enabled: bool
     rules: OfflineRules
     chain: Chain
-    memory_bytes: int
     child_quota: bool
     boxes: tuple[BoxPath, ...]
     origin: str
 
 
 class Explanation(Struct, frozen=True):
-    """What happens to a pod. `why` None: it is online. `refused` says why it can't start, `changes` what changes."""
+    """What happens to a pod beside one box, at its `place` there. `why` None: it is online.
 
-    manifest: Manifest
+    `refused` says why it can't start, `changes` what changes.
+    """
+
     why: str | None
-    refused: str | None
-    changes: tuple[tuple[Call, tuple[Change, ...]], ...]
+    refused: str | None = None
+    place: str = ""
+    changes: tuple[tuple[Call, tuple[Change, ...]], ...] = ()
 
 
-def explain(manifest: Manifest, node: Node) -> tuple[Explanation, ...]:
+def explain(manifest: Manifest, node: NodeFacts) -> tuple[Explanation, ...]:
     """The fate of a pod on a node whose switch is on, for each of its boxes."""
-    return tuple(_explain(manifest.beside(box), node) for box in node.boxes)
+    return tuple(_explain(manifest, node, box) for box in node.boxes)
 
 
-def _explain(manifest: Manifest, node: Node) -> Explanation:
-    pod = manifest.pod
-    why = node.rules.why(pod)
+def _explain(manifest: Manifest, node: NodeFacts, box: BoxPath) -> Explanation:
+    why = node.rules.why(manifest.pod)
     if why is None:
-        return Explanation(manifest, None, None, ())
+        return Explanation(None)
+    plain, underscored = pod_names(manifest.pod.ref.uid)
+    name = underscored if box.driver is Driver.SYSTEMD else plain
     try:
-        placement = parse_kubelet_parent(pod.cgroup_parent).in_box
+        place = parse_kubelet_parent(PodParent(box, name).at_kubelet[0]).in_box
     except ValueError as error:
-        return Explanation(manifest, why, str(error), ())
-    calls = _calls(manifest, node, placement)
-    return Explanation(manifest, why, None, tuple((call, node.chain.adjust(call)) for call in calls))
+        return Explanation(why, str(error))
+    calls = _calls(manifest, node, place)
+    return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
 
 
-def render(explanations: Sequence[Explanation], node: Node) -> str:
+def _calls(manifest: Manifest, node: NodeFacts, place: str) -> Iterator[Call]:
+    ref, quota = manifest.pod.ref, node.child_quota
+    yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, place, manifest.resources, quota)
+    for one in manifest.containers:
+        target, added = Target.CONTAINER, one.added_capabilities
+        yield Call(Operation.CREATE_CONTAINER, target, ref, place, one.resources, quota, one.name, added)
+
+
+def render(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts) -> str:
     """What `explain` found, as text for a terminal, newline at the end."""
-    return "".join(f"{printable(line)}\n" for line in _lines(explanations, node))
+    return "".join(f"{printable(line)}\n" for line in _lines(manifest, explanations, node))
 
 
-def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
-    ref = manifest.pod.ref
-    sandbox = manifest.sandbox_resources()
-    yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, placement, sandbox, node.child_quota)
-    for container in manifest.containers:
-        resources = manifest.container_resources(container, node.memory_bytes)
-        target, name, added = Target.CONTAINER, container.name, container.added_capabilities
-        yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name, added)
-
-
-def _lines(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
-    explanation = explanations[0]
-    manifest = explanation.manifest
-    pod = manifest.pod
+def _lines(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts) -> Iterator[str]:
+    explanation, pod = explanations[0], manifest.pod
     yield f"pod            {pod.ref}"
-    yield f"QoS class      {manifest.qos}"
-    yield from _parents(explanations, node)
     if pod.ref.uid == PLACEHOLDER_UID:
         yield f"               the manifest has no uid yet: {PLACEHOLDER_UID} stands for it"
     if explanation.why is None:
@@ -93,63 +90,48 @@ def _lines(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
     if explanation.refused is not None:
         yield f"refused        {explanation.refused}"
         return
-    yield f"CPU quota      {_quota(node)}"
-    shares = manifest.sandbox_resources().cpu_shares
-    yield f"CPU shares     {shares}, as kubelet says, among the pods of the box; the box comes after all online pods"
+    yield from _places(explanations, node)
+    yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
+    yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
     yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
     yield ""
-    yield from _table(list(_rows(explanations, node)))
+    yield from _table(list(_rows(manifest, explanations, node)))
 
 
-def _parents(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
-    head, origin = "cgroup_parent", f", {node.origin}" if node.origin else ""
+def _places(explanations: Sequence[Explanation], node: NodeFacts) -> Iterator[str]:
+    head, origin = "place", f", {node.origin}" if node.origin else ""
     for one, box in zip(explanations, node.boxes, strict=True):
-        yield f"{head:<13}  {one.manifest.pod.cgroup_parent} (by kubelet, {box.driver} driver{origin})"
+        yield f"{head:<13}  {one.place} ({box.driver} driver{origin})"
         head = ""
     if not node.origin:
-        yield "               which driver it is, neither a running criproxy nor kubelet's configuration tells"
+        yield "               neither a running criproxy nor kubelet's configuration says which driver it is"
 
 
-def _quota(node: Node) -> str:
-    return "a pod's own stays (cgroup v2)" if node.child_quota else "the box's alone counts (cgroup v1)"
-
-
-def _rows(explanations: Sequence[Explanation], node: Node) -> Iterator[tuple[str, str, str, str, str]]:
+def _rows(
+    manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts
+) -> Iterator[tuple[str, str, str, str, str]]:
     """What differs by driver has a row for each."""
-    explanation, *others = explanations
-    kinds = {c.name: "init container" if c.init else "container" for c in explanation.manifest.containers}
+    kinds = {one.name: "init container" if one.init else "container" for one in manifest.containers}
     yield ("of", "field", "old", "new", "reason")
-    for number, (call, changes) in enumerate(explanation.changes):
+    for number, (call, changes) in enumerate(explanations[0].changes):
         target = f"{kinds[call.container]} {call.container}" if call.container else str(call.target)
         if not changes:
             yield (target, "", "", "", "nothing changes")
-        for place, change in enumerate(changes):
+        for at, change in enumerate(changes):
             field = f"{change.field}[{change.key}]" if change.key else change.field
-            same = [(one.manifest, one.changes[number][1][place]) for one in others]
-            by_driver = any(other.value != change.value for _, other in same)
-            for box, (manifest, one) in zip(node.boxes, [(explanation.manifest, change), *same], strict=True):
+            same = [one.changes[number][1][at] for one in explanations]
+            by_driver = any(other.value != change.value for other in same)
+            for box, one in list(zip(node.boxes, same, strict=True))[: None if by_driver else 1]:
                 reason = f"{one.reason} ({box.driver} driver)" if by_driver else one.reason
-                yield (target, field, _shown(_old(manifest, call.resources, one)), _shown(one.value), reason)
+                yield (target, field, _old(manifest, one), _shown(one.value), reason)
                 target = ""
-                if not by_driver:
-                    break
 
 
-def _old(manifest: Manifest, resources: Resources, change: Change) -> str | int | None:
-    """What kubelet sends in the field of a change; names as in CRI."""
-    return {
-        "cgroup_parent": manifest.pod.cgroup_parent,
-        "annotations": manifest.pod.annotations.get(change.key),
-        "unified": resources.unified.get(change.key),
-        "cpu_period": resources.cpu_period_us,
-        "cpu_quota": resources.cpu_quota_us,
-        "cpu_shares": resources.cpu_shares,
-        "memory_limit_in_bytes": resources.memory_limit_bytes,
-        "oom_score_adj": resources.oom_score_adj,
-        "cpuset_cpus": resources.cpuset_cpus,
-        "cpuset_mems": resources.cpuset_mems,
-        "drop_capabilities": None,
-    }[change.field]
+def _old(manifest: Manifest, change: Change) -> str:
+    """The field's value before, as far as the manifest says it."""
+    if change.field == "annotations":
+        return _shown(manifest.pod.annotations.get(change.key))
+    return "(none)" if change.field == "drop_capabilities" else "kubelet's"
 
 
 def _shown(value: str | int | None) -> str:

@@ -40,7 +40,7 @@ class Bench:
         return self._run("detach", dry_run)
 
     def _run(self, verb: str, dry_run: bool) -> int:
-        status = run(verb, self.config, dry_run, self.node, self.node.root)  # type: ignore[arg-type]
+        status = run(verb, self.config, dry_run, self.node, self.node.root)
         self.out, self.err = self._capsys.readouterr()
         return status
 

@@ -121,6 +121,16 @@ def test_an_endpoint_that_was_set_by_hand_is_attached_and_can_be_detached(bench:
     assert bench.node.endpoint == ON_RUNTIME
 
 
+def test_detach_of_an_endpoint_that_no_file_spells_out_says_that_kubelet_still_uses_criproxy(bench: Bench) -> None:
+    other_spelling = LISTEN.replace("criproxy/", "criproxy/./")
+    bench.node.served.add(other_spelling)
+    bench.node.kubeadm(f"--container-runtime-endpoint=unix://{other_spelling}")
+    before = bench.node.files()
+    assert bench.detach() == 1
+    assert "kubelet is still sent to criproxy by a flag of its command line: set its runtime's endpoint" in bench.err
+    assert bench.node.files() == before
+
+
 def test_detach_of_a_node_that_is_not_attached_says_so(bench: Bench) -> None:
     bench.node.kubeadm()
     ran = list(bench.node.ran)
@@ -135,7 +145,6 @@ def test_detach_of_a_kubelet_that_cannot_start_takes_the_drop_in_out(bench: Benc
     bench.node.write(KUBELET_CONFIG, "[")
     bench.node.dies = lambda _endpoint: True
     assert bench.detach() == 1
-    assert f"note: {KUBELET_CONFIG}: is no YAML" in bench.out
     assert "kubelet's files no longer name criproxy, but" in bench.err
     assert bench.node.text(DROPIN) is None
     assert bench.detach() == 0

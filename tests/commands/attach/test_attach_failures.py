@@ -9,8 +9,8 @@ import pytest
 
 from criproxy.commands.attach.command import run
 from criproxy.commands.attach.edits import Edit
+from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.node import Node
 from criproxy.kubelet.flags import ENDPOINT_FLAG
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode
@@ -122,7 +122,7 @@ def test_attach_killed_is_undone_without_starting_a_kubelet_that_did_not_run(
 
         def kill(command: Sequence[str]) -> None:
             if command[1] == "daemon-reload":
-                dead.setattr(Node, "apply", Life(0).apply)
+                dead.setattr(Host, "apply", Life(0).apply)
                 raise KilledError
 
         bench.node.before_run = kill
@@ -170,7 +170,7 @@ class Life:
 
     def __init__(self, commands: int) -> None:
         self._left = commands
-        self._apply = Node.apply
+        self._apply = Host.apply
 
     def spend(self, _command: Sequence[str]) -> None:
         self._left -= 1
@@ -178,8 +178,8 @@ class Life:
             raise KilledError
 
     @property
-    def apply(self) -> Callable[[Node, Edit], None]:
-        def apply(node: Node, edit: Edit) -> None:
+    def apply(self) -> Callable[[Host, Edit], None]:
+        def apply(node: Host, edit: Edit) -> None:
             if self._left <= 0:
                 raise KilledError
             self._apply(node, edit)
@@ -212,7 +212,7 @@ def test_attach_killed_at_any_step_is_undone_by_the_next_run(
         life = Life(at)
         bench.node.before_run = life.spend
         with monkeypatch.context() as dead, pytest.raises(KilledError):
-            dead.setattr(Node, "apply", life.apply)
+            dead.setattr(Host, "apply", life.apply)
             bench.attach()
         bench.node.before_run = lambda _command: None
         assert (bench.attach() if verb == "attach" else bench.detach()) == 0, bench.err
@@ -249,7 +249,7 @@ def test_attach_that_cannot_save_its_record_changes_nothing(bench: Bench, monkey
     def full(_path: Path, _content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("criproxy.commands.attach.node._replace", full)
+    monkeypatch.setattr("criproxy.commands.attach.host._replace", full)
     assert bench.attach() == 1
     assert "attach.json: No space left on device" in bench.err
     assert bench.node.files() == before
@@ -281,4 +281,4 @@ def test_attach_while_another_is_at_work_fails(bench: Bench) -> None:
     bench.node.before_run = second
     assert bench.attach() == 0
     assert seen == [1]
-    assert "is at work: wait for it" in bench.err
+    assert "runs: wait for it" in bench.err

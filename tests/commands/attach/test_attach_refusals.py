@@ -70,7 +70,7 @@ REFUSED = {
     "kubelet-ill": (_ill, "kubelet is not well as it is"),
     "shell": (_shell, f"by hand, set --container-runtime-endpoint={ON_PROXY}"),
     "no-unix-socket": (_no_socket, "'tcp://1.2.3.4:5' is no unix socket"),
-    "unit-that-cannot-start": (_bad_unit, 'a quote (") is never closed'),
+    "unit-that-cannot-start": (_bad_unit, "No closing quotation: kubelet cannot start like this"),
 }
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.commands.attach.endpoint import Program, Use, of_process
-from criproxy.commands.attach.machine import RealMachine
-from criproxy.commands.attach.node import Node
-from criproxy.commands.attach.seen import attachment
+from criproxy.kubelet.attachment import attachment
+from criproxy.kubelet.flags import Argument
+from criproxy.kubelet.process import configured
 from criproxy.kubelet.walk import walk
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, LISTEN, FakeNode
@@ -24,8 +23,8 @@ ORDERS = [
 ]
 
 
-def process_use(root: Path, directory: str) -> Use:
-    return of_process(["kubelet", f"--config-dir={directory}"], Node(RealMachine(), root), Program())
+def file_of_endpoint(root: Path, directory: str) -> str:
+    return configured([Argument(f"--config-dir={directory}", "")], root, "containerRuntimeEndpoint")[1]
 
 
 @pytest.mark.parametrize("names", ORDERS)
@@ -35,7 +34,7 @@ def test_config_dir_is_read_in_kubelet_s_order(tmp_path: Path, names: list[str])
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"containerRuntimeEndpoint: unix:///{name}\n")
     assert walk(tmp_path, "/d") == [f"/d/{name}" for name in names]
-    assert process_use(tmp_path, "/d").file == f"/d/{names[-1]}"
+    assert file_of_endpoint(tmp_path, "/d") == f"/d/{names[-1]}"
 
 
 @pytest.mark.parametrize("names", ORDERS)

@@ -1,5 +1,6 @@
-"""The node as attach and detach touch it: its files, systemd, kubelet's process. With the
-machine (machine.py) it holds all effects of this package.
+"""The host as attach and detach touch it: its files, systemd, kubelet's process.
+
+With the machine (machine.py) it holds all effects of this package.
 
 Every path is below `root`, so that a test can give it a directory instead of a node.
 """
@@ -18,17 +19,29 @@ from msgspec import Struct
 from criproxy.commands.attach import oom_group
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
-from criproxy.commands.attach.record import STATE, Record, from_json, to_json
-from criproxy.kubelet.walk import walk
+from criproxy.kubelet import process
+from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
+from criproxy.kubelet.flags import Argument
 
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
 _QUICK_S: Final = 30.0
+_PROPERTIES: Final = (
+    "LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "FragmentPath", "DropInPaths", "Environment",
+    "EnvironmentFiles",
+)  # fmt: skip
+_ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
+"""One line for each; older systemd answers with the latter."""
+
 _CGROUPS: Final = "/sys/fs/cgroup"
 
 
 class UnitState(Struct, frozen=True):
-    """What systemd says of a unit. `pid` 0: its main process does not run."""
+    """What systemd says of a unit. `pid` 0: its main process does not run.
+
+    `files` are the unit file and its drop-ins, in systemd's order; `environment` is quoted as for a shell;
+    `environment_files` may be patterns.
+    """
 
     loaded: bool
     active: str
@@ -36,10 +49,12 @@ class UnitState(Struct, frozen=True):
     pid: int
     restarts: int
     files: tuple[str, ...]
+    environment: str
+    environment_files: tuple[str, ...]
 
 
-class Node:
-    """The node below `root`. OSErrors of its files become NodeErrors."""
+class Host:
+    """The host below `root`. OSErrors of its files become NodeErrors."""
 
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
@@ -59,12 +74,21 @@ class Node:
         except OSError as error:
             raise NodeError(f"{path}: {error.strerror or error}: run this as root, and check the file") from error
 
-    def matching(self, pattern: str) -> Sequence[str]:
+    def matching(self, pattern: str) -> list[str]:
+        """The paths that a shell pattern matches, sorted."""
         found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
         return sorted("/" + os.path.relpath(path, self._root) for path in found)
 
-    def below(self, directory: str) -> Sequence[str]:
-        return walk(self._root, directory)
+    def configuration(self, words: Sequence[Argument]) -> tuple[str, ...]:
+        """The configuration files of the kubelet of a command line, the last one with the last word."""
+        return tuple(process.configuration(words, self._root))
+
+    def configured(self, words: Sequence[Argument], key: str) -> tuple[str, str]:
+        """The value of a key in the configuration of a command line, and its file; ("", "") if in none."""
+        try:
+            return process.configured(words, self._root, key)
+        except OSError as error:
+            raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
 
     def apply(self, edit: Edit) -> None:
         """Make the file what it shall be, at once or not at all; owner and mode stay. A link keeps pointing there.
@@ -97,14 +121,11 @@ class Node:
         except OSError:
             return os.path.realpath(self._at(one)) == os.path.realpath(self._at(other))
 
-    def is_executable(self, path: str) -> bool:
-        return os.access(self._at(path), os.X_OK)
-
     # --- our own state ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One at a time. Raises NodeError when another one is at work."""
+        """One attach or detach at a time. Raises NodeError when another one runs."""
         directory = self._at(STATE).parent
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -115,11 +136,11 @@ class Node:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
-            raise NodeError("another `criproxy attach` or `detach` is at work: wait for it") from error
+            raise NodeError("another `criproxy attach` or `detach` runs: wait for it") from error
         finally:
             os.close(file)
 
-    def load(self) -> Record | None:
+    def load(self) -> AttachRecord | None:
         """The record of the attachment; None when there is none, or none that can be read."""
         content = self.read(STATE)
         try:
@@ -127,7 +148,7 @@ class Node:
         except ValueError:
             return None
 
-    def save(self, record: Record | None) -> None:
+    def save(self, record: AttachRecord | None) -> None:
         """Raises NodeError."""
         now = self.read(STATE)
         if record is not None:
@@ -138,9 +159,9 @@ class Node:
     # --- systemd and kubelet ----------------------------------------------------------------------------------------
 
     def unit(self, name: str) -> UnitState:
-        keys = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "FragmentPath", "DropInPaths")
-        text = self._systemctl("show", name, "--no-pager", *(f"--property={key}" for key in keys))
-        found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        text = self._systemctl("show", name, "--no-pager", *(f"--property={key}" for key in _PROPERTIES))
+        lines = [line.partition("=")[::2] for line in text.splitlines()]
+        found = dict(lines)
         files = [found.get("FragmentPath", ""), *found.get("DropInPaths", "").split()]
         return UnitState(
             loaded=found.get("LoadState") == "loaded",
@@ -149,6 +170,10 @@ class Node:
             pid=int(found.get("MainPID") or 0),
             restarts=int(found.get("NRestarts") or 0),
             files=tuple(file for file in files if file),
+            environment=found.get("Environment", ""),
+            environment_files=tuple(
+                value.partition(" (ignore_errors=")[0] for key, value in lines if key in _ENVIRONMENT_FILES
+            ),
         )
 
     def reload(self) -> None:
@@ -187,7 +212,7 @@ class Node:
 
     def help_text(self, program: str) -> str:
         """What a kubelet's --help says; "" when it cannot be asked."""
-        if not program or not self.is_executable(program):
+        if not program or not os.access(self._at(program), os.X_OK):
             return ""
         with contextlib.suppress(NodeError):
             status, output = self.machine.run((program, "--help"), _QUICK_S)

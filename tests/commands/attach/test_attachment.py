@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands.attach.command import run
-from criproxy.commands.attach.seen import attachment
-from criproxy.observe.status import AttachStatus
+from criproxy.kubelet.attachment import attachment
+from criproxy.model.attachment import AttachStatus
 from tests.fakes.node import DROPIN, LISTEN, STATE, FakeNode
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
