@@ -34,6 +34,7 @@ from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, derive, footprint, late
 from criproxy.daemon.active_parts import Work
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
+from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.reload import Reload, Told
 from criproxy.daemon.standing import Standing
 from criproxy.daemon.tasks import Tasks
@@ -99,7 +100,8 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
