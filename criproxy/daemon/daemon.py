@@ -234,7 +234,6 @@ class Daemon:
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
-            lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
             self._clock,
             standing.guard(),
             observer=self._metrics,
@@ -247,7 +246,7 @@ class Daemon:
             standing.loop(),
             observer=self._reporter,
             log=self._log,
-            guard=self._guard.ceiling,
+            guard=self._guard,
             starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
@@ -341,7 +340,7 @@ class Daemon:
         self._box.pids_ratio = standing.config.pids.max_ratio
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
-        self._guard.replace_settings(standing.guard())
+        self._guard.configure(standing.guard())
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
@@ -447,6 +446,7 @@ class Daemon:
     def _pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
+        self._guard.wake()
         self._verifier.started(running)
         self._upgrades.changed()
 
