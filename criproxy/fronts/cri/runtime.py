@@ -20,7 +20,9 @@ APIS: Final = ("runtime.v1", "runtime.v1alpha2")
 
 _VERSION_TIMEOUT_S: Final = 5.0
 _AFTER_START_S: Final = 0.05
-"""The first call brings in protobuf, which takes 15 ms of the event loop."""
+"""Calls that have waited for this process come first: the link's own first one brings in protobuf, which takes 15 ms of
+the event loop.
+"""
 
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 3.0
@@ -96,7 +98,7 @@ class RuntimeLink:
         return await self._call(f"/{service}.RuntimeService/{method}", request, timeout_s)
 
     async def run(self) -> None:
-        """Watch the runtime until cancelled. Calls that have waited for this process's start come before that."""
+        """Watch the runtime until cancelled."""
         retry_s = _FIRST_RETRY_S
         try:
             await asyncio.sleep(_AFTER_START_S)
