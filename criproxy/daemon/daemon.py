@@ -34,6 +34,7 @@ from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, derive, footprint, late
 from criproxy.daemon.active_parts import Work
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
+from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.reload import Reload, Told
 from criproxy.daemon.standing import Standing
 from criproxy.daemon.tasks import Tasks
@@ -99,7 +100,8 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
@@ -232,7 +234,6 @@ class Daemon:
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
-            lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
             self._clock,
             standing.guard(),
             observer=self._metrics,
@@ -245,7 +246,7 @@ class Daemon:
             standing.loop(),
             observer=self._reporter,
             log=self._log,
-            guard=self._guard.ceiling,
+            guard=self._guard,
             starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
@@ -339,7 +340,7 @@ class Daemon:
         self._box.pids_ratio = standing.config.pids.max_ratio
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
-        self._guard.replace_settings(standing.guard())
+        self._guard.configure(standing.guard())
         self._unbounded.settings = standing.unbounded()
         self._upkeep.configure(standing.upkeep())
         self._verifier.configure(standing.verify())
@@ -445,6 +446,7 @@ class Daemon:
     def _pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
+        self._guard.wake()
         self._verifier.started(running)
         self._upgrades.changed()
 

@@ -2,7 +2,7 @@
 
 from criproxy.config import Config
 from criproxy.config.windows import WindowTable
-from criproxy.control.guardlaw import GuardSettings
+from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
 from criproxy.control.schedule import Mode, Schedule
 from criproxy.control.series import PredictorSettings
@@ -43,11 +43,11 @@ def predictor(config: Config) -> PredictorSettings:
     )
 
 
-def guard(config: Config) -> GuardSettings | None:
+def guard(config: Config) -> GuardLaw | None:
     """None: switched off."""
     if not config.guard.enabled:
         return None
-    return GuardSettings(
+    return GuardLaw(
         floor_cores=config.cpu.min_cores,
         watermark_ratio=config.cpu.watermark_ratio,
         reserve_cores=config.cpu.reserve_cores,

@@ -10,6 +10,7 @@ from typing import Final
 
 from criproxy.daemon import footprint
 from criproxy.daemon.apart import run_apart
+from criproxy.daemon.event_loop import EventLoop
 
 MODULES: Final = (
     "criproxy.kubelet.evictionhard",
@@ -28,11 +29,14 @@ _SOON_S: Final = 1.0
 
 
 async def load_soon() -> None:
-    """In a thread, a moment from now."""
+    """In a thread, a moment from now; then the event loop, too, is as it stays."""
     while True:
         await asyncio.sleep(_SOON_S)
         with contextlib.suppress(RuntimeError):  # the machine has no more threads
-            return await run_apart("late-imports", load)
+            await run_apart("late-imports", load)
+            break
+    if isinstance(loop := asyncio.get_running_loop(), EventLoop):
+        loop.use_timerfd()
 
 
 def load() -> None:

@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.config import Config
-from criproxy.control.guard import Settings as GuardSettings
+from criproxy.control.guard import GuardSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.daemon import derive
 from criproxy.daemon.timetable import Stage

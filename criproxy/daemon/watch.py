@@ -27,6 +27,11 @@ class FileWatch:
         self._known = now
         return True
 
+    @property
+    def settling(self) -> bool:
+        """Whether the last look found a change that the next one has to confirm: it should come soon."""
+        return self._seen != self._known
+
     def read(self) -> None:
         """The file is about to be read, changed or not."""
         self._known = self._seen = self._look()

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from fake_node import LISTEN, OLD_HELP, UNIT, FakeNode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from criproxy.commands.attach.kubelet import (
     renamed,
 )
 from criproxy.kubelet.flags import socket_path
+from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
 OLD = Program(True, "unix:///var/run/dockershim.sock", has_runtime_flag=True, needs_remote=True)
 FLAG = "--container-runtime-endpoint"
