@@ -76,7 +76,8 @@ async def _slept(clock, seconds, slack_s, name, order):
 
 def test_sleep_with_slack_ends_with_the_next_that_ends_once_its_time_has_come():
     async def scenario():
-        clock, order = SystemClock(), []
+        clock = SystemClock()
+        order: list[str] = []
         slack = asyncio.create_task(_slept(clock, 0.01, 3600.0, "slack", order))
         await _slept(clock, 0.001, 0.0, "too soon", order)
         assert not slack.done()
@@ -95,7 +96,7 @@ def test_sleeps_that_share_a_wake_up_need_one_timer(monkeypatch):
     async def scenario():
         loop, timers = asyncio.get_running_loop(), []
         call_at = loop.call_at
-        monkeypatch.setattr(loop, "call_at", lambda when, *rest: timers.append(when) or call_at(when, *rest))
+        monkeypatch.setattr(loop, "call_at", lambda when, *rest: timers.append(when) or call_at(when, *rest))  # type: ignore[func-returns-value]
         clock = SystemClock()
         await asyncio.gather(clock.sleep(0.02), *(clock.sleep(0.001, slack_s=3600.0) for _ in range(5)))
         return timers

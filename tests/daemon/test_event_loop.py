@@ -29,7 +29,7 @@ class Epoll:
 def run(monkeypatch: pytest.MonkeyPatch, scenario: Coroutine[Any, Any, None]) -> list[float]:
     """The time-outs of all polls."""
     made: list[Epoll] = []
-    monkeypatch.setattr(event_loop.TimerSelector, "_selector_cls", lambda _: made.append(Epoll()) or made[0])
+    monkeypatch.setattr(event_loop.TimerSelector, "_selector_cls", lambda _: made.append(Epoll()) or made[0])  # type: ignore[func-returns-value]
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(scenario)
         return list(made[0].waits)
@@ -60,7 +60,7 @@ def test_timer_that_is_due_before_the_one_that_was_waited_for_comes_first() -> N
     async def scenario() -> list[str]:
         use_timerfd()
         loop, order, over = asyncio.get_running_loop(), list[str](), asyncio.Event()
-        loop.call_later(0.03, lambda: (order.append("late"), over.set()))
+        loop.call_later(0.03, lambda: (order.append("late"), over.set()))  # type: ignore[func-returns-value]
         await asyncio.sleep(0)
         loop.call_later(0.002, order.append, "soon")
         loop.call_later(0.001, order.append, "cancelled").cancel()

@@ -30,7 +30,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)
+    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
         asyncio.run(reload.watch_config())
     assert looks == [0.5, 1.0, 1.5, 2.0]
@@ -39,7 +39,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
 def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake_ups(tmp_path):
     file, clock = tmp_path / "config.toml", Clock()
     watch = FileWatch(file)
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)
+    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)  # type: ignore[arg-type]
     file.write_text("new")
     with pytest.raises(TimeoutError):
         asyncio.run(reload.watch_config())
