@@ -31,13 +31,12 @@ from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
-from criproxy.daemon import bypass, derive, footprint, late
+from criproxy.daemon import bypass, footprint, late
 from criproxy.daemon.active_parts import Work
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.reload import Reload, Told
-from criproxy.daemon.standing import Standing
+from criproxy.daemon.settings import PartSettings, Timetable, policy
 from criproxy.daemon.tasks import Tasks
-from criproxy.daemon.timetable import Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
@@ -130,16 +129,16 @@ class Daemon:
         self._clock = SystemClock()
         timetable = Timetable(loaded.config)
         stage = timetable.stage(self._clock.wall_s())
-        standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
+        settings = PartSettings(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
-        floor, pids_ratio = safe_limits(derive.policy(loaded.config)), loaded.config.pids.max_ratio
+        floor, pids_ratio = safe_limits(policy(loaded.config)), loaded.config.pids.max_ratio
         self._box = Box(driver, floor, time.monotonic, pids_ratio=pids_ratio)
-        self._box.only_lower = standing.pass_through
+        self._box.only_lower = settings.pass_through
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
-        self._make_pods(standing, driver)
+        self._make_pods(settings, driver)
         self._bypass = bypass.of_service(os.environ)
         predecessor = Predecessor.of_environment(os.environ)
-        self._make_proxy(standing, driver, succeeds=predecessor is not None)
+        self._make_proxy(settings, driver, succeeds=predecessor is not None)
         self._reporter = Reporter(
             self._metrics,
             self._box,
@@ -153,10 +152,10 @@ class Daemon:
             dry_run=dry_run,
             clock=time.monotonic,
         )
-        self._make_control(standing, driver)
+        self._make_control(settings, driver)
         self._make_upgrades(predecessor)
         told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
-        self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
+        self._reload = Reload(watch, settings, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.log_lines_missing = lambda: log_writer.missing
         self._reporter.attachment = self._attachment
         self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
@@ -166,15 +165,15 @@ class Daemon:
         self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
         self._reload.begin(loaded)
 
-    def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:
+    def _make_pods(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What looks after the pods that run."""
         self._pods = PodsRuntime(self._query)
         self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
-        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
+        self._cpu_manager = CpuManager(Path(settings.config.kubelet.root_dir), self._inventory, self._box)
         self._box.cpus = self._cpu_manager.cpus
-        self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._pods.stop)
+        self._unbounded = Unbounded(settings.unbounded(), self._inventory, self._pods.stop)
         self._upkeep = Upkeep(
-            standing.upkeep(),
+            settings.reconciler(),
             self._inventory,
             self._box,
             stop_sandbox=self._pods.stop,
@@ -187,7 +186,7 @@ class Daemon:
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
         self._overhead = Overhead(
-            standing.overhead(),
+            settings.overhead(),
             self._inventory,
             Reader(),
             self._disk_reader,
@@ -198,7 +197,7 @@ class Daemon:
         )
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
         self._realtime = RealtimeWatch(
-            standing.verify().evict,
+            settings.verify().evict,
             self._inventory,
             RealtimeThreads(Tree()),
             self._looks,
@@ -207,7 +206,7 @@ class Daemon:
         )
         self._whereabouts = Whereabouts()
         self._verifier = Verifier(
-            standing.verify(),
+            settings.verify(),
             self._inventory,
             process_of=self._overhead.noting(self._pods.process_of),
             cgroups_of=self._whereabouts.read,
@@ -216,7 +215,7 @@ class Daemon:
             clock=self._clock,
         )
         self._relief = MemoryRelief(
-            standing.relief(),
+            settings.relief(),
             self._inventory,
             self._box,
             stop_sandbox=self._pods.stop,
@@ -226,7 +225,7 @@ class Daemon:
             clock=self._clock,
         )
 
-    def _make_control(self, standing: Standing, driver: CgroupDriver) -> None:
+    def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
         self._reporter.relief = self._relief
         self._guard = Guard(
@@ -234,7 +233,7 @@ class Daemon:
             PressureListener(self._box.pressure_file, time.monotonic),
             lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
             self._clock,
-            standing.guard(),
+            settings.guard(),
             observer=self._metrics,
             log=self._log,
         )
@@ -242,7 +241,7 @@ class Daemon:
             self._box,
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
-            standing.loop(),
+            settings.loop(),
             observer=self._reporter,
             log=self._log,
             guard=self._guard.ceiling,
@@ -250,14 +249,14 @@ class Daemon:
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
         )
-        checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
+        checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
 
-    def _make_proxy(self, standing: Standing, driver: CgroupDriver, *, succeeds: bool) -> None:
+    def _make_proxy(self, settings: PartSettings, driver: CgroupDriver, *, succeeds: bool) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._interceptor = HookInterceptor(
-            standing.intercept(),
+            settings.intercept(),
             offline_chain(),
             self._inventory,
             self._admissions,
@@ -268,7 +267,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             held=self._held,
         )
-        proxy, pid = standing.config.proxy, os.getpid()
+        proxy, pid = settings.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
         self._engine = ChosenEngine(
             proxy.carried_by,
@@ -332,20 +331,20 @@ class Daemon:
             self._reload.follow_schedule(),
         )
 
-    def _apply(self, standing: Standing) -> None:
+    def _apply(self, settings: PartSettings) -> None:
         """Set the parts to how things stand."""
-        self._box.floor = safe_limits(derive.policy(standing.config))
-        self._box.only_lower = standing.pass_through
-        self._box.pids_ratio = standing.config.pids.max_ratio
-        self._interceptor.settings = standing.intercept()
-        self._loop.replace_settings(standing.loop())
-        self._guard.replace_settings(standing.guard())
-        self._unbounded.settings = standing.unbounded()
-        self._upkeep.configure(standing.upkeep())
-        self._verifier.configure(standing.verify())
-        self._realtime.evicts = standing.verify().evict
-        self._overhead.settings = standing.overhead()
-        self._relief.configure(standing.relief())
+        self._box.floor = safe_limits(policy(settings.config))
+        self._box.only_lower = settings.pass_through
+        self._box.pids_ratio = settings.config.pids.max_ratio
+        self._interceptor.settings = settings.intercept()
+        self._loop.replace_settings(settings.loop())
+        self._guard.replace_settings(settings.guard())
+        self._unbounded.settings = settings.unbounded()
+        self._upkeep.configure(settings.reconciler())
+        self._verifier.configure(settings.verify())
+        self._realtime.evicts = settings.verify().evict
+        self._overhead.settings = settings.overhead()
+        self._relief.configure(settings.relief())
 
     # --- the process ------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from criproxy.config import Config, Loaded, load, restart_keys
 from criproxy.control.clock import Clock
 from criproxy.daemon.apart import run_apart
 from criproxy.daemon.bypass import Bypass, BypassError
-from criproxy.daemon.standing import Standing
-from criproxy.daemon.timetable import Timetable
+from criproxy.daemon.settings import PartSettings, Timetable
 from criproxy.daemon.watch import FileWatch
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
@@ -43,21 +42,21 @@ class Told(Struct, frozen=True):
 
 
 class Reload:
-    """`standing` is how things stand, first as it was `first`; `apply` sets the parts to it whenever it changes."""
+    """`first` is what holds at the start; `apply` sets the parts to it whenever it changes."""
 
     def __init__(
         self,
         watch: FileWatch,
-        first: Standing,
+        first: PartSettings,
         timetable: Timetable,
-        apply: Callable[[Standing], None],
+        apply: Callable[[PartSettings], None],
         told: Told,
         *,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._watch = watch
-        self._standing = first
+        self._settings = first
         self._first_config: Config = first.config
         self._timetable = timetable
         self._apply = apply
@@ -109,8 +108,8 @@ class Reload:
     def _follow_schedule(self) -> float:
         self._leave_bypass()
         stage = self._timetable.stage(self._clock.wall_s())
-        if stage != self._standing.stage:
-            self._take(replace(self._standing, stage=stage))
+        if stage != self._settings.stage:
+            self._take(replace(self._settings, stage=stage))
             self._tell_stage()
         return _SCHEDULE_EVERY_S
 
@@ -120,37 +119,37 @@ class Reload:
         if not loaded.errors:
             self._timetable = Timetable(loaded.config)
             stage = self._timetable.stage(self._clock.wall_s())
-            self._take(replace(self._standing, config=loaded.config, stage=stage, pass_through=False))
+            self._take(replace(self._settings, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
         self._told.metrics.config_loaded(not loaded.errors)
         self._tell_config(loaded)
         self._tell_stage()
         self._told.notifier.ready(self._told.reporter.headline())
 
-    def _take(self, standing: Standing) -> None:
-        self._standing = standing
-        self._apply(standing)
+    def _take(self, settings: PartSettings) -> None:
+        self._settings = settings
+        self._apply(settings)
 
     def _tell_stage(self) -> None:
-        stage = self._standing.stage
-        self._told.reporter.scheduled(stage.words, stage.closed if self._standing.enabled else "")
+        stage = self._settings.stage
+        self._told.reporter.scheduled(stage.words, stage.closed if self._settings.modes.judges else "")
         if stage.words:
             self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
         self._tell_bypass()
-        standing = self._standing
-        pending = restart_keys(self._first_config, standing.config)
-        self._told.reporter.configured(standing.config, loaded.errors, pending, pass_through=standing.pass_through)
+        settings = self._settings
+        pending = restart_keys(self._first_config, settings.config)
+        self._told.reporter.configured(settings.config, loaded.errors, pending, pass_through=settings.pass_through)
         if loaded.errors:
             self._log.error(
                 "config_refused",
                 errors=[str(error) for error in loaded.errors],
-                consequence="nothing new is placed" if standing.pass_through else "the old one holds",
+                consequence="nothing new is placed" if settings.pass_through else "the old one holds",
             )
         else:
             self._log.info(
-                "config_taken", file=str(self._watch.file), enabled=standing.enabled, needs_restart=list(pending)
+                "config_taken", file=str(self._watch.file), enabled=settings.modes.judges, needs_restart=list(pending)
             )
 
     # --- the bypass -------------------------------------------------------------------------------------------------
@@ -168,13 +167,13 @@ class Reload:
             self._log.info("bypass_left", socket=str(socket.path))
 
     def _tell_bypass(self) -> None:
-        after_s = self._standing.config.proxy.bypass
+        after_s = self._settings.config.proxy.bypass
         bypass, listen = self._told.bypass, self._told.socket.path
         self._told.reporter.bypass = lambda: bypass.status(listen, after_s)
 
     def _write_bypass(self) -> None:
         """Sockets that wait for a restart are not in force yet. Blocks on the disk."""
         try:
-            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._standing.config.proxy.bypass)
+            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._settings.config.proxy.bypass)
         except BypassError as error:
             self._log.warning("bypass_not_told", error=str(error))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from criproxy.config.load import parse
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
-from criproxy.daemon.timetable import Timetable
+from criproxy.daemon.settings import Timetable
 from criproxy.model import Limits
 
 MIB = 1 << 20

@@ -51,7 +51,7 @@ class Upgraded(Struct, frozen=True):
         )
 
 
-class Running:
+class RunningCriproxy:
     """The criproxy that serves at `listen`, and tells its status at the socket `asked_at`."""
 
     def __init__(self, listen: Path, asked_at: Path, clock: Callable[[], float] = time.monotonic) -> None:
