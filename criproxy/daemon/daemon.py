@@ -1,6 +1,7 @@
 """The one place where effects are built and wired: `criproxy run`."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -31,18 +32,15 @@ from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
-from criproxy.daemon import bypass, footprint, late
-from criproxy.daemon.active_parts import Work
+from criproxy.daemon import bypass, footprint
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
-from criproxy.daemon.reload import Reload, Told
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
+from criproxy.daemon.reload import FileWatch, Reload, Told
 from criproxy.daemon.settings import PartSettings, Timetable, policy
-from criproxy.daemon.tasks import Tasks
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Parts, Upgrades
-from criproxy.daemon.watch import FileWatch
-from criproxy.daemon.watchdog import Duty
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
@@ -79,6 +77,8 @@ _READ_S: Final = 2.0
 
 _LOAD_S: Final = 1.0
 """For so long kubelet's calls wait for a disk with the checkpoint on it."""
+
+_SETTLE_S: Final = 1.0
 
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
@@ -280,7 +280,7 @@ class Daemon:
         )
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> None:
-        self._work = Work(self._tasks, self._working, self._make_listeners())
+        self._active = ActiveParts(self._tasks, self._working, self._make_listeners())
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
@@ -289,8 +289,8 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             upkeep=self._upkeep,
             learned=self._loop.checkpoint,
-            work=self._work,
-            duty=Duty(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
+            active=self._active,
+            watchdog=Watchdog(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
             notifier=self._notifier,
             reporter=self._reporter,
             metrics=self._metrics,
@@ -370,7 +370,7 @@ class Daemon:
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(late.load_soon())
+        self._tasks.keep(_settle_soon())
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
@@ -384,9 +384,9 @@ class Daemon:
     async def _end(self) -> None:
         await self._upgrades.end()
         await self._engine.stop(_GRACE_S)
-        worked = self._work.goes_on
+        worked = self._active.goes_on
         await self._tasks.cancel()
-        await self._work.cease()
+        await self._active.cease()
         if worked:
             await self._checkpointer.save_last()
         await self._link.close()
@@ -395,7 +395,7 @@ class Daemon:
         self._whereabouts.close()
         self._looks.close()
         self._disk_reader.close()
-        self._work.release_sockets()
+        self._active.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -416,7 +416,7 @@ class Daemon:
 
     def _held(self, pod: PodRef) -> str:
         """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
-        if not self._work.goes_on:
+        if not self._active.goes_on:
             return ""
         who = (self._verifier, self._overhead, self._realtime, self._relief)
         return next((why for one in who if (why := one.held(pod))), "")
@@ -456,6 +456,14 @@ class Daemon:
         if len(answer) > _LARGE_BYTES:
             asyncio.get_running_loop().call_later(_READ_S, footprint.trim)
         return answer
+
+
+async def _settle_soon() -> None:
+    """In a thread, a moment from now: the first calls are not to share the interpreter with this."""
+    while True:
+        await asyncio.sleep(_SETTLE_S)
+        with contextlib.suppress(RuntimeError):  # the machine has no more threads
+            return await run_apart("late-imports", footprint.settle)
 
 
 def _exists(driver: CgroupDriver, placement: str) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +10,11 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.config import Config, Loaded, load, restart_keys
+from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon.apart import run_apart
 from criproxy.daemon.bypass import Bypass, BypassError
+from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import PartSettings, Timetable
-from criproxy.daemon.watch import FileWatch
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
@@ -28,6 +27,47 @@ _AGAIN_S: Final = 5.0
 
 _SCHEDULE_EVERY_S: Final = 1.0
 """The schedule is asked again and again, not once at its next change: the wall clock may jump."""
+
+
+class FileWatch:
+    """`file` and its drop-ins as they were when this was made, or at the last `changed` that said so or `read`.
+
+    A file that is just being written is empty or cut off, and may be valid all the same, with another meaning. So a
+    change counts only when the next look finds the same.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file: Final = file
+        self._known = self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Whether the file has changed, and not since the last call. To be asked at intervals."""
+        now = self._look()
+        at_rest, self._seen = now == self._seen, now
+        if not at_rest or now == self._known:
+            return False
+        self._known = now
+        return True
+
+    def read(self) -> None:
+        """The file is about to be read, changed or not."""
+        self._known = self._seen = self._look()
+
+    def _look(self) -> tuple[tuple[str, int, int, int], ...]:
+        """What tells one state of the files from another."""
+        return tuple(self._states())
+
+    def _states(self) -> Iterator[tuple[str, int, int, int]]:
+        try:
+            files = files_of(self.file)
+        except OSError:
+            files = (self.file,)
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            yield str(file), status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Told(Struct, frozen=True):

@@ -17,13 +17,11 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
-from criproxy.daemon.active_parts import Work
-from criproxy.daemon.tasks import Tasks
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import Successor, UpgradeError, hand_over
-from criproxy.daemon.watchdog import Duty
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
@@ -54,8 +52,8 @@ class Parts(Struct, frozen=True):
     cpu_manager: CpuManager
     upkeep: Upkeep
     learned: Callable[[], Mapping[str, PredictorState]]
-    work: Work
-    duty: Duty
+    active: ActiveParts
+    watchdog: Watchdog
     notifier: Notifier
     reporter: Reporter
     metrics: Metrics
@@ -108,7 +106,7 @@ class Upgrades:
             return False
         self.waiting = False
         self.learned = self._predecessor.learned
-        self._parts.work.adopt(self._predecessor.listeners())
+        self._parts.active.adopt(self._predecessor.listeners())
         self._parts.box.expect(take.admitted)
         if take.box is not None:
             await self._parts.cpu_manager.look()
@@ -118,7 +116,7 @@ class Upgrades:
     async def begin(self) -> asyncio.Task[None]:
         """We serve now, so go to work. The task ends when another process has taken over from us."""
         if self._predecessor is None:
-            self._parts.duty.begin("waiting for the runtime")
+            self._parts.watchdog.begin("waiting for the runtime")
         else:
             self._predecessor.serving()
             self._tasks.keep(self._attend(self._predecessor))
@@ -136,7 +134,7 @@ class Upgrades:
         """Stand in for the predecessor while it finishes its calls."""
         parts, reporter = self._parts, self._parts.reporter
         reporter.upgrade = UpgradeStatus(predecessor=True)
-        await predecessor.serve(parts.admissions, lambda: parts.duty.begin(reporter.headline()), self._relist)
+        await predecessor.serve(parts.admissions, lambda: parts.watchdog.begin(reporter.headline()), self._relist)
         reporter.upgrade = replace(reporter.upgrade, predecessor=False)
         await asyncio.sleep(_ENDING_S)
         parts.socket.clear_leftovers()
@@ -160,7 +158,7 @@ class Upgrades:
         if self._handing_over is not None and self._successor is None:
             self._handing_over.cancel()
             await asyncio.gather(self._handing_over, return_exceptions=True)
-        self._parts.duty.end()
+        self._parts.watchdog.end()
         if self._successor is None:
             self._log.info("stopping")
             if not self.waiting:
@@ -176,7 +174,7 @@ class Upgrades:
     async def rest(self) -> Sequence[Learned | Take]:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         parts = self._parts
-        await parts.work.cease()
+        await parts.active.cease()
         parts.admissions.hold()
         parts.cpu_manager.rest()
         try:
@@ -188,11 +186,11 @@ class Upgrades:
 
     def listeners(self) -> Sequence[socket.socket]:
         """Where questions come in: nobody else can listen there, as long as one of the two processes does."""
-        return self._parts.work.sockets()
+        return self._parts.active.sockets()
 
     def leave_listeners(self) -> None:
         """The new process listens there anew, as it is of a version that takes none."""
-        self._parts.work.leave_sockets()
+        self._parts.active.leave_sockets()
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
@@ -200,11 +198,11 @@ class Upgrades:
         parts.admissions.resume()
         parts.cpu_manager.resume()
         parts.socket.clear_leftovers()
-        if parts.work.goes_on:
+        if parts.active.goes_on:
             return
         if not parts.socket.is_published:
             parts.socket.publish()
-        parts.work.begin()
+        parts.active.begin()
 
     async def _hand_over(self) -> None:
         """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
@@ -217,7 +215,7 @@ class Upgrades:
                 self._asked.clear()
                 self._failed(error)
             else:
-                self._parts.work.leave_sockets()
+                self._parts.active.leave_sockets()
                 return
 
     def _failed(self, error: Exception) -> None:
