@@ -146,9 +146,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from criproxy.commands.attach.whichcgroups import places
     from criproxy.commands.explain.explain import Node, explain, render
     from criproxy.commands.explain.manifest import ManifestError, read_manifests
+    from criproxy.commands.explain.places import places
     from criproxy.config import load
     from criproxy.hooks import offline_chain
 

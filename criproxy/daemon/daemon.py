@@ -50,6 +50,7 @@ from criproxy.hooks import offline_chain
 from criproxy.kubelet.cgroup_driver import find_driver
 from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.model import PodRef, Sandbox
+from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
@@ -59,7 +60,6 @@ from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
-from criproxy.observe.status import AttachStatus
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import Overhead, Reader
@@ -405,7 +405,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGUSR2, self._upgrades.ask)
 
     def _attachment(self) -> AttachStatus:
-        from criproxy.commands.attach.seen import attachment  # late: only who asks for the status needs it
+        from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
 
         return attachment(str(self._socket.path))
 

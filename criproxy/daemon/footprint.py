@@ -22,7 +22,7 @@ _LARGE_BYTES: Final = 512 * 1024
 
 LATE_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
-    "criproxy.commands.attach.seen",
+    "criproxy.kubelet.attachment",
     "criproxy.fronts.cri.cri_pb2",
     "jeepney",
     "jeepney.bus",

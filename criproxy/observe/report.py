@@ -16,13 +16,13 @@ from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
+from criproxy.model.attachment import AttachStatus
 from criproxy.observe import why
 from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import (
-    AttachStatus,
     BoxStatus,
     BypassStatus,
     CgroupStatus,

@@ -13,6 +13,7 @@ from criproxy.control.history import Record
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import bytes_in_words, cores_in_words
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
+from criproxy.model.attachment import AttachStatus
 
 
 class BypassStatus(Struct, frozen=True):
@@ -203,17 +204,6 @@ class UpgradeStatus(Struct, frozen=True):
     failed: int = 0
     problem: str = ""
     predecessor: bool = False
-
-
-class AttachStatus(Struct, frozen=True):
-    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known.
-
-    `problem`: why it should be and is not, with the remedy; "": all is as `criproxy attach` and `detach` left it.
-    """
-
-    state: Literal["yes", "no", "unknown"]
-    where: str
-    problem: str = ""
 
 
 class Status(Struct, frozen=True):

@@ -21,10 +21,10 @@ from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model.attachment import AttachStatus
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
-    AttachStatus,
     BypassStatus,
     DiskStatus,
     OverheadStatus,

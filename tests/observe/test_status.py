@@ -8,8 +8,8 @@ from status_samples import STATUS
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
+from criproxy.model.attachment import AttachStatus
 from criproxy.observe.status import (
-    AttachStatus,
     CgroupStatus,
     DiskStatus,
     OverheadStatus,

@@ -8,8 +8,9 @@ from criproxy.commands.attach.endpoint import Program, resolve
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.node import UnitState
 from criproxy.commands.attach.plan import Sight, attach_plan, look, record_of
-from criproxy.commands.attach.record import Record, finished
+from criproxy.commands.attach.record import finished
 from criproxy.commands.attach.steps import DROPIN, UNIT, FailedError, Steps, in_words
+from criproxy.kubelet.attachment import AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 
 
@@ -96,7 +97,7 @@ def _change(steps: Steps, plan: Plan, sight: Sight, state: UnitState) -> None:
         steps.say("attached: kubelet is well, and calls come through criproxy")
 
 
-def _remember(steps: Steps, record: Record) -> None:
+def _remember(steps: Steps, record: AttachRecord) -> None:
     """Before anything is changed, so that whoever comes after a kill can undo it."""
     try:
         steps.node.save(record)

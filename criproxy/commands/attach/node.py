@@ -18,7 +18,8 @@ from msgspec import Struct
 from criproxy.commands.attach import oom_group
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
-from criproxy.commands.attach.record import STATE, Record, from_json, to_json
+from criproxy.commands.attach.record import to_json
+from criproxy.kubelet.attachment import STATE, AttachRecord, from_json
 from criproxy.kubelet.walk import walk
 
 _RESTART_S: Final = 180.0
@@ -119,7 +120,7 @@ class Node:
         finally:
             os.close(file)
 
-    def load(self) -> Record | None:
+    def load(self) -> AttachRecord | None:
         """The record of the attachment; None when there is none, or none that can be read."""
         content = self.read(STATE)
         try:
@@ -127,7 +128,7 @@ class Node:
         except ValueError:
             return None
 
-    def save(self, record: Record | None) -> None:
+    def save(self, record: AttachRecord | None) -> None:
         """Raises NodeError."""
         now = self.read(STATE)
         if record is not None:

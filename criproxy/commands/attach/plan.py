@@ -9,8 +9,8 @@ from msgspec import Struct
 from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, Files, Overlay, Plan, RefusedError
 from criproxy.commands.attach.endpoint import Program, Use, command, resolve, runs_kubelet
-from criproxy.commands.attach.record import Record, Saved, sha256
 from criproxy.commands.attach.unitfile import Service
+from criproxy.kubelet.attachment import AttachRecord, SavedFile, sha256
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 
 CRIO_SUFFIX: Final = "run/crio/crio.sock"
@@ -124,17 +124,19 @@ def _edit(files: Files, path: str, text: str) -> Edit:
     return Edit(path, files.read(path), text.encode(errors="surrogateescape"))
 
 
-def record_of(plan: Plan, sight: Sight, listen: str, files: Files, previous: Record | None, *, ran: bool) -> Record:
+def record_of(
+    plan: Plan, sight: Sight, listen: str, files: Files, previous: AttachRecord | None, *, ran: bool
+) -> AttachRecord:
     """What must be known to undo a plan, before it is done; `ran`: kubelet runs now."""
     setting = command(sight.service)
     is_copy = setting is not None and any(edit.path == dropin.path(sight.unit) for edit in plan.edits)
-    return Record(
+    return AttachRecord(
         phase="changing",
         unit=sight.unit,
         listen=listen,
         endpoint=sight.before.endpoint,
         origin=sight.before.origin,
-        saved=tuple(Saved(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
+        saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=setting.value if setting and is_copy else "",
         copied_file=setting.file if setting and is_copy else "",
         copied_sha256=sha256(files.read(setting.file) or b"") if setting and is_copy else "",

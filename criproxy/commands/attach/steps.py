@@ -21,9 +21,9 @@ from criproxy.commands.attach.endpoint import (
 )
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.node import Node, UnitState
-from criproxy.commands.attach.record import Record
 from criproxy.commands.attach.undo import rollback_plan
 from criproxy.commands.attach.wellness import Wellness
+from criproxy.kubelet.attachment import AttachRecord
 
 UNIT: Final = byhand.UNIT
 DROPIN: Final = dropin.path(UNIT)
@@ -117,7 +117,7 @@ class Steps:
         if not self.terms.dry_run:
             self.roll_back(record)
 
-    def roll_back(self, record: Record) -> None:
+    def roll_back(self, record: AttachRecord) -> None:
         """Undo an attach that is not finished. Raises FailedError when that fails too."""
         plan = rollback_plan(record, self.node)
         self.put_back(plan.edits, ran=record.ran)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, Files, Overlay, Plan, RefusedError
 from criproxy.commands.attach.endpoint import Program, command, resolve
-from criproxy.commands.attach.record import Record, Saved, sha256
+from criproxy.kubelet.attachment import AttachRecord, SavedFile, sha256
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 
 _MOST_PLACES: Final = 8
@@ -28,12 +28,12 @@ class Attached(Struct, frozen=True):
     unit_files: tuple[str, ...]
     running: tuple[str, ...]
     program: Program
-    record: Record | None
+    record: AttachRecord | None
     listens: Collection[str]
     runtime: str
 
 
-def rollback_plan(record: Record, files: Files) -> Plan:
+def rollback_plan(record: AttachRecord, files: Files) -> Plan:
     """Back to the bytes that were there; what somebody else wrote meanwhile stays, and is told."""
     edits, notes = [], []
     for saved in reversed(record.saved):
@@ -97,7 +97,7 @@ def _own_command(known: Attached, view: Overlay) -> str:
     return ""
 
 
-def _undo_config(view: Overlay, saved: Saved, listen: str) -> Iterator[str]:
+def _undo_config(view: Overlay, saved: SavedFile, listen: str) -> Iterator[str]:
     now = view.read(saved.path)
     if now is None or now == saved.before:
         return

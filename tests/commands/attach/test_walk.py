@@ -9,7 +9,7 @@ from fake_node import CONFIG, LISTEN, FakeNode
 from criproxy.commands.attach.endpoint import Program, Use, of_process
 from criproxy.commands.attach.machine import RealMachine
 from criproxy.commands.attach.node import Node
-from criproxy.commands.attach.seen import attachment
+from criproxy.kubelet.attachment import attachment
 from criproxy.kubelet.walk import walk
 
 ORDERS = [

@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from criproxy.cgroup.naming import BOX, BoxPath, Driver, parse_box
-from criproxy.commands.attach import seen
+from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe import client
 from criproxy.observe.status import from_json
 
@@ -38,7 +38,7 @@ def _of_criproxy(asked_at: Path) -> Places | None:
 
 
 def _of_kubelet(root: Path) -> Places | None:
-    driver, origin = seen.cgroup_driver(root)
+    driver, origin = cgroup_driver(root)
     return _by_name(driver, f"by {origin}")
 
 

@@ -7,8 +7,8 @@ from answering import answering
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver
-from criproxy.commands.attach.seen import cgroup_driver
-from criproxy.commands.attach.whichcgroups import DEFAULT_BOXES, Places, places
+from criproxy.commands.explain.places import DEFAULT_BOXES, Places, places
+from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
 from criproxy.observe.why import Why

@@ -7,8 +7,8 @@ import pytest
 from fake_node import DROPIN, LISTEN, STATE, FakeNode
 
 from criproxy.commands.attach.command import run
-from criproxy.commands.attach.seen import attachment
-from criproxy.observe.status import AttachStatus
+from criproxy.kubelet.attachment import attachment
+from criproxy.model.attachment import AttachStatus
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 CONFIG = "/var/lib/kubelet/config.yaml"

@@ -1,0 +1,111 @@
+"""Whether kubelet uses criproxy, and the record that `criproxy attach` keeps of how it was before.
+
+The record lets another process undo an attachment, after whatever death.
+"""
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
+from criproxy.kubelet.process import UNIT, command_line, configured, read
+from criproxy.model.attachment import AttachStatus
+
+STATE: Final = "/var/lib/criproxy/attach.json"
+"""Where the record is kept."""
+
+NAME: Final = "zz-criproxy.conf"
+"""Drop-ins are read in the order of their names: ours is the last, else another one's ExecStart= would win."""
+
+DROPIN: Final = f"/etc/systemd/system/{UNIT}.d/{NAME}"
+ENDPOINT_KEY: Final = "containerRuntimeEndpoint"
+VERSION: Final = 1
+
+
+class SavedFile(Struct, frozen=True):
+    """A file that was changed: its bytes before (None: there was none), and the hash of what was written."""
+
+    path: str
+    before: bytes | None
+    after_sha256: str
+
+
+class AttachRecord(Struct, frozen=True):
+    """An attachment. `phase` "changing": whoever wrote this has not finished, and what it did must be undone.
+
+    `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was
+    copied, from the file `copied_file`, which had the hash `copied_sha256` ("" for all three: none was).
+    `previous` is the attachment that is being renewed. `ran`: kubelet ran before.
+    """
+
+    phase: Literal["changing", "attached"]
+    unit: str
+    listen: str
+    endpoint: str
+    origin: str
+    saved: tuple[SavedFile, ...]
+    copied: str = ""
+    copied_file: str = ""
+    copied_sha256: str = ""
+    previous: "AttachRecord | None" = None
+    version: int = VERSION
+    ran: bool = True
+
+
+def sha256(content: bytes) -> str:
+    import hashlib  # it brings OpenSSL, 4 MB, and the daemon seldom needs it
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def from_json(content: bytes) -> AttachRecord:
+    """Raises ValueError for what is no record of this version."""
+    record = msgspec.json.decode(content, type=AttachRecord)
+    if record.version != VERSION:
+        raise ValueError(f"version {record.version} is not {VERSION}")
+    return record
+
+
+def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
+    """Whether kubelet uses the socket `listen`, and by what. Never raises."""
+    try:
+        words = command_line(root)
+        if not words:
+            return AttachStatus("unknown", f"no {UNIT} runs")
+        given = flag(words, ENDPOINT_FLAG)
+        endpoint, path = (given.text, "") if given else configured(words, root, ENDPOINT_KEY)
+        if socket_path(endpoint) != listen:
+            used = f"kubelet uses {endpoint or 'its default'}"
+            return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
+        return AttachStatus("yes", _by_flag(root) if given else f"by {ENDPOINT_KEY} in {path}")
+    except (OSError, ValueError) as error:
+        return AttachStatus("unknown", str(error))
+
+
+def _lost(root: Path, listen: str, used: str) -> str:
+    """What is wrong with it that kubelet does not use `listen`; "": nothing, as nobody has attached it."""
+    try:
+        record = from_json(read(root, STATE))
+    except ValueError:  # there is none, or none that can be read: nothing is known for sure
+        return ""
+    if record.phase != "attached":
+        return ""
+    if record.listen != listen:
+        return f"kubelet is attached to {record.listen}, not to {listen}: `criproxy detach`, then `criproxy attach`"
+    return (
+        f"{used}, though it was attached, so new offline pods are not bounded: `criproxy attach` again, or "
+        "`criproxy detach` to forget the attachment"
+    )
+
+
+def _by_flag(root: Path) -> str:
+    """The command that our drop-in copies may have been changed since, by a package or by somebody."""
+    if not read(root, DROPIN):
+        return "by a flag"
+    record = read(root, STATE)
+    copied = from_json(record) if record else None
+    if not copied or not copied.copied_file or sha256(read(root, copied.copied_file)) == copied.copied_sha256:
+        return f"by {DROPIN}"
+    return f"by {DROPIN}; {copied.copied_file} has changed since: `criproxy attach` again takes that up"

@@ -1,0 +1,91 @@
+"""The kubelet that runs on this node: its command line, and what its configuration files say.
+
+Only files are read, and of processes only kubelet's own, so that it costs next to nothing to ask each second, and no
+YAML parser is needed for it.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from criproxy.kubelet.flags import Argument, flag
+from criproxy.kubelet.walk import walk
+
+UNIT: Final = "kubelet.service"
+
+_HIERARCHIES: Final = ("", "systemd/", "unified/")
+"""Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""
+
+_SLICES: Final = ("system.slice/", "", "*.slice/", "*.slice/*.slice/")
+"""Where a unit is: systemd's default, or what its Slice= says (EKS: runtime.slice), the likeliest first.
+
+A pod may have a kubelet.service too, but below a scope or a path that is no slice.
+"""
+
+_KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
+"""Where kubeadm has kubelet's configuration."""
+
+
+def command_line(root: Path) -> list[Argument]:
+    """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
+    for path in _process_lists(root):
+        for pid in read(root, path).split():
+            if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
+                words = read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
+                return [Argument(word, "") for word in words]
+    return []
+
+
+def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, str]:
+    """The value that a key has in the configuration of this command line, and in which file; ("", "") if in none.
+
+    Raises OSError. Source: kubelet, cmd/kubelet/app/server.go: --config-dir goes over --config.
+    """
+    found = "", ""
+    wanted = re.compile(rf"""^[^#\n]*\b{key}["']?[ \t]*:[ \t]*["']?([^\s"',#}}]+)""", re.MULTILINE)
+    for path in configuration(words, root):
+        if values := wanted.findall(read(root, path).decode(errors="replace")):
+            found = values[-1], path
+    return found
+
+
+def configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
+    """The configuration files of a command line; a later one goes over those before it."""
+    config, directory = flag(words, "--config"), flag(words, "--config-dir")
+    if config and config.text:
+        yield posixpath.join("/", config.text)
+    if directory and directory.text:
+        yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
+
+
+def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
+    """The cgroup driver that kubelet is set to, and by what; ("", "") when it is set to none. Never raises.
+
+    Source: kubelet, --cgroup-driver, which goes before cgroupDriver of its configuration.
+    """
+    try:
+        words = command_line(root) or [Argument(f"--config={_KUBEADMS}", "")]
+        if given := flag(words, "--cgroup-driver"):
+            return given.text, "a flag of kubelet's"
+        driver, path = configured(words, root, "cgroupDriver")
+    except (OSError, ValueError):
+        return "", ""
+    return driver, f"cgroupDriver in {path}" if path else ""
+
+
+def read(root: Path, path: str) -> bytes:
+    """A file's content; empty when there is none. Raises OSError."""
+    try:
+        return (root / path.lstrip("/")).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        return b""
+
+
+def _process_lists(root: Path) -> Iterator[str]:
+    """The files with the processes of the unit."""
+    for slices in _SLICES:
+        for hierarchy in _HIERARCHIES:
+            for path in (root / "sys/fs/cgroup").glob(f"{hierarchy}{slices}{UNIT}/cgroup.procs"):
+                yield f"/{path.relative_to(root)}"
