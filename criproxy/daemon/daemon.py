@@ -34,6 +34,7 @@ from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, footprint
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
+from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload, Told
 from criproxy.daemon.settings import PartSettings, Timetable, policy
@@ -98,7 +99,8 @@ def run(config_file: Path, dry_run: bool) -> int:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
     try:
-        asyncio.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
@@ -459,11 +461,16 @@ class Daemon:
 
 
 async def _settle_soon() -> None:
-    """In a thread, a moment from now: the first calls are not to share the interpreter with this."""
+    """In a thread, a moment from now: the first calls are not to share the interpreter with this. Then the event loop,
+    too, is as it stays.
+    """
     while True:
         await asyncio.sleep(_SETTLE_S)
         with contextlib.suppress(RuntimeError):  # the machine has no more threads
-            return await run_apart("late-imports", footprint.settle)
+            await run_apart("late-imports", footprint.settle)
+            break
+    if isinstance(loop := asyncio.get_running_loop(), EventLoop):
+        loop.use_timerfd()
 
 
 def _exists(driver: CgroupDriver, placement: str) -> bool:
