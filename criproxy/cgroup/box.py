@@ -23,7 +23,7 @@ from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
 
 T = TypeVar("T")
 
@@ -39,14 +39,14 @@ ORPHAN_S: Final = 60.0
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
 
-_LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
+_LIFTED: Final = {CPU: UNLIMITED, MEMORY: UNLIMITED}
 
 
 class Held(Struct, frozen=True):
     """One reading of the memory that counts towards the box's limit, and the limit that was wanted at that moment."""
 
     used_bytes: int
-    wanted_bytes: int | type_unlimited
+    wanted_bytes: float | type_unlimited
 
 
 class BoxState(Struct, frozen=True):
@@ -336,7 +336,7 @@ class Box:
     def _sink(self) -> CgroupError | None:
         """Begin, or go on, with what stands above the wanted limit. Returns what failed of it before."""
         held, wanted = self._limits, None if self._lifting else self._wanted
-        self._sink_to = None if held is None or wanted is None else _below(held.memory_bytes, wanted.memory_bytes)
+        self._sink_to = None if held is None or wanted is None else _below(held[MEMORY], wanted[MEMORY])
         failure, self._failure = self._failure, None
         if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
             self._sinking = asyncio.create_task(self._reclaimed())
@@ -439,10 +439,7 @@ class Box:
     def _take_over(self, path: str) -> None:
         if self._wanted is None and self._driver.exists(path):
             held = self._driver.read(path)
-            self._wanted = Limits(
-                cpu_cores=self.floor.cpu_cores if held.cpu_cores is UNLIMITED else held.cpu_cores,
-                memory_bytes=self.floor.memory_bytes if held.memory_bytes is UNLIMITED else held.memory_bytes,
-            )
+            self._wanted = {name: self.floor[name] if limit is UNLIMITED else limit for name, limit in held.items()}
         self._bound(path, self._wanted or self.floor)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
@@ -455,9 +452,9 @@ class Box:
 
     def _squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         wanted = self._wanted
-        if self._path is None or wanted is None or (wanted.cpu_cores is not UNLIMITED and wanted.cpu_cores <= cores):
+        if self._path is None or wanted is None or (wanted[CPU] is not UNLIMITED and wanted[CPU] <= cores):
             return ()
-        self._wanted = replace(wanted, cpu_cores=cores)
+        self._wanted = {**wanted, CPU: cores}
         changes = self._driver.squeeze(self._path, cores)
         self._drift += sum(change.drift for change in changes)
         self._limits = self._driver.read(self._path)
@@ -537,7 +534,7 @@ class Box:
         path, wanted = self._path, self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
-        self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted.memory_bytes)
+        self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
         return Usages(node, box, read_s)
 
     def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
@@ -572,16 +569,15 @@ class Box:
         return due
 
 
-def _below(held: int | type_unlimited, wanted: int | type_unlimited) -> int | None:
+def _below(held: float | type_unlimited, wanted: float | type_unlimited) -> int | None:
     """The wanted limit when the one that is held is above it, else None."""
-    return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else wanted
+    return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else int(wanted)
 
 
 def _at_most(limits: Limits, most: Limits) -> Limits:
     """The lower of each; what `most` does not bound stays so, as it was lifted on purpose."""
-    cores, size = limits.cpu_cores, limits.memory_bytes
-    most_cores, most_bytes = most.cpu_cores, most.memory_bytes
-    return Limits(
-        cpu_cores=most_cores if most_cores is UNLIMITED or cores is UNLIMITED else min(cores, most_cores),
-        memory_bytes=most_bytes if most_bytes is UNLIMITED or size is UNLIMITED else min(size, most_bytes),
-    )
+    return {name: _lower(limit, most[name]) for name, limit in limits.items()}
+
+
+def _lower(limit: float | type_unlimited, most: float | type_unlimited) -> float | type_unlimited:
+    return most if most is UNLIMITED or limit is UNLIMITED else min(limit, most)

@@ -87,6 +87,6 @@ def quota_us(cores: float) -> int:
     return max(MIN_QUOTA_US, round(cores * CFS_PERIOD_US))
 
 
-def whole_pages(size_bytes: int, page_bytes: int) -> int:
+def whole_pages(size_bytes: float, page_bytes: int) -> int:
     """The kernel keeps memory limits in whole pages, rounded down: compare with this."""
-    return size_bytes - size_bytes % page_bytes
+    return int(size_bytes) // page_bytes * page_bytes

@@ -14,7 +14,7 @@ from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
-from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 
 LOWEST_SHARES: Final = 2
 LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}
@@ -97,15 +97,15 @@ class V1Driver:
         box = checked_path(box)
         cpu = self._cpu(box)
         quota_us, limit_bytes = cpu.cfs_quota_us, self._memory(box).limit_in_bytes
-        return Limits(
-            cpu_cores=UNLIMITED if quota_us is None else quota_us / cpu.cfs_period_us,
-            memory_bytes=UNLIMITED if limit_bytes is None else limit_bytes,
-        )
+        return {
+            CPU: UNLIMITED if quota_us is None else quota_us / cpu.cfs_period_us,
+            MEMORY: UNLIMITED if limit_bytes is None else limit_bytes,
+        }
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         box = checked_box(box)
-        quota_us = None if limits.cpu_cores is UNLIMITED else files.quota_us(limits.cpu_cores)
-        size_bytes = None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
+        quota_us = None if limits[CPU] is UNLIMITED else files.quota_us(limits[CPU])
+        size_bytes = None if limits[MEMORY] is UNLIMITED else self._whole_pages(limits[MEMORY])
         return (
             *self._settle_priority(box),
             *self._settle_cpu(box, quota_us),
@@ -187,9 +187,9 @@ class V1Driver:
                 raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
 
     def pod_limits(self, path: str) -> PodLimits:
-        pids, memory = self._pids.read(path), self.read(path).memory_bytes
+        pids, memory = self._pids.read(path), self.read(path)[MEMORY]
         return PodLimits(
-            memory_bytes=None if memory is UNLIMITED else memory,
+            memory_bytes=None if memory is UNLIMITED else int(memory),
             cpu_weight=self._cpu(checked_path(path)).shares,
             pids=None if pids is None else pids.limit,
             hugetlb=self._hugetlb.read(path),
@@ -395,7 +395,7 @@ class V1Driver:
             raise
         return True
 
-    def _whole_pages(self, size_bytes: int) -> int:
+    def _whole_pages(self, size_bytes: float) -> int:
         return files.whole_pages(size_bytes, self._page_bytes)
 
     def _cpu(self, path: str) -> Cpu:

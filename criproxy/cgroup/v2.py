@@ -14,7 +14,7 @@ from criproxy.cgroup.ledger import Ledger
 from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 
 NO_LIMIT: Final = "max"
 LOWEST_WEIGHT: Final = "1"
@@ -104,20 +104,18 @@ class V2Driver:
         directory = self._mount + checked_path(box)
         quota, period_us = self._tree.read(f"{directory}/cpu.max").split()
         limit = self._tree.read(f"{directory}/memory.max")
-        return Limits(
-            cpu_cores=UNLIMITED if quota == NO_LIMIT else int(quota) / int(period_us),
-            memory_bytes=UNLIMITED if limit == NO_LIMIT else int(limit),
-        )
+        return {
+            CPU: UNLIMITED if quota == NO_LIMIT else int(quota) / int(period_us),
+            MEMORY: UNLIMITED if limit == NO_LIMIT else int(limit),
+        }
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         directory = self._mount + checked_box(box)
         return (
             *self._settle_priority(directory),
-            *self._settle(f"{directory}/cpu.max", _quota(limits.cpu_cores)),
-            *self._settle_swap(directory, limited=limits.memory_bytes is not UNLIMITED),
-            *self._settle_memory(
-                directory, None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
-            ),
+            *self._settle(f"{directory}/cpu.max", _quota(limits[CPU])),
+            *self._settle_swap(directory, limited=limits[MEMORY] is not UNLIMITED),
+            *self._settle_memory(directory, None if limits[MEMORY] is UNLIMITED else self._whole_pages(limits[MEMORY])),
         )
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
@@ -200,9 +198,9 @@ class V2Driver:
     def pod_limits(self, path: str) -> PodLimits:
         pids, limits, weight = self._pids.read(path), self.read(path), f"{self._mount}{checked_path(path)}/cpu.weight"
         return PodLimits(
-            memory_bytes=None if limits.memory_bytes is UNLIMITED else limits.memory_bytes,
+            memory_bytes=None if limits[MEMORY] is UNLIMITED else int(limits[MEMORY]),
             cpu_weight=self._number(weight) if self._tree.exists(weight) else None,
-            cpu_cores=limits.cpu_cores,
+            cpu_cores=limits[CPU],
             pids=None if pids is None else pids.limit,
             hugetlb=self._hugetlb.read(path),
         )
@@ -305,7 +303,7 @@ class V2Driver:
     def _number(self, file: str) -> int:
         return int(self._tree.read(file))
 
-    def _whole_pages(self, size_bytes: int) -> int:
+    def _whole_pages(self, size_bytes: float) -> int:
         return files.whole_pages(size_bytes, self._page_bytes)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.model import Decision, Snapshot
+from criproxy.model import CPU, MEMORY, Decision, Snapshot
 
 SPAN_S: Final = 3600.0
 EVERY_S: Final = 10.0
@@ -72,8 +72,8 @@ class History:
         past = records[: at + 1]
         return Past(
             record=records[at],
-            cpu_since=_since([(record.decision.limits.cpu_cores, record) for record in past]),
-            memory_since=_since([(record.decision.limits.memory_bytes, record) for record in past]),
+            cpu_since=_since([(record.decision.limits[CPU], record) for record in past]),
+            memory_since=_since([(record.decision.limits[MEMORY], record) for record in past]),
         )
 
 

@@ -14,6 +14,8 @@ from typing import Final
 from msgspec import Struct, structs
 
 from criproxy.model import (
+    CPU,
+    MEMORY,
     UNLIMITED,
     Bounds,
     Decision,
@@ -178,7 +180,7 @@ def decide(
     )
     cpu, cpu_reason, cpu_state = _resource(cpu_facts, state.cpu, settings.cpu)
     memory, memory_reason, memory_state = _resource(memory_facts, state.memory, settings.memory)
-    limits = Limits(cpu_cores=cpu, memory_bytes=memory if memory is UNLIMITED else int(memory))
+    limits = {CPU: cpu, MEMORY: memory if memory is UNLIMITED else int(memory)}
     decision = Decision(
         t_s=snapshot.t_s,
         limits=limits,
@@ -198,7 +200,7 @@ def decide(
 def safe_limits(settings: PolicySettings) -> Limits:
     """What the box may have while nothing is known: the floors, or the static limits."""
     cpu, memory = _safe(settings.cpu), _safe(settings.memory)
-    return Limits(cpu_cores=cpu, memory_bytes=memory if memory is UNLIMITED else int(memory))
+    return {CPU: cpu, MEMORY: memory if memory is UNLIMITED else int(memory)}
 
 
 def _safe(settings: ResourceSettings) -> float | type_unlimited:

@@ -160,11 +160,13 @@ class Snapshot(Struct, frozen=True):
     throttled_ratio: float
 
 
-class Limits(Struct, frozen=True):
-    """What bounds the box. Its priority (lowest weight, cpu.idle) is not a limit: it always holds."""
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
 
-    cpu_cores: float | type_unlimited
-    memory_bytes: int | type_unlimited
+Limits = Mapping[str, float | type_unlimited]
+"""What bounds the box, by the name of the resource and in its unit (cores, bytes). Its priority (lowest weight,
+cpu.idle) is not a limit: it always holds.
+"""
 
 
 class Pids(Struct, frozen=True):

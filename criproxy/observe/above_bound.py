@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.box import BoxState
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED
+from criproxy.model import CPU, UNLIMITED
 
 Resource = Literal["cpu", "memory"]
 
@@ -44,10 +44,10 @@ def memory_seen(state: BoxState) -> tuple[float, float] | None:
 def cpu_seen(state: BoxState) -> tuple[float, float] | None:
     """The CPU limit in force and the wanted one; None: there is none, or nothing was written."""
     wanted, held = state.wanted, state.limits
-    if wanted is None or held is None or wanted.cpu_cores is UNLIMITED:
+    if wanted is None or held is None or wanted[CPU] is UNLIMITED:
         return None
-    in_force = math.inf if held.cpu_cores is UNLIMITED else held.cpu_cores
-    return in_force, max(wanted.cpu_cores, in_force if in_force - wanted.cpu_cores <= _SLACK_CORES else 0.0)
+    in_force = math.inf if held[CPU] is UNLIMITED else held[CPU]
+    return in_force, max(wanted[CPU], in_force if in_force - wanted[CPU] <= _SLACK_CORES else 0.0)
 
 
 class AboveBound:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Metric, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 from criproxy.observe.status import BypassStatus
@@ -277,15 +277,15 @@ class Metrics:
         self._hour_bytes.set(_number(decision.prediction.hour_bytes))
         self._predicted_cores.set(_number(decision.prediction.cpu_cores))
         self._predicted_bytes.set(_number(decision.prediction.memory_bytes))
-        self._limit_cores.set(_number(decision.limits.cpu_cores))
-        self._limit_bytes.set(_number(decision.limits.memory_bytes))
+        self._limit_cores.set(_number(decision.limits[CPU]))
+        self._limit_bytes.set(_number(decision.limits[MEMORY]))
         self._throttled.set(snapshot.throttled_ratio)
         self._drift.inc(by=sum(change.drift for change in changes))
 
     def box_held(self, limits: Limits | None, memory_bytes: int | None) -> None:
         """What the kernel holds, and the memory that it counts; None: there is no box, or nothing was read."""
-        self._held_cores.set(_number(None if limits is None else limits.cpu_cores))
-        self._held_bytes.set(_number(None if limits is None else limits.memory_bytes))
+        self._held_cores.set(_number(None if limits is None else limits[CPU]))
+        self._held_bytes.set(_number(None if limits is None else limits[MEMORY]))
         self._box_memory.set(_number(memory_bytes))
 
     def on_memory_eviction(self) -> None:

@@ -15,7 +15,7 @@ from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
+from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, LimitChange, PodRef, Snapshot
 from criproxy.model.attachment import AttachStatus
 from criproxy.observe import why
 from criproxy.observe.above_bound import AboveBound
@@ -325,7 +325,7 @@ class Reporter:
         reason = f"what the kernel holds, as colocation is {self._colocation}"
         if self._colocation == "on":
             reason = "what the kernel holds until the next tick, the first since colocation is on"
-        limits = self._box.state().limits or Limits(UNLIMITED, UNLIMITED)
+        limits = self._box.state().limits or {CPU: UNLIMITED, MEMORY: UNLIMITED}
         return replace(decision, limits=limits, cpu_reason=reason, memory_reason=reason)
 
     def _cgroup_status(self) -> CgroupStatus:

@@ -12,7 +12,7 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
+from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
 from criproxy.model.attachment import AttachStatus
 
 
@@ -247,10 +247,10 @@ def cpu_status(snapshot: Snapshot, decision: Decision, held: Limits | None = Non
         box_cores=snapshot.box_cores,
         prediction_cores=decision.prediction.cpu_cores,
         hour_cores=decision.prediction.hour_cores,
-        limit_cores="unlimited" if decision.limits.cpu_cores is UNLIMITED else decision.limits.cpu_cores,
+        limit_cores="unlimited" if decision.limits[CPU] is UNLIMITED else decision.limits[CPU],
         throttled_ratio=snapshot.throttled_ratio,
         reason=decision.cpu_reason,
-        in_force_cores=None if held is None else "unlimited" if held.cpu_cores is UNLIMITED else held.cpu_cores,
+        in_force_cores=None if held is None else "unlimited" if held[CPU] is UNLIMITED else held[CPU],
     )
 
 
@@ -265,9 +265,9 @@ def memory_status(
         box_bytes=snapshot.box_bytes,
         prediction_bytes=decision.prediction.memory_bytes,
         hour_bytes=decision.prediction.hour_bytes,
-        limit_bytes="unlimited" if decision.limits.memory_bytes is UNLIMITED else decision.limits.memory_bytes,
+        limit_bytes="unlimited" if decision.limits[MEMORY] is UNLIMITED else int(decision.limits[MEMORY]),
         reason=decision.memory_reason,
-        in_force_bytes=None if held is None else "unlimited" if held.memory_bytes is UNLIMITED else held.memory_bytes,
+        in_force_bytes=None if held is None else "unlimited" if held[MEMORY] is UNLIMITED else int(held[MEMORY]),
         used_bytes=used_bytes,
     )
 
@@ -297,8 +297,8 @@ def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionSta
 
 def _shown(record: Record) -> tuple[str, str, bool]:
     limits = record.decision.limits
-    cores = "unlimited" if limits.cpu_cores is UNLIMITED else cores_in_words(limits.cpu_cores)
-    size = "unlimited" if limits.memory_bytes is UNLIMITED else bytes_in_words(limits.memory_bytes)
+    cores = "unlimited" if limits[CPU] is UNLIMITED else cores_in_words(limits[CPU])
+    size = "unlimited" if limits[MEMORY] is UNLIMITED else bytes_in_words(limits[MEMORY])
     return cores, size, record.applied
 
 
@@ -308,8 +308,8 @@ def _decision(record: Record) -> DecisionStatus:
     return DecisionStatus(
         decided_s=record.wall_s,
         applied=record.applied,
-        limit_cores="unlimited" if limits.cpu_cores is UNLIMITED else limits.cpu_cores,
-        limit_bytes="unlimited" if limits.memory_bytes is UNLIMITED else limits.memory_bytes,
+        limit_cores="unlimited" if limits[CPU] is UNLIMITED else limits[CPU],
+        limit_bytes="unlimited" if limits[MEMORY] is UNLIMITED else int(limits[MEMORY]),
         cpu_reason=decision.cpu_reason,
         memory_reason=decision.memory_reason,
     )

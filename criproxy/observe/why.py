@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from criproxy.control.history import History, Past, Record
 from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, Bounds, GuardCeiling, Limits, type_unlimited
 from criproxy.observe.status_text import printable
 
 Limit = float | Literal["unlimited"]
@@ -81,8 +81,8 @@ def _decision(past: Past, held: Limits | None, used_bytes: int | None) -> Decisi
         window=decision.window,
         guard=decision.guard,
         cpu=ResourceWhy(
-            limit=_limit(decision.limits.cpu_cores),
-            before=None if before is None else _limit(before.cpu_cores),
+            limit=_limit(decision.limits[CPU]),
+            before=None if before is None else _limit(before[CPU]),
             reason=decision.cpu_reason,
             since_s=_wall_s(cpu_since),
             since_reason=None if cpu_since is None else cpu_since.decision.cpu_reason,
@@ -91,11 +91,11 @@ def _decision(past: Past, held: Limits | None, used_bytes: int | None) -> Decisi
             predicted=decision.prediction.cpu_cores,
             note=decision.prediction.cpu_note,
             bounds=decision.cpu_bounds,
-            in_force=None if held is None else _limit(held.cpu_cores),
+            in_force=None if held is None else _limit(held[CPU]),
         ),
         memory=ResourceWhy(
-            limit=_limit(decision.limits.memory_bytes),
-            before=None if before is None else _limit(before.memory_bytes),
+            limit=_limit(decision.limits[MEMORY]),
+            before=None if before is None else _limit(before[MEMORY]),
             reason=decision.memory_reason,
             since_s=_wall_s(memory_since),
             since_reason=None if memory_since is None else memory_since.decision.memory_reason,
@@ -104,7 +104,7 @@ def _decision(past: Past, held: Limits | None, used_bytes: int | None) -> Decisi
             predicted=decision.prediction.memory_bytes,
             note=decision.prediction.memory_note,
             bounds=decision.memory_bounds,
-            in_force=None if held is None else _limit(held.memory_bytes),
+            in_force=None if held is None else _limit(held[MEMORY]),
             used=used_bytes,
         ),
     )

@@ -64,7 +64,7 @@ class FakeDriver:
 
     def ensure(self, box: str) -> None:
         self._call("ensure", box)
-        self.boxes.setdefault(box, Limits(UNLIMITED, UNLIMITED))
+        self.boxes.setdefault(box, {"cpu": UNLIMITED, "memory": UNLIMITED})
         self.pods_in.setdefault(box, {})
 
     def read(self, box: str) -> Limits:
@@ -74,9 +74,9 @@ class FakeDriver:
         self._call("write", box)
         self.writing.set()
         self.gate.wait()
-        old, size = self.boxes[box], limits.memory_bytes
+        old, size = self.boxes[box], limits["memory"]
         if size is not UNLIMITED and size < self.in_use:
-            limits = Limits(limits.cpu_cores, self.in_use)
+            limits = {"cpu": limits["cpu"], "memory": self.in_use}
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
@@ -91,8 +91,8 @@ class FakeDriver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._call("squeeze", box, str(cores))
         old = self.boxes[box]
-        self.boxes[box] = Limits(cores, old.memory_bytes)
-        return (LimitChange("cpu.max", str(old.cpu_cores), str(cores), self.drifted),)
+        self.boxes[box] = {"cpu": cores, "memory": old["memory"]}
+        return (LimitChange("cpu.max", str(old["cpu"]), str(cores), self.drifted),)
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         self._call("reclaim", path, str(size_bytes))

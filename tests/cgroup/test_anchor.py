@@ -10,7 +10,6 @@ from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.systemd.slices import Properties
-from criproxy.model import Limits
 
 BOX, POD = "offline.slice", "offline-poda.slice"
 BESTEFFORT, BURSTABLE = "kubepods-besteffort-criproxy.slice", "kubepods-burstable-criproxy.slice"
@@ -37,7 +36,7 @@ class Node:
         self.systemd = Systemd(self.kernel)
         self.driver: CgroupDriver = detect_any(self.kernel, self.systemd, self.kernel.root)
         self.driver.ensure(BOX)
-        self.driver.write(BOX, Limits(1.0, 64 << 20))
+        self.driver.write(BOX, {"cpu": 1.0, "memory": 64 << 20})
 
     def from_kubelet(self, qos: str, pod: str) -> str:
         """Kubelet's own slice of a pod."""

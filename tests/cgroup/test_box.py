@@ -15,9 +15,9 @@ from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
 
-FLOOR = Limits(0.1, 64 << 20)
-DECIDED = Limits(1.5, 512 << 20)
-LIFTED = Limits(UNLIMITED, UNLIMITED)
+FLOOR = {"cpu": 0.1, "memory": 64 << 20}
+DECIDED = {"cpu": 1.5, "memory": 512 << 20}
+LIFTED = {"cpu": UNLIMITED, "memory": UNLIMITED}
 A, B = parse_kubelet_parent("/kubepods/poda"), parse_kubelet_parent("/kubepods/besteffort/podb")
 ELSEWHERE = parse_kubelet_parent("/kubelet/kubepods/podc")
 SLICE = parse_kubelet_parent("kubepods-besteffort-poda.slice")
@@ -272,16 +272,16 @@ def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
 ) -> None:
     async def go() -> None:
         await box.admit(A, 0)
-        await box.apply(Limits(1.0, 4000))
+        await box.apply({"cpu": 1.0, "memory": 4000})
         box.cpus = lambda: frozenset({0})
         driver.fail_on = {fails}
         driver.log.clear()
         with pytest.raises(CgroupError, match=f"cannot {fails}"):
-            await box.apply(Limits(0.5, 1000))
+            await box.apply({"cpu": 0.5, "memory": 1000})
 
     asyncio.run(go())
     assert "write" in [call[0] for call in driver.log]
-    assert driver.boxes["/offline"].cpu_cores == 0.5
+    assert driver.boxes["/offline"]["cpu"] == 0.5
 
 
 def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
@@ -382,8 +382,8 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
 def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
 
-    assert driver.boxes["/offline"] == Limits(0.7, DECIDED.memory_bytes)
-    assert box.state().limits == Limits(0.7, DECIDED.memory_bytes)
+    assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": DECIDED["memory"]}
+    assert box.state().limits == {"cpu": 0.7, "memory": DECIDED["memory"]}
     assert box.state().drift == 0
 
 
@@ -393,7 +393,7 @@ def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: 
 
     run(lambda: box.apply(DECIDED))
 
-    assert squeezed == Limits(0.7, DECIDED.memory_bytes)
+    assert squeezed == {"cpu": 0.7, "memory": DECIDED["memory"]}
     assert driver.boxes["/offline"] == DECIDED
 
 
@@ -402,7 +402,9 @@ def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: 
     [
         pytest.param([], id="no-box"),
         pytest.param([lambda box: box.admit(A, 0)], id="no-decision"),
-        pytest.param([lambda box: box.apply(Limits(0.5, 1 << 20)), lambda box: box.admit(A, 0)], id="lower-already"),
+        pytest.param(
+            [lambda box: box.apply({"cpu": 0.5, "memory": 1 << 20}), lambda box: box.admit(A, 0)], id="lower-already"
+        ),
         pytest.param(
             [lambda box: box.apply(DECIDED), lambda box: box.admit(A, 0), lambda box: box.release()], id="released"
         ),
@@ -420,7 +422,7 @@ def test_squeeze_never_raises_a_limit_nor_makes_one(
 def test_squeeze_of_an_unlimited_box_limits_it(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.apply(LIFTED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
 
-    assert driver.boxes["/offline"] == Limits(0.7, UNLIMITED)
+    assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": UNLIMITED}
 
 
 def test_cpu_times_are_none_without_a_box_or_its_files(box: Box) -> None:
@@ -484,7 +486,7 @@ def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> N
     [
         pytest.param(DECIDED, DECIDED, id="bounded"),
         pytest.param(LIFTED, FLOOR, id="released_before"),
-        pytest.param(Limits(1.5, UNLIMITED), Limits(1.5, FLOOR.memory_bytes), id="half"),
+        pytest.param({"cpu": 1.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": FLOOR["memory"]}, id="half"),
         pytest.param(None, FLOOR, id="gone"),
     ],
 )
@@ -503,12 +505,21 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
 @pytest.mark.parametrize(
     ("held", "decided", "then"),
     [
-        pytest.param(Limits(16.0, 64 << 30), DECIDED, DECIDED, id="large-limits-of-the-night-are-lowered"),
-        pytest.param(Limits(0.5, 64 << 20), DECIDED, Limits(0.5, 64 << 20), id="small-ones-are-not-raised"),
-        pytest.param(Limits(0.5, 64 << 30), DECIDED, Limits(0.5, 512 << 20), id="each-for-itself"),
-        pytest.param(Limits(0.5, 64 << 20), LIFTED, Limits(0.5, 64 << 20), id="nor-lifted"),
+        pytest.param({"cpu": 16.0, "memory": 64 << 30}, DECIDED, DECIDED, id="large-limits-of-the-night-are-lowered"),
+        pytest.param(
+            {"cpu": 0.5, "memory": 64 << 20}, DECIDED, {"cpu": 0.5, "memory": 64 << 20}, id="small-ones-are-not-raised"
+        ),
+        pytest.param(
+            {"cpu": 0.5, "memory": 64 << 30}, DECIDED, {"cpu": 0.5, "memory": 512 << 20}, id="each-for-itself"
+        ),
+        pytest.param({"cpu": 0.5, "memory": 64 << 20}, LIFTED, {"cpu": 0.5, "memory": 64 << 20}, id="nor-lifted"),
         pytest.param(LIFTED, DECIDED, LIFTED, id="what-was-lifted-stays-so"),
-        pytest.param(Limits(UNLIMITED, 64 << 30), DECIDED, Limits(UNLIMITED, 512 << 20), id="also-one-of-them"),
+        pytest.param(
+            {"cpu": UNLIMITED, "memory": 64 << 30},
+            DECIDED,
+            {"cpu": UNLIMITED, "memory": 512 << 20},
+            id="also-one-of-them",
+        ),
     ],
 )
 def test_limits_are_only_lowered_while_the_config_is_not_known(
@@ -528,7 +539,7 @@ def test_limits_are_only_lowered_while_the_config_is_not_known(
 
 
 def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: FakeDriver) -> None:
-    driver.boxes["/offline"] = Limits(3.0, 1 << 30)
+    driver.boxes["/offline"] = {"cpu": 3.0, "memory": 1 << 30}
 
     run(lambda: box.apply(DECIDED), lambda: box.adopt(parse_box("/offline")))
 
@@ -747,7 +758,7 @@ def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
 
 # --- memory that must be reclaimed -------------------------------------------------------------------------------
 
-LOW = Limits(0.5, 128 << 20)
+LOW = {"cpu": 0.5, "memory": 128 << 20}
 
 
 def sinking(box: Box, driver: FakeDriver, steps: Callable[[], Awaitable[T]]) -> T:
@@ -773,14 +784,14 @@ def test_cpu_limits_and_pods_never_wait_for_memory_that_is_reclaimed(box: Box, d
     async def steps() -> list[Limits]:
         await box.squeeze(0.3)
         squeezed = driver.boxes["/offline"]
-        await box.apply(replace(LOW, cpu_cores=1.0))
+        await box.apply({**LOW, "cpu": 1.0})
         applied = driver.boxes["/offline"]
         await box.admit(B, 4096)
         await box.sweep(set())
         await box.usage()
         return [squeezed, applied]
 
-    assert sinking(box, driver, steps) == [Limits(0.3, 500 << 20), Limits(1.0, 500 << 20)]
+    assert sinking(box, driver, steps) == [{"cpu": 0.3, "memory": 500 << 20}, {"cpu": 1.0, "memory": 500 << 20}]
     assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": PodLimits(memory_bytes=4096)}
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
 
@@ -792,7 +803,7 @@ def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver
 
     state = sinking(box, driver, steps)
 
-    assert (state.wanted, state.limits) == (LOW, Limits(0.5, 500 << 20))
+    assert (state.wanted, state.limits) == (LOW, {"cpu": 0.5, "memory": 500 << 20})
     assert state.memory == Held(used_bytes=500 << 20, wanted_bytes=128 << 20)
     assert state.welcome, "the bound in force is above the wanted one, but it is one"
 
@@ -810,7 +821,7 @@ def test_next_limit_follows_what_was_reclaimed(box: Box, driver: FakeDriver) -> 
 def test_one_reclaim_runs_at_a_time_and_to_what_is_wanted_by_then(box: Box, driver: FakeDriver) -> None:
     async def steps() -> None:
         for size in (100 << 20, 80 << 20):
-            await box.apply(Limits(0.5, size))
+            await box.apply({"cpu": 0.5, "memory": size})
 
     sinking(box, driver, steps)
 
@@ -821,7 +832,7 @@ def test_release_lifts_the_limits_only_after_the_step_that_is_under_way(box: Box
     async def steps() -> None:
         lifting = asyncio.create_task(box.release())
         await asyncio.sleep(0.01)
-        assert driver.boxes["/offline"] == Limits(0.5, 500 << 20)
+        assert driver.boxes["/offline"] == {"cpu": 0.5, "memory": 500 << 20}
         driver.reclaim_gate.set()
         await lifting
         driver.reclaim_gate.clear()

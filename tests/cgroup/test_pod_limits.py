@@ -10,10 +10,10 @@ from fake_systemd import FakeSystemd, names
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
-from criproxy.model import UNLIMITED, Limits, Pids
+from criproxy.model import UNLIMITED, Pids
 
 MIB = 1 << 20
-LIMITS = Limits(1.0, 512 * MIB)
+LIMITS = {"cpu": 1.0, "memory": 512 * MIB}
 ALLOWED = 32768
 """The fake kernel's pid_max, which is below its threads-max."""
 
@@ -160,7 +160,7 @@ def test_another_share_of_processes_leaves_a_squeeze_in_force(node: Node) -> Non
     node.tick()
     node.driver.squeeze(node.box, 0.1)
     node.driver.write_pids(node.box, 0.5)
-    assert node.driver.read(node.box).cpu_cores == pytest.approx(0.1)
+    assert node.driver.read(node.box)["cpu"] == pytest.approx(0.1)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.places import pod_named
 from criproxy.cgroup.systemd.slices import INFINITY, anchor_of, cpu_mask, limit_properties, pod_in, standing_properties
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_cpu_mask_of_nothing_is_refused() -> None:
     st.just(UNLIMITED) | st.integers(0, 1 << 50),
 )
 def test_limits_are_told_exactly(version: int, cores: float, size: int) -> None:
-    told = limit_properties(version, Limits(cores, size))
+    told = limit_properties(version, {"cpu": cores, "memory": size})
 
     quota = told["CPUQuotaPerSecUSec"]
     assert quota == INFINITY if cores is UNLIMITED else quota == round(cores * 100_000) * 10

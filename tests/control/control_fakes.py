@@ -83,7 +83,7 @@ class FakeBox:
         now_s = self.clock.now - self.clock.suspended_s
         dt = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        box_cores = min(self.limits.cpu_cores, self.cpus - self.online_cores) if self.limits else 0.0
+        box_cores = min(self.limits["cpu"], self.cpus - self.online_cores) if self.limits else 0.0
         self._box_s += dt * box_cores
         self._node_s += dt * (self.online_cores + box_cores) + self.jump_s
         self.jump_s = 0.0

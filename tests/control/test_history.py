@@ -3,7 +3,7 @@
 import pytest
 
 from criproxy.control.history import MAX_RECORDS, History, Record
-from criproxy.model import Bounds, Decision, Limits, Prediction, Snapshot
+from criproxy.model import Bounds, Decision, Prediction, Snapshot
 
 WALL = 1_700_006_400.0
 BOUNDS = Bounds(0.1, None, 0.0, 0.9)
@@ -11,7 +11,9 @@ BOUNDS = Bounds(0.1, None, 0.0, 0.9)
 
 def record(t_s, cores=1.0, before=None):
     snapshot = Snapshot(t_s, 4.0, 100, 1.0, 50, 0.0, 0, 1.0, 50, 0.0)
-    decision = Decision(t_s, Limits(cores, 10), Prediction(1.0, 1.0), "why", "why", BOUNDS, BOUNDS, before=before)
+    decision = Decision(
+        t_s, {"cpu": cores, "memory": 10}, Prediction(1.0, 1.0), "why", "why", BOUNDS, BOUNDS, before=before
+    )
     return Record(WALL + t_s, snapshot, decision)
 
 
@@ -46,13 +48,13 @@ def test_history_of_a_fast_loop_spans_the_hour_and_ends_with_the_last_change(int
     history = filled(record(t * interval_s, cores=1.0 + t % 7) for t in range(count))
     assert len(history.records()) <= MAX_RECORDS
     assert times(history)[-1] - times(history)[0] > 3590.0
-    assert history.at(WALL + 1e6).record.decision.limits.cpu_cores == 1.0 + (count - 1) % 7
+    assert history.at(WALL + 1e6).record.decision.limits["cpu"] == 1.0 + (count - 1) % 7
 
 
 def test_history_at_a_moment_gives_the_decision_that_held():
     history = filled([record(0.0, 1.0), record(7.0, 2.0), record(9.0, 3.0)])
-    assert history.at(WALL + 8.9).record.decision.limits.cpu_cores == 2.0
-    assert history.at(WALL + 1e6).record.decision.limits.cpu_cores == 3.0
+    assert history.at(WALL + 8.9).record.decision.limits["cpu"] == 2.0
+    assert history.at(WALL + 1e6).record.decision.limits["cpu"] == 3.0
     assert history.at(WALL - 0.1) is None
 
 
@@ -63,5 +65,5 @@ def test_history_at_a_moment_tells_since_when_each_limit_held():
 
 
 def test_history_of_a_limit_from_before_the_record_does_not_tell_since_when():
-    past = filled([record(0.0, 1.0, before=Limits(1.0, 10)), record(10.0)]).at(WALL + 10.0)
+    past = filled([record(0.0, 1.0, before={"cpu": 1.0, "memory": 10}), record(10.0)]).at(WALL + 10.0)
     assert (past.cpu_since, past.memory_since) == (None, None)

@@ -14,11 +14,11 @@ from criproxy.control.capacity import Capacity
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
 from criproxy.control.series import PredictorSettings
-from criproxy.model import UNLIMITED, GuardCeiling, Limits
+from criproxy.model import UNLIMITED, GuardCeiling
 
 POLICY = PolicySettings(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
 SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))
-FLOORS = Limits(0.1, GIB)
+FLOORS = {"cpu": 0.1, "memory": GIB}
 
 
 class Node:
@@ -83,17 +83,17 @@ def test_outlook_is_what_the_last_tick_reckoned_with_the_guard_aside():
     node = Node()
     before = node.loop.outlook()
     node.ticks(20)
-    free = node.box.limits.cpu_cores
+    free = node.box.limits["cpu"]
     node.ceiling = GuardCeiling(0.5, "a step")
     node.ticks()
     outlook = node.loop.outlook()
     assert before is None
-    assert node.box.limits.cpu_cores == 0.5 < free
+    assert node.box.limits["cpu"] == 0.5 < free
     assert (outlook.capacity_cores, outlook.limit_cores) == (4.0, pytest.approx(free, abs=0.1))
     assert outlook.predicted_cores == node.observer.seen[-1][1].prediction.cpu_cores
     node.ceiling = None
     node.ticks()
-    assert node.box.limits.cpu_cores == pytest.approx(free, abs=0.1)
+    assert node.box.limits["cpu"] == pytest.approx(free, abs=0.1)
 
 
 def test_outlook_of_an_unlimited_box_is_infinite():
@@ -117,8 +117,8 @@ def test_tick_steady_load_leaves_the_rest_to_the_box(node):
     node.ticks(20)
     snapshot, decision, _ = node.observer.seen[-1]
     assert snapshot.online_cores == pytest.approx(1.0)
-    assert node.box.limits.cpu_cores == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
-    assert node.box.limits.memory_bytes == pytest.approx(16 * GIB * 0.9 - 4 * GIB, rel=0.03)
+    assert node.box.limits["cpu"] == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
+    assert node.box.limits["memory"] == pytest.approx(16 * GIB * 0.9 - 4 * GIB, rel=0.03)
     assert decision.limits == node.box.limits
 
 
@@ -126,7 +126,7 @@ def test_tick_online_step_up_lowers_in_the_same_tick(node):
     node.ticks(20)
     node.box.online_cores = 3.0
     node.ticks()
-    assert node.box.limits.cpu_cores <= 4 * 0.9 - 3.0 + 1e-9
+    assert node.box.limits["cpu"] <= 4 * 0.9 - 3.0 + 1e-9
     assert node.observer.seen[-1][1].cpu_reason.startswith("lowered")
     assert len(node.observer.seen[-1][2]) == 1
 
@@ -135,25 +135,25 @@ def test_tick_capacity_unplugged_bounds_the_box_in_the_same_tick(node):
     node.ticks(20)
     node.capacity.value = replace(node.capacity.value, cores=2.0)
     node.ticks()
-    assert node.box.limits.cpu_cores <= 2 * 0.9 - 1.0 + 1e-9
+    assert node.box.limits["cpu"] <= 2 * 0.9 - 1.0 + 1e-9
 
 
 def test_tick_memory_unplugged_bounds_the_box_in_the_same_tick(node):
     node.ticks(20)
     node.capacity.value = replace(node.capacity.value, memory_bytes=8 * GIB)
     node.ticks()
-    assert node.box.limits.memory_bytes <= 8 * GIB * 0.9 - 4 * GIB
+    assert node.box.limits["memory"] <= 8 * GIB * 0.9 - 4 * GIB
 
 
 def test_tick_capacity_plugged_in_is_given_by_and_by():
     node = Node(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, max_raise_ratio=0.1))))
     node.ticks(40)
-    before = node.box.limits.cpu_cores
+    before = node.box.limits["cpu"]
     node.capacity.value = replace(node.capacity.value, cores=8.0)
     given = []
     for _ in range(10):
         node.ticks()
-        given.append(node.box.limits.cpu_cores)
+        given.append(node.box.limits["cpu"])
     assert given[0] == pytest.approx(before + 0.8)
     assert given[-1] == pytest.approx(8 * 0.9 - 1.0, abs=0.06)
 
@@ -168,7 +168,7 @@ def test_tick_cold_start_of_the_calibrated_predictor_gives_the_floor_and_says_so
     )
     node.ticks(60)
     decision = node.observer.seen[-1][1]
-    assert decision.limits.cpu_cores <= 4 * 0.9 - 1.25
+    assert decision.limits["cpu"] <= 4 * 0.9 - 1.25
     assert "(learning, " in decision.cpu_reason
     node.ticks(300)
     decision = node.observer.seen[-1][1]
@@ -176,18 +176,18 @@ def test_tick_cold_start_of_the_calibrated_predictor_gives_the_floor_and_says_so
     node.ticks(3600)
     _, decision, _ = node.observer.seen[-1]
     assert (decision.prediction.cpu_note, decision.prediction.memory_note) == ("", "")
-    assert decision.limits.cpu_cores > 2.0
+    assert decision.limits["cpu"] > 2.0
 
 
 def test_tick_guards_ceiling_bounds_the_limit_from_this_tick_to_the_last_that_it_is_there(node):
     node.ticks(20)
-    free = node.box.limits.cpu_cores
+    free = node.box.limits["cpu"]
     node.ceiling = GuardCeiling(0.5, "online waits")
     node.ticks()
-    assert node.box.limits.cpu_cores == 0.5
+    assert node.box.limits["cpu"] == 0.5
     node.ceiling = None
     node.ticks()
-    assert node.box.limits.cpu_cores == pytest.approx(free, abs=0.02)
+    assert node.box.limits["cpu"] == pytest.approx(free, abs=0.02)
 
 
 def test_tick_that_falls_back_keeps_to_the_floor_below_the_guard_too(node):
@@ -200,11 +200,11 @@ def test_tick_that_falls_back_keeps_to_the_floor_below_the_guard_too(node):
 def test_tick_pods_that_start_get_more_than_the_floor_while_they_do(node):
     node.box.online_cores = 3.0
     node.ticks(20)
-    before, node.starting = node.box.limits.cpu_cores, 5
+    before, node.starting = node.box.limits["cpu"], 5
     node.ticks()
-    meanwhile, node.starting = node.box.limits.cpu_cores, 0
+    meanwhile, node.starting = node.box.limits["cpu"], 0
     node.ticks()
-    assert (meanwhile, before) == (pytest.approx(0.6), pytest.approx(node.box.limits.cpu_cores))
+    assert (meanwhile, before) == (pytest.approx(0.6), pytest.approx(node.box.limits["cpu"]))
     assert before < 0.6
     assert node.loop.history.records()[-2].decision.starting == 5
 
@@ -213,14 +213,14 @@ def test_tick_dry_run_decides_and_writes_nothing():
     node = Node(replace(SETTINGS, dry_run=True))
     node.ticks(10)
     assert node.box.applied == []
-    assert node.observer.seen[-1][1].limits.cpu_cores > 2.0
+    assert node.observer.seen[-1][1].limits["cpu"] > 2.0
     assert not any(record.applied for record in node.loop.history.records())
 
 
 def test_tick_static_policy_applies_what_is_configured():
     node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(1.5), StaticSettings(UNLIMITED))))
     node.ticks(5)
-    assert node.box.limits == Limits(1.5, UNLIMITED)
+    assert node.box.limits == {"cpu": 1.5, "memory": UNLIMITED}
 
 
 @pytest.mark.parametrize("where", ["usage_error", "apply_error"])
@@ -294,7 +294,7 @@ def test_tick_without_samples_for_a_horizon_falls_back_to_the_floor_once(node):
     assert len(node.observer.seen) == heard
     node.box.usage_error = None
     node.ticks(3)
-    assert node.box.limits.cpu_cores > 2.0
+    assert node.box.limits["cpu"] > 2.0
 
 
 def test_tick_impossible_sample_is_told_once_and_bounds_nothing(node):
@@ -326,7 +326,7 @@ def test_tick_after_the_machine_was_suspended_goes_on_as_before(node):
     node.clock.suspend(3600.0)
     node.ticks(2)
     assert node.observer.seen[-1][0].online_cores == pytest.approx(1.0)
-    assert node.box.limits.cpu_cores == pytest.approx(before.cpu_cores, abs=0.06)
+    assert node.box.limits["cpu"] == pytest.approx(before["cpu"], abs=0.06)
     assert node.observer.discarded == []
 
 
@@ -369,7 +369,7 @@ def test_tick_while_applying_fails_goes_on_towards_the_newest_limit(node):
     node.ticks(3)
     node.box.apply_error = None
     node.ticks(1)
-    assert node.box.limits.cpu_cores <= 4 * 0.9 - 3.0 + 1e-9
+    assert node.box.limits["cpu"] <= 4 * 0.9 - 3.0 + 1e-9
 
 
 def test_run_ticks_by_deadline_without_drift(node):
@@ -409,7 +409,7 @@ def test_settings_replaced_keep_what_the_predictors_know(node):
     node.loop.replace_settings(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, watermark_ratio=0.5))))
     assert node.loop.predictors() == before
     node.ticks()
-    assert node.box.limits.cpu_cores == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
+    assert node.box.limits["cpu"] == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
 
 
 def test_settings_with_another_percentile_keep_the_level(node):
@@ -443,7 +443,7 @@ def test_restored_loop_continues_where_the_old_one_was(node):
     young.clock.now = node.clock.now
     young.loop.restore(node.loop.checkpoint(), 0.0)
     young.ticks(2)
-    assert young.box.limits.cpu_cores == pytest.approx(node.box.limits.cpu_cores, abs=0.06)
+    assert young.box.limits["cpu"] == pytest.approx(node.box.limits["cpu"], abs=0.06)
 
 
 def test_history_holds_changes_and_reasons(node):

@@ -18,7 +18,7 @@ from criproxy.control.policy import (
     decide,
     safe_limits,
 )
-from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, Prediction, Snapshot
+from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Prediction, Snapshot
 
 no_deadline = hypothesis_settings(deadline=None)
 
@@ -50,7 +50,7 @@ def holding(limit, since_s=0.0):
 def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None, starting=0):  # noqa: B008, PLR0917
     prediction = Prediction(predicted, float(4 * GIB), note, "")
     decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY), guard, starting=starting)
-    return decision.limits.cpu_cores, decision.cpu_reason, after.cpu
+    return decision.limits["cpu"], decision.cpu_reason, after.cpu
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_decide_move_that_is_too_small_to_be_seen_tells_its_size():
 
 def test_decide_memory_is_in_bytes_and_words_in_gib():
     decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB), PolicyState(), SETTINGS)
-    assert decision.limits.memory_bytes == int(16 * GIB * 0.9 - 6.4 * GIB)
+    assert decision.limits["memory"] == int(16 * GIB * 0.9 - 6.4 * GIB)
     assert decision.memory_reason == "set to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB"
 
 
@@ -178,7 +178,7 @@ def test_decide_note_of_the_prediction_is_in_the_reason():
 def test_decide_static_limits_never_move():
     settings = PolicySettings(StaticSettings(1.5), StaticSettings(UNLIMITED))
     decision, state = decide(snapshot(), Prediction(None, None), PolicyState(), settings)
-    assert decision.limits == Limits(1.5, UNLIMITED)
+    assert decision.limits == {"cpu": 1.5, "memory": UNLIMITED}
     assert decision.cpu_reason == "static, as configured: 1.50 cores"
     assert decision.memory_reason == "static, as configured: unlimited"
     assert decide(snapshot(2000.0, online=3.9), Prediction(3.9, 0.0), state, settings)[0].limits == decision.limits
@@ -265,7 +265,7 @@ def test_decide_guard_squeezes_a_box_without_a_limit():
 def test_decide_guard_does_not_touch_memory():
     state = PolicyState()
     decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB), state, SETTINGS, GuardCeiling(0.01, "x"))
-    assert decision.limits.memory_bytes == int(8 * GIB)
+    assert decision.limits["memory"] == int(8 * GIB)
 
 
 # --- the reserve, capacity and steps ---
@@ -308,8 +308,8 @@ def test_decide_capacity_that_shrinks_lowers_both_limits_in_the_same_tick(settin
     _, state = decide(snapshot(), Prediction(0.5, 1.0 * GIB), PolicyState(), settings)
     less = snapshot(1001.0, 1.0, 0.5, 4 * GIB)
     decision, _ = decide(less, Prediction(0.5, 1.0 * GIB), state, settings)
-    assert decision.limits.cpu_cores <= 1.0
-    assert decision.limits.memory_bytes <= 4 * GIB
+    assert decision.limits["cpu"] <= 1.0
+    assert decision.limits["memory"] <= 4 * GIB
     assert decision.cpu_reason.startswith("lowered")
     assert decision.memory_reason.startswith("lowered")
 
@@ -324,7 +324,7 @@ def test_decide_capacity_that_grows_raises_at_once_but_in_strides():
 def test_decide_memory_moves_in_whole_mib_downwards():
     predicted = 16 * GIB * 0.9 - (8 * GIB + 3 * 2**20 - 1)
     decision, _ = decide(snapshot(), Prediction(1.0, predicted), PolicyState(), SETTINGS)
-    assert decision.limits.memory_bytes == 8 * GIB + 2 * 2**20
+    assert decision.limits["memory"] == 8 * GIB + 2 * 2**20
 
 
 def test_decide_memory_does_not_move_for_a_few_kib_each_second():
@@ -332,7 +332,7 @@ def test_decide_memory_does_not_move_for_a_few_kib_each_second():
     for t_s in range(50):
         prediction = Prediction(1.0, 6.4 * GIB + 2**19 + (t_s % 7) * 4096)
         decision, state = decide(snapshot(float(t_s)), prediction, state, SETTINGS)
-        limits.add(decision.limits.memory_bytes)
+        limits.add(decision.limits["memory"])
     assert limits == {8 * GIB - 2**20}
 
 
@@ -357,8 +357,11 @@ def test_decide_time_of_last_change_stays_while_held():
 
 
 def test_safe_limits_are_floors_and_static_limits():
-    assert safe_limits(SETTINGS) == Limits(0.1, GIB)
-    assert safe_limits(PolicySettings(StaticSettings(2.0), StaticSettings(UNLIMITED))) == Limits(2.0, UNLIMITED)
+    assert safe_limits(SETTINGS) == {"cpu": 0.1, "memory": GIB}
+    assert safe_limits(PolicySettings(StaticSettings(2.0), StaticSettings(UNLIMITED))) == {
+        "cpu": 2.0,
+        "memory": UNLIMITED,
+    }
 
 
 @pytest.mark.parametrize(
@@ -543,7 +546,7 @@ def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
     taken = replace(snapshot(), online_bytes=online)
     prediction = Prediction(1.0, predicted)
     decision, _ = decide(taken, prediction, PolicyState(), PolicySettings(CPU, settings), kept_bytes=kept)
-    return decision.limits.memory_bytes, decision.memory_reason, decision.memory_bounds.kept
+    return decision.limits["memory"], decision.memory_reason, decision.memory_bounds.kept
 
 
 @pytest.mark.parametrize(
@@ -596,7 +599,7 @@ def test_static_limit_that_gives_way_to_online_comes_back_by_steps() -> None:
         taken = replace(snapshot(), online_bytes=online)
         settings = PolicySettings(CPU, StaticSettings(12 * GIB, GIB))
         decision, after = decide(taken, Prediction(1.0, None), state, settings, kept_bytes=2 * GIB)
-        return decision.limits.memory_bytes, after
+        return decision.limits["memory"], after
 
     first, state = limit(4 * GIB, PolicyState())
     nearly, state = limit(4 * GIB - 100 * 2**20, state)

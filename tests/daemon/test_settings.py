@@ -148,7 +148,7 @@ def test_policy_static_is_the_static_limits_also_before_the_first_decision() -> 
     assert isinstance(found.cpu, StaticSettings)
     assert isinstance(found.memory, StaticSettings)
     safe = safe_limits(found)
-    assert (safe.cpu_cores, safe.memory_bytes) == (1.5, GIB)
+    assert (safe["cpu"], safe["memory"]) == (1.5, GIB)
 
 
 def test_policy_with_a_floor_above_the_ceiling_raises() -> None:

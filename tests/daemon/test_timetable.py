@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from criproxy.config.load import parse
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import Timetable
-from criproxy.model import Limits
 
 MIB = 1 << 20
 CONFIG = """
@@ -80,7 +79,7 @@ def test_stage_has_the_limits_of_its_window() -> None:
 
 def test_stage_off_leaves_the_floor_and_says_so() -> None:
     policy = at("2026-03-09T12:00", table()).policy
-    assert safe_limits(policy) == Limits(0.2, 64 * MIB)
+    assert safe_limits(policy) == {"cpu": 0.2, "memory": 64 * MIB}
     assert isinstance(policy.cpu, StaticSettings)
     assert policy.cpu.why == "the floor, as the schedule is off"
 

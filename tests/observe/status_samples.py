@@ -1,7 +1,7 @@
 """Values that the tests of this folder show."""
 
 from criproxy.control.history import Record
-from criproxy.model import UNLIMITED, Bounds, Decision, Limits, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Bounds, Decision, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,
@@ -29,13 +29,13 @@ SNAPSHOT = Snapshot(
 )
 DECISION = Decision(
     t_s=1.0,
-    limits=Limits(cpu_cores=1.5, memory_bytes=UNLIMITED),
+    limits={"cpu": 1.5, "memory": UNLIMITED},
     prediction=Prediction(cpu_cores=2.1, memory_bytes=None),
     cpu_reason="lowered to 1.50 cores",
     memory_reason="not known",
     cpu_bounds=Bounds(floor=0.1, ceiling=3.0, reserve=0.5, watermark_ratio=0.9),
     memory_bounds=Bounds(floor=GIB, ceiling=None, reserve=0.0, watermark_ratio=None),
-    before=Limits(cpu_cores=2.0, memory_bytes=UNLIMITED),
+    before={"cpu": 2.0, "memory": UNLIMITED},
 )
 SANDBOX = Sandbox("s1", PodRef("u1", "batch", "job\x1b[2J"), "/offline/podu1")
 STATUS = Status(

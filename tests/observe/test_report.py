@@ -233,8 +233,8 @@ def test_status_tells_all_parts() -> None:
     ("pass_through", "held", "cores", "size"),
     [
         pytest.param(False, None, "unlimited", "unlimited", id="off-no-box"),
-        pytest.param(False, Limits(UNLIMITED, UNLIMITED), "unlimited", "unlimited", id="off-released"),
-        pytest.param(False, Limits(0.25, GIB // 2), 0.25, GIB // 2, id="off-evicting"),
+        pytest.param(False, {"cpu": UNLIMITED, "memory": UNLIMITED}, "unlimited", "unlimited", id="off-released"),
+        pytest.param(False, {"cpu": 0.25, "memory": GIB // 2}, 0.25, GIB // 2, id="off-evicting"),
         pytest.param(True, None, "unlimited", "unlimited", id="pass-through"),
     ],
 )
@@ -281,7 +281,7 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
     bench = Bench()
     mib = 1 << 20
     for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
-        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(1.0, size))
+        made = replace(decision(), t_s=t_s * 100.0, limits={"cpu": 1.0, "memory": size})
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limit_bytes) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
@@ -377,7 +377,7 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
-        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
+        made = replace(decision(), t_s=t_s * 100.0, limits={"cpu": cores, "memory": UNLIMITED})
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [
@@ -393,7 +393,7 @@ MIB = 1 << 20
 
 def _stay(bench: Bench) -> None:
     """Memory that can't be taken back, as it was found on a node."""
-    bench.box.wanted, bench.box.limits = Limits(1.5, 128 * MIB), Limits(1.5, 509 * MIB)
+    bench.box.wanted, bench.box.limits = {"cpu": 1.5, "memory": 128 * MIB}, {"cpu": 1.5, "memory": 509 * MIB}
     bench.box.memory = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from status_samples import DECISION, GIB, SNAPSHOT
 
 from criproxy.control.history import History, Record
-from criproxy.model import UNLIMITED, GuardCeiling, Limits, Prediction
+from criproxy.model import UNLIMITED, GuardCeiling, Prediction
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
 
 WALL = 1_773_061_200.0  # 2026-03-09 14:00:00 in Berlin
@@ -41,11 +41,14 @@ def history(*records: Record) -> History:
 
 
 KEPT = history(
-    record(0.0, before=None, limits=Limits(2.0, UNLIMITED), cpu_reason="set to 2.00 cores: at first"),
+    record(0.0, before=None, limits={"cpu": 2.0, "memory": UNLIMITED}, cpu_reason="set to 2.00 cores: at first"),
     record(180.0),
     record(190.0, cpu_reason="held at 1.50 cores: too soon"),
     record(
-        200.0, limits=Limits(0.5, 2 * GIB), guard=GuardCeiling(0.5, "online waits"), window="window night (dynamic)"
+        200.0,
+        limits={"cpu": 0.5, "memory": 2 * GIB},
+        guard=GuardCeiling(0.5, "online waits"),
+        window="window night (dynamic)",
     ),
 )
 

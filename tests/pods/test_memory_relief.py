@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
-from criproxy.model import Limits, PodRef, Sandbox, Snapshot
+from criproxy.model import PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, Settings
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Box:
     fails: bool = False
 
     def state(self) -> BoxState:
-        limits = Limits(1.0, 128 * MIB)
+        limits = {"cpu": 1.0, "memory": 128 * MIB}
         return BoxState("/offline", 2, limits, True, "", 0, 0, (), wanted=limits, memory=self.held)
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from criproxy.cgroup.systemd.slices import (
     standing_properties,
 )
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError, Units
-from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
 
 
 class Files(CgroupDriver, Protocol):
@@ -83,18 +83,18 @@ class SystemdDriver:
         changes = (*through, *self._kernel.write(box, first))
         if any(change.drift for change in changes):
             record.told.clear()
-        rises = first.memory_bytes != want.memory_bytes
-        size = want.memory_bytes if rises else self._lasting(record, want.memory_bytes, self._kernel.read(box))
+        rises = first[MEMORY] != want[MEMORY]
+        size = want[MEMORY] if rises else self._lasting(record, want[MEMORY], self._kernel.read(box))
         try:
-            told = self._tell(box, record, Limits(want.cpu_cores, size))
+            told = self._tell(box, record, {CPU: want[CPU], MEMORY: size})
         except CgroupError:
-            self._kernel.write(box, replace(want, memory_bytes=first.memory_bytes))
+            self._kernel.write(box, {**want, MEMORY: first[MEMORY]})
             raise
         if told:
             # Systemd has written all that it knows, which is less than there is.
             again = self._kernel.write(box, want)
             changes = (*changes, *(replace(change, drift=False) for change in again))
-        record.left = replace(self._kernel.read(box), cpu_cores=want.cpu_cores)
+        record.left = {**self._kernel.read(box), CPU: want[CPU]}
         return changes
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
@@ -133,8 +133,8 @@ class SystemdDriver:
         """At once, in the file; the next `write` makes it last."""
         changes = self._kernel.squeeze(box, cores)
         if record := self._slices.get(box):
-            held = self._as_held(Limits(cores, UNLIMITED))
-            record.left = replace(record.left or self._kernel.read(box), cpu_cores=held.cpu_cores)
+            held = self._as_held({CPU: cores, MEMORY: UNLIMITED})
+            record.left = {**(record.left or self._kernel.read(box)), CPU: held[CPU]}
         return changes
 
     def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
@@ -154,7 +154,7 @@ class SystemdDriver:
         if limits.memory_bytes is not None:
             size_bytes = files.whole_pages(limits.memory_bytes, self._page_bytes)
         self._units.start(pod, pod_properties(self._version, replace(limits, memory_bytes=size_bytes if new else None)))
-        if size_bytes and not new and self._rises(self._kernel.read(pod).memory_bytes, size_bytes):
+        if size_bytes and not new and self._rises(self._kernel.read(pod)[MEMORY], size_bytes):
             self._units.set(pod, {"MemoryMax": size_bytes})
         self._kernel.ensure_pod(pod, limits)
         if size_bytes and not new:
@@ -188,11 +188,11 @@ class SystemdDriver:
 
     def _as_held(self, limits: Limits) -> Limits:
         """The limits as the kernel will read them back."""
-        cores, size = limits.cpu_cores, limits.memory_bytes
-        return Limits(
-            cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
-            size if size is UNLIMITED else files.whole_pages(size, self._page_bytes),
-        )
+        cores, size = limits[CPU], limits[MEMORY]
+        return {
+            CPU: cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
+            MEMORY: size if size is UNLIMITED else files.whole_pages(size, self._page_bytes),
+        }
 
     def _through_systemd(
         self, box: str, record: _Slice, held: Limits, want: Limits
@@ -202,25 +202,25 @@ class SystemdDriver:
         On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_tell`.
         """
         first, left, changes = want, record.left or held, []
-        if self._version == 2 and want.cpu_cores != held.cpu_cores:
-            first, drift = replace(first, cpu_cores=held.cpu_cores), left.cpu_cores != held.cpu_cores
-            changes.append(LimitChange(f"{box}: CPUQuota", str(held.cpu_cores), str(want.cpu_cores), drift))
+        if self._version == 2 and want[CPU] != held[CPU]:
+            first, drift = {**first, CPU: held[CPU]}, left[CPU] != held[CPU]
+            changes.append(LimitChange(f"{box}: CPUQuota", str(held[CPU]), str(want[CPU]), drift))
             record.told.pop("CPUQuotaPerSecUSec", None)
-        if self._version == 2 and self._rises(held.memory_bytes, want.memory_bytes):
-            first, drift = replace(first, memory_bytes=held.memory_bytes), left.memory_bytes != held.memory_bytes
-            changes.append(LimitChange(f"{box}: MemoryMax", str(held.memory_bytes), str(want.memory_bytes), drift))
+        if self._version == 2 and self._rises(held[MEMORY], want[MEMORY]):
+            first, drift = {**first, MEMORY: held[MEMORY]}, left[MEMORY] != held[MEMORY]
+            changes.append(LimitChange(f"{box}: MemoryMax", str(held[MEMORY]), str(want[MEMORY]), drift))
             record.told.pop("MemoryHigh", None)
             record.told.pop("MemoryMax", None)
         return first, tuple(changes)
 
     @staticmethod
-    def _rises(held: int | type_unlimited, want: int | type_unlimited) -> bool:
+    def _rises(held: float | type_unlimited, want: float | type_unlimited) -> bool:
         return held is not UNLIMITED and (want is UNLIMITED or want > held)
 
     @staticmethod
-    def _lasting(record: _Slice, want: int | type_unlimited, reached: Limits) -> int | type_unlimited:
+    def _lasting(record: _Slice, want: float | type_unlimited, reached: Limits) -> float | type_unlimited:
         """What systemd is told of memory: a limit on its way down not step by step: each call gives a fresh quota."""
-        size, told = reached.memory_bytes, record.told.get("MemoryMax")
+        size, told = reached[MEMORY], record.told.get("MemoryMax")
         if size is UNLIMITED or size == want or not isinstance(told, int):
             return size
         return told if size <= told < size + size // 16 else size

@@ -9,7 +9,7 @@ from typing import Final
 from criproxy.cgroup.cpulist import mask_of
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.files import CFS_PERIOD_US
-from criproxy.model import UNLIMITED, Limits, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, Limits, type_unlimited
 
 Value = bool | int | bytes | str
 """A property's value; its type in Python tells the one on the bus (`b`, `t`, `ay`, `s`)."""
@@ -54,8 +54,8 @@ def limit_properties(version: int, limits: Limits) -> Properties:
 
     MemoryHigh is never below MemoryMax, which the usage never exceeds: so systemd never waits for reclaim.
     """
-    size = INFINITY if limits.memory_bytes is UNLIMITED else limits.memory_bytes
-    cpu = _quota_properties(limits.cpu_cores)
+    size = INFINITY if limits[MEMORY] is UNLIMITED else int(limits[MEMORY])
+    cpu = _quota_properties(limits[CPU])
     if version == 1:
         return {**cpu, "MemoryMax": size}
     return {**cpu, "MemoryHigh": size, "MemoryMax": size, "MemorySwapMax": INFINITY if size == INFINITY else 0}

@@ -11,7 +11,7 @@ from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import Kind, PredictorSettings
-from criproxy.model import UNLIMITED, Prediction, Snapshot
+from criproxy.model import CPU, MEMORY, UNLIMITED, Prediction, Snapshot
 
 Resource = Literal["cpu", "memory"]
 
@@ -73,7 +73,7 @@ def limit(trace: Trace, predictions: Sequence[float], plan: Plan) -> "array[floa
         else:
             snapshot, prediction = _memory(t_s, capacity, used * unit), Prediction(None, predicted * unit)
         decision, state = decide(snapshot, prediction, state, settings)
-        value = decision.limits.cpu_cores if cpu else decision.limits.memory_bytes
+        value = decision.limits[CPU] if cpu else decision.limits[MEMORY]
         limits.append(trace.capacity if value is UNLIMITED else value / unit)
     return limits
 

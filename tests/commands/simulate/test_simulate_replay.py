@@ -146,7 +146,7 @@ def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept
             assert predicted == 32.0
         snapshot = Snapshot(t, 32.0, 0, usage, 0, 0.0, 0, usage, 0, 0.0)
         decision, state = decide(snapshot, Prediction(predicted, None), state, policy)
-        assert plan.floor <= decision.limits.cpu_cores <= max(plan.floor, 32.0 * plan.watermark_ratio - usage + 1e-9)
+        assert plan.floor <= decision.limits["cpu"] <= max(plan.floor, 32.0 * plan.watermark_ratio - usage + 1e-9)
 
 
 def test_example_is_three_nodes_of_two_days_and_always_the_same():
