@@ -77,15 +77,19 @@ class Operation(enum.StrEnum):
     RESTORE_POD = "RestorePod"
 
 
+STARTS: Final = frozenset({Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD})
+"""The operations that start a pod: the one moment at which it can be placed."""
+
+
 class Target(enum.StrEnum):
-    """What a `Call` is about."""
+    """What a `PodRequest` is about."""
 
     SANDBOX = "sandbox"
     CONTAINER = "container"
 
 
-class Call(Struct, frozen=True):
-    """The facts of one rewrite: one sandbox or one container of one request.
+class PodRequest(Struct, frozen=True):
+    """The facts of one rewrite: one sandbox or one container of one of kubelet's requests.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
@@ -104,7 +108,7 @@ class Call(Struct, frozen=True):
     cpus: frozenset[int] | type_unlimited = UNLIMITED
 
 
-class Change(Struct, frozen=True):
+class Adjustment(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
     `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them), or one
@@ -115,6 +119,11 @@ class Change(Struct, frozen=True):
     value: str | int | None
     reason: str
     key: str = ""
+
+    @property
+    def place(self) -> str:
+        """Field and key, in words: `annotations[a/b]`."""
+        return f"{self.field}[{self.key}]" if self.key else self.field
 
 
 class Sandbox(Struct, frozen=True):

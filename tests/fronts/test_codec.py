@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.fronts.cri import codec
 from criproxy.hooks import offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRef, PodRequest
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"
@@ -53,7 +53,7 @@ def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[codec.AuditE
     request = codec.Request(operation, data)
     audit = []
     for part in request.parts:
-        call = Call(
+        call = PodRequest(
             operation,
             part.target,
             PodRef("1", "ns", "n"),
@@ -126,7 +126,7 @@ def test_apply_names_old_and_new_in_the_audit() -> None:
             linux={"cpu_shares": 1024, "unified": {"cpu.weight": "100"}}
         ).SerializeToString(),
     )
-    changes = [Change("cpu_shares", 2, "why"), Change("unified", None, "because", "cpu.weight")]
+    changes = [Adjustment("cpu_shares", 2, "why"), Adjustment("unified", None, "because", "cpu.weight")]
     assert request.apply(request.parts[0], changes) == [
         codec.AuditEntry("cpu_shares", 1024, 2, "why"),
         codec.AuditEntry("unified[cpu.weight]", "100", None, "because"),

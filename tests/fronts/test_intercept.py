@@ -18,11 +18,11 @@ from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
+    Adjustment,
     AdmissionError,
-    Call,
-    Change,
     Pod,
     PodRef,
+    PodRequest,
     Sandbox,
     type_unlimited,
 )
@@ -293,15 +293,15 @@ def test_kubelet_s_driver_is_learned_from_the_start_of_any_pod(
 class FailingHook:
     name = "failing"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
+    def adjust(self, call: PodRequest) -> Iterator[Adjustment]:
         raise RuntimeError("boom")
 
 
 class WrongFieldHook:
     name = "wrong"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
-        yield Change("no_such_field", 1, "")
+    def adjust(self, call: PodRequest) -> Iterator[Adjustment]:
+        yield Adjustment("no_such_field", 1, "")
 
 
 @pytest.mark.parametrize("hook", [FailingHook(), WrongFieldHook()], ids=["raises", "names-no-field"])

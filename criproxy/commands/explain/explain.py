@@ -8,14 +8,14 @@ from criproxy.cgroup.naming import BoxPath, parse_kubelet_parent
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Call, Change, Operation, Resources, Target
+from criproxy.model import Adjustment, Operation, PodRequest, Resources, Target
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
 
 
 class Node(Struct, frozen=True):
-    """What an explanation needs to know of the node. `child_quota`: see model.Call.
+    """What an explanation needs to know of the node. `child_quota`: see model.PodRequest.
 
     `boxes`: the one beside kubelet's cgroups, or one for each cgroup driver that kubelet may have; `origin` says how it
     is known, "": it is not.
@@ -36,7 +36,7 @@ class Explanation(Struct, frozen=True):
     manifest: Manifest
     why: str | None
     refused: str | None
-    changes: tuple[tuple[Call, tuple[Change, ...]], ...]
+    changes: tuple[tuple[PodRequest, tuple[Adjustment, ...]], ...]
 
 
 def explain(manifest: Manifest, node: Node) -> tuple[Explanation, ...]:
@@ -62,14 +62,14 @@ def render(explanations: Sequence[Explanation], node: Node) -> str:
     return "".join(f"{printable(line)}\n" for line in _lines(explanations, node))
 
 
-def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[Call]:
+def _calls(manifest: Manifest, node: Node, placement: str) -> Iterator[PodRequest]:
     ref = manifest.pod.ref
     sandbox = manifest.sandbox_resources()
-    yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, placement, sandbox, node.child_quota)
+    yield PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, placement, sandbox, node.child_quota)
     for container in manifest.containers:
         resources = manifest.container_resources(container, node.memory_bytes)
         target, name, added = Target.CONTAINER, container.name, container.added_capabilities
-        yield Call(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name, added)
+        yield PodRequest(Operation.CREATE_CONTAINER, target, ref, placement, resources, node.child_quota, name, added)
 
 
 def _lines(explanations: Sequence[Explanation], node: Node) -> Iterator[str]:
@@ -124,18 +124,17 @@ def _rows(explanations: Sequence[Explanation], node: Node) -> Iterator[tuple[str
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for place, change in enumerate(changes):
-            field = f"{change.field}[{change.key}]" if change.key else change.field
             same = [(one.manifest, one.changes[number][1][place]) for one in others]
             by_driver = any(other.value != change.value for _, other in same)
             for box, (manifest, one) in zip(node.boxes, [(explanation.manifest, change), *same], strict=True):
                 reason = f"{one.reason} ({box.driver} driver)" if by_driver else one.reason
-                yield (target, field, _shown(_old(manifest, call.resources, one)), _shown(one.value), reason)
+                yield (target, change.place, _shown(_old(manifest, call.resources, one)), _shown(one.value), reason)
                 target = ""
                 if not by_driver:
                     break
 
 
-def _old(manifest: Manifest, resources: Resources, change: Change) -> str | int | None:
+def _old(manifest: Manifest, resources: Resources, change: Adjustment) -> str | int | None:
     """What kubelet sends in the field of a change; names as in CRI."""
     return {
         "cgroup_parent": manifest.pod.cgroup_parent,

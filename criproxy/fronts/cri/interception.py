@@ -20,7 +20,7 @@ from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Forward, Refuse, Verdict
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED, AdmissionError, Call, Operation, Pod, PodRef, Sandbox, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Operation, Pod, PodRef, PodRequest, Sandbox, type_unlimited
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running
 
@@ -102,8 +102,8 @@ class _Learn(Struct, frozen=True):
 class HookInterceptor:
     """The `engine.Interceptor` that applies the hook chain. `settings` may be replaced at any time.
 
-    `child_quota`: see model.Call. `on_started` is called with what the runtime has started in the box, `on_removed`
-    with a placed sandbox that it has removed. `held` says why a pod may not start in the box for now, "" when it may.
+    `child_quota`: see model.PodRequest. `on_started` is called with what the runtime has started in the box,
+    `on_removed` with a placed sandbox that it has removed. `held` says why a pod may not start now, "" when it may.
     """
 
     def __init__(
@@ -316,8 +316,8 @@ class HookInterceptor:
 
     def _call(
         self, request: codec.Request, part: codec.Part, pod: PodRef, placement: str, cpus: Cpus | type_unlimited
-    ) -> Call:
-        return Call(
+    ) -> PodRequest:
+        return PodRequest(
             operation=request.operation,
             target=part.target,
             pod=pod,
