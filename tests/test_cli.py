@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from answering import answering
+from answering import Answers, answering
 from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cli import main
 from criproxy.observe.client import NotAllowedError
-from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
 
@@ -46,7 +45,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(config: Path) -> Iterator[Path]:
-    endpoints = Endpoints(
+    endpoints = Answers(
         page=lambda: "",
         metrics=lambda: b"",
         unhealthy=lambda: None,

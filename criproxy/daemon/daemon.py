@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,10 +34,11 @@ from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, footprint
+from criproxy.daemon.bypass import ServiceBypass
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
-from criproxy.daemon.reload import FileWatch, Reload, Told
+from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import PartSettings, Timetable, policy
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
@@ -55,11 +57,12 @@ from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
-from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
+from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
@@ -71,10 +74,6 @@ from criproxy.pods.runtime import Running
 from criproxy.pods.unbounded import Unbounded
 
 _LOOK_TIMEOUT_S: Final = 10.0
-
-_LARGE_BYTES: Final = 1024 * 1024
-_READ_S: Final = 2.0
-"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 _LOAD_S: Final = 1.0
 """For so long kubelet's calls wait for a disk with the checkpoint on it."""
@@ -123,54 +122,53 @@ class Daemon:
     def __init__(
         self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
     ) -> None:
+        """Each step builds what the next ones are given; nothing is set later."""
+        config = loaded.config
         self._loaded = loaded
         self._log = structlog.get_logger()
-        self._tasks = Tasks(self._log)
-        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
-        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._clock = SystemClock()
-        timetable = Timetable(loaded.config)
+        self._tasks = Tasks(self._log)
+        timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())
-        settings = PartSettings(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
-
-        floor, pids_ratio = safe_limits(policy(loaded.config)), loaded.config.pids.max_ratio
-        self._box = Box(driver, floor, time.monotonic, pids_ratio=pids_ratio)
-        self._box.only_lower = settings.pass_through
-        self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
-        self._make_pods(settings, driver)
-        self._bypass = bypass.of_service(os.environ)
+        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
         predecessor = Predecessor.of_environment(os.environ)
-        self._make_proxy(settings, driver, succeeds=predecessor is not None)
-        self._reporter = Reporter(
-            self._metrics,
-            self._box,
-            self._inventory,
-            self._link,
-            self._notifier,
-            unbounded=self._unbounded,
-            verifier=self._verifier,
-            engine=self._engine,
-            config_file=watch.file,
-            dry_run=dry_run,
-            clock=time.monotonic,
+
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
+        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
+        self._box = Box(driver, safe_limits(policy(config)), time.monotonic, pids_ratio=config.pids.max_ratio)
+        self._box.only_lower = settings.pass_through
+        self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
+        self._pods = PodsRuntime(footprint.trimming(self._link.call))
+        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
+        self._recorder = Recorder(
+            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
+        self._make_pods(settings)
         self._make_control(settings, driver)
-        self._make_upgrades(predecessor)
-        told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
-        self._reload = Reload(watch, settings, timetable, self._apply, told, clock=self._clock, log=self._log)
-        self._reporter.log_lines_missing = lambda: log_writer.missing
-        self._reporter.attachment = self._attachment
-        self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
-        self._reporter.realtime = lambda: self._realtime.found
-        self._reporter.disks = lambda: self._disk_watch.disks
-        self._reporter.cpus_problem = lambda: self._cpu_manager.problem
-        self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
+        switch = bypass.of_service(os.environ)
+        self._socket = ListenSocket(
+            Path(config.proxy.listen_path), os.getpid(), switch.socket, succeeds=predecessor is not None
+        )
+        self._make_proxy(settings, driver)
+        self._bypass = ServiceBypass(switch, self._socket, self._link.path, config.proxy.bypass, self._log)
+        self._reload = Reload(
+            watch,
+            settings,
+            timetable,
+            self._apply,
+            bypass=self._bypass,
+            recorder=self._recorder,
+            metrics=self._metrics,
+            notifier=self._notifier,
+            clock=self._clock,
+            log=self._log,
+        )
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
+        self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: PartSettings, driver: CgroupDriver) -> None:
+    def _make_pods(self, settings: PartSettings) -> None:
         """What looks after the pods that run."""
-        self._pods = PodsRuntime(self._query)
-        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
         self._cpu_manager = CpuManager(Path(settings.config.kubelet.root_dir), self._inventory, self._box)
         self._box.cpus = self._cpu_manager.cpus
         self._unbounded = Unbounded(settings.unbounded(), self._inventory, self._pods.stop)
@@ -181,7 +179,7 @@ class Daemon:
             stop_sandbox=self._pods.stop,
             runtime_ready=lambda: self._link.ready,
             on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
-            on_swept=lambda count: self._reporter.swept(count),  # noqa: PLW0108
+            on_swept=self._recorder.swept,
             bound=self._unbounded.look,
             clock=time.monotonic,
         )
@@ -221,7 +219,7 @@ class Daemon:
             self._inventory,
             self._box,
             stop_sandbox=self._pods.stop,
-            read_hard=self._eviction_hard,
+            read_hard=partial(_eviction_hard, settings.config.proxy.listen_path),
             worker=self._disk_reader,
             on_stopped=self._metrics.on_memory_eviction,
             clock=self._clock,
@@ -229,7 +227,6 @@ class Daemon:
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
-        self._reporter.relief = self._relief
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
@@ -244,7 +241,7 @@ class Daemon:
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
             settings.loop(),
-            observer=self._reporter,
+            observer=self._recorder,
             log=self._log,
             guard=self._guard.ceiling,
             starting=lambda: self._box.starting,
@@ -254,7 +251,7 @@ class Daemon:
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
 
-    def _make_proxy(self, settings: PartSettings, driver: CgroupDriver, *, succeeds: bool) -> None:
+    def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._interceptor = HookInterceptor(
@@ -269,20 +266,50 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             held=self._held,
         )
-        proxy, pid = settings.config.proxy, os.getpid()
-        self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
         self._engine = ChosenEngine(
-            proxy.carried_by,
+            settings.config.proxy.carried_by,
             self._link.path,
             self._socket,
-            pid=pid,
+            pid=os.getpid(),
             interceptor=self._interceptor,
             metrics=self._metrics,
             clock=time.monotonic,
         )
 
-    def _make_upgrades(self, predecessor: Predecessor | None) -> None:
-        self._active = ActiveParts(self._tasks, self._working, self._make_listeners())
+    def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
+        """Where questions are answered, and what answers there."""
+        config = self._loaded.config
+        private = UnixAddress(Path(config.proxy.status_path))
+        inside = Listener(private, self._log)
+        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        sources = Sources(
+            recorder=self._recorder,
+            box=self._box,
+            inventory=self._inventory,
+            link=self._link,
+            engine=self._engine,
+            interceptor=self._interceptor,
+            history=self._loop.history,
+            guard=self._guard,
+            unbounded=self._unbounded,
+            verifier=self._verifier,
+            overhead=self._overhead,
+            realtime=self._realtime,
+            relief=self._relief,
+            cpu_manager=self._cpu_manager,
+            disk_watch=self._disk_watch,
+            bypass=self._bypass,
+            listeners=(inside, outside),
+            log_writer=log_writer,
+            attachment=partial(_attachment, config.proxy.listen_path),
+        )
+        routes = Routes(Reporter(self._metrics, sources), private.path, pod_names=config.observe.pod_names)
+        return {
+            inside: HttpServer(routes.private, PRIVATE_S).serve,
+            outside: HttpServer(routes.public, PUBLIC_S).serve,
+        }
+
+    def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
@@ -292,28 +319,13 @@ class Daemon:
             upkeep=self._upkeep,
             learned=self._loop.checkpoint,
             active=self._active,
-            watchdog=Watchdog(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
+            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, os.environ, os.getpid()),
             notifier=self._notifier,
-            reporter=self._reporter,
-            metrics=self._metrics,
+            recorder=self._recorder,
         )
-        command = command_of(sys.argv, sys.orig_argv)
-        self._upgrades = Upgrades(parts, self._tasks, command, predecessor, self._log)
+        return Upgrades(parts, self._tasks, command_of(sys.argv, sys.orig_argv), predecessor, self._log)
 
-    def _make_listeners(self) -> Sequence[Listener]:
-        """Where questions are answered."""
-        config = self._loaded.config
-        private = UnixAddress(Path(config.proxy.status_path))
-        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
-        routes = Routes(endpoints, private.path, pod_names=config.observe.pod_names)
-        listeners = (
-            Listener(private, HttpServer(routes.private, PRIVATE_S).serve, self._log),
-            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public, PUBLIC_S).serve, self._log),
-        )
-        self._reporter.deaf = lambda: [listener.problem for listener in listeners if listener.problem is not None]
-        return listeners
-
-    def _working(self) -> Sequence[Coroutine[Any, Any, None]]:
+    def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         return (
             self._loop.run(),
@@ -334,7 +346,7 @@ class Daemon:
         )
 
     def _apply(self, settings: PartSettings) -> None:
-        """Set the parts to how things stand."""
+        """Set the parts to what holds."""
         self._box.floor = safe_limits(policy(settings.config))
         self._box.only_lower = settings.pass_through
         self._box.pids_ratio = settings.config.pids.max_ratio
@@ -347,6 +359,7 @@ class Daemon:
         self._realtime.evicts = settings.verify().evict
         self._overhead.settings = settings.overhead()
         self._relief.configure(settings.relief())
+        self._bypass.configure(settings.config.proxy.bypass)
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -356,7 +369,7 @@ class Daemon:
         await self._cpu_manager.look()  # before a first box is made
         await self._engine.start()
         self._socket.follow(self._link.path)
-        self._tasks.keep(self._link.run())
+        self._tasks.keep(self._link.run(self._connected))
         try:
             await self._serve()
         finally:
@@ -406,19 +419,9 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload.asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._upgrades.ask)
 
-    def _attachment(self) -> AttachStatus:
-        from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
-
-        return attachment(str(self._socket.path))
-
-    def _eviction_hard(self) -> EvictionHard:
-        from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
-
-        return read(str(self._socket.path))
-
     def _held(self, pod: PodRef) -> str:
         """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
-        if not self._active.goes_on:
+        if not self._admissions.is_ours:
             return ""
         who = (self._verifier, self._overhead, self._realtime, self._relief)
         return next((why for one in who if (why := one.held(pod))), "")
@@ -447,17 +450,11 @@ class Daemon:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
         self._verifier.started(running)
-        self._upgrades.changed()
+        self._admissions.changed()
 
     def _pod_removed(self, sandbox: Sandbox) -> None:
         self._upkeep.removed(sandbox)
-        self._upgrades.changed()
-
-    async def _query(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        answer = await self._link.call(method, request, timeout_s)
-        if len(answer) > _LARGE_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, footprint.trim)
-        return answer
+        self._admissions.changed()
 
 
 async def _settle_soon() -> None:
@@ -471,6 +468,18 @@ async def _settle_soon() -> None:
             break
     if isinstance(loop := asyncio.get_running_loop(), EventLoop):
         loop.use_timerfd()
+
+
+def _attachment(listen: str) -> AttachStatus:
+    from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
+
+    return attachment(listen)
+
+
+def _eviction_hard(listen: str) -> EvictionHard:
+    from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
+
+    return read(listen)
 
 
 def _exists(driver: CgroupDriver, placement: str) -> bool:

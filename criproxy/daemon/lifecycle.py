@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from criproxy.cgroup.worker import Worker
-from criproxy.observe.listener import Listener
+from criproxy.observe.listener import Listener, Serve
 from criproxy.observe.notify import Notifier, watchdog_interval_s
 
 T = TypeVar("T")
@@ -116,14 +116,14 @@ class Watchdog:
 class ActiveParts:
     """The parts that write or act on the config, and where questions come in: of two criproxys, one has them.
 
-    `parts` makes them anew each time; at `listeners` questions are answered.
+    `parts` makes them anew each time. At `listeners` questions are answered, by what stands beside each.
     """
 
     def __init__(
         self,
         tasks: Tasks,
         parts: Callable[[], Sequence[Coroutine[Any, Any, None]]],
-        listeners: Sequence[Listener],
+        listeners: Mapping[Listener, Serve],
     ) -> None:
         self._tasks = tasks
         self._parts = parts
@@ -136,8 +136,8 @@ class ActiveParts:
 
     def begin(self) -> None:
         self._running = [self._tasks.spawn(part) for part in self._parts()]
-        for listener in self._listeners:
-            listener.open()
+        for listener, serve in self._listeners.items():
+            listener.open(serve)
 
     async def cease(self) -> None:
         """End the parts, and answer no more for now; they can begin again."""

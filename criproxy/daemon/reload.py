@@ -1,4 +1,4 @@
-"""Takes up a changed config and the schedule's next stage, and tells of them: to the parts, the status, the bypass."""
+"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status tell of it."""
 
 import asyncio
 import contextlib
@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon.bypass import Bypass, BypassError
+from criproxy.daemon.bypass import ServiceBypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import PartSettings, Timetable
-from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.status import ConfigStatus
 
 _CONFIG_POLL_S: Final = 0.5
 _AGAIN_S: Final = 5.0
@@ -70,19 +69,8 @@ class FileWatch:
             yield str(file), status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class Told(Struct, frozen=True):
-    """Who hears of a config, besides the parts that `Reload.apply` sets. `runtime` is its socket."""
-
-    reporter: Reporter
-    metrics: Metrics
-    notifier: Notifier
-    bypass: Bypass
-    socket: ListenSocket
-    runtime: Path
-
-
 class Reload:
-    """`first` is what holds at the start; `apply` sets the parts to it whenever it changes."""
+    """`first` is what holds at the start; `apply` configures the parts whenever something else holds."""
 
     def __init__(
         self,
@@ -90,8 +78,11 @@ class Reload:
         first: PartSettings,
         timetable: Timetable,
         apply: Callable[[PartSettings], None],
-        told: Told,
         *,
+        bypass: ServiceBypass,
+        recorder: Recorder,
+        metrics: Metrics,
+        notifier: Notifier,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
@@ -100,7 +91,10 @@ class Reload:
         self._first_config: Config = first.config
         self._timetable = timetable
         self._apply = apply
-        self._told = told
+        self._bypass = bypass
+        self._recorder = recorder
+        self._metrics = metrics
+        self._notifier = notifier
         self._clock = clock
         self._log = log
         self.asked = asyncio.Event()
@@ -108,7 +102,7 @@ class Reload:
 
     def begin(self, loaded: Loaded) -> None:
         """Tell of the config and the stage at the start, which the parts were made for."""
-        self._write_bypass()
+        self._bypass.write()
         self._tell_config(loaded)
         self._tell_stage()
 
@@ -130,7 +124,7 @@ class Reload:
                 raise
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self._write_bypass)
+                await run_apart("bypass", self._bypass.write)
 
     async def watch_config(self) -> None:
         """Reload when the file has changed. The first look is as long after that of a task before as all others."""
@@ -146,7 +140,7 @@ class Reload:
         await self._clock.repeat(self._follow_schedule)
 
     def _follow_schedule(self) -> float:
-        self._leave_bypass()
+        self._bypass.leave()
         stage = self._timetable.stage(self._clock.wall_s())
         if stage != self._settings.stage:
             self._take(replace(self._settings, stage=stage))
@@ -155,16 +149,16 @@ class Reload:
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""
-        self._told.notifier.reloading()
+        self._notifier.reloading()
         if not loaded.errors:
             self._timetable = Timetable(loaded.config)
             stage = self._timetable.stage(self._clock.wall_s())
             self._take(replace(self._settings, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
-        self._told.metrics.config_loaded(not loaded.errors)
+        self._metrics.config_loaded(not loaded.errors)
         self._tell_config(loaded)
         self._tell_stage()
-        self._told.notifier.ready(self._told.reporter.headline())
+        self._notifier.ready(self._recorder.headline())
 
     def _take(self, settings: PartSettings) -> None:
         self._settings = settings
@@ -172,48 +166,24 @@ class Reload:
 
     def _tell_stage(self) -> None:
         stage = self._settings.stage
-        self._told.reporter.scheduled(stage.words, stage.closed if self._settings.modes.judges else "")
+        self._recorder.scheduled(self._settings.modes, stage.words)
         if stage.words:
             self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
-        self._tell_bypass()
         settings = self._settings
         pending = restart_keys(self._first_config, settings.config)
-        self._told.reporter.configured(settings.config, loaded.errors, pending, pass_through=settings.pass_through)
-        if loaded.errors:
+        errors = tuple(map(str, loaded.errors))
+        self._recorder.configured(
+            ConfigStatus(str(self._watch.file), errors, pending), settings.config.control.interval_s
+        )
+        if errors:
             self._log.error(
                 "config_refused",
-                errors=[str(error) for error in loaded.errors],
+                errors=list(errors),
                 consequence="nothing new is placed" if settings.pass_through else "the old one holds",
             )
         else:
             self._log.info(
                 "config_taken", file=str(self._watch.file), enabled=settings.modes.judges, needs_restart=list(pending)
             )
-
-    # --- the bypass -------------------------------------------------------------------------------------------------
-
-    def _leave_bypass(self) -> None:
-        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
-        socket = self._told.socket
-        if not socket.is_bypassed:
-            return
-        try:
-            socket.publish()
-        except SocketError as error:
-            self._log.warning("bypass_stays", error=str(error))
-        else:
-            self._log.info("bypass_left", socket=str(socket.path))
-
-    def _tell_bypass(self) -> None:
-        after_s = self._settings.config.proxy.bypass
-        bypass, listen = self._told.bypass, self._told.socket.path
-        self._told.reporter.bypass = lambda: bypass.status(listen, after_s)
-
-    def _write_bypass(self) -> None:
-        """Sockets that wait for a restart are not in force yet. Blocks on the disk."""
-        try:
-            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._settings.config.proxy.bypass)
-        except BypassError as error:
-            self._log.warning("bypass_not_told", error=str(error))

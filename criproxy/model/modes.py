@@ -132,7 +132,7 @@ class Modes(Struct, frozen=True):
         return self.limits is LimitsUse.WRITTEN
 
 
-def in_words(mode: Mode, why: str = "") -> str:
-    """A line for people. `why`: why it is in force ("": as the table says)."""
+def in_words(mode: Mode) -> str:
+    """What the mode means, in a line for people."""
     row = TABLE[mode]
-    return f"{mode.value} ({why or row.when}): a new offline pod {row.new_pod.value}; the limits {row.limits.value}"
+    return f"{mode.value}: a new offline pod {row.new_pod.value}; the box's limits {row.limits.value}"

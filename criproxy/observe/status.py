@@ -211,6 +211,7 @@ class Status(Struct, frozen=True):
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
     `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
+    `modes`: the names of those in force; see `criproxy.model.modes`.
     """
 
     version: str
@@ -236,6 +237,7 @@ class Status(Struct, frozen=True):
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskStatus, ...] = ()
     eviction: EvictionStatus | None = None
+    modes: tuple[str, ...] = ()
 
 
 def cpu_status(snapshot: Snapshot, decision: Decision, held: Limits | None = None) -> CpuStatus:

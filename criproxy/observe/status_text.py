@@ -8,6 +8,7 @@ from typing import Final
 
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
+from criproxy.model.modes import Mode, in_words
 from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
@@ -54,6 +55,7 @@ def _lines(status: Status) -> Iterator[str]:
     if status.upgrade.predecessor:
         yield _row("upgrade", "the criproxy before this one finishes its calls")
     yield _row("colocation", status.colocation)
+    yield from (_row("mode", in_words(mode)) for mode in Mode if mode.value in status.modes)
     if status.schedule.holds:
         yield _row("schedule", status.schedule.holds)
     if status.schedule.closed:

@@ -22,7 +22,7 @@ def active(path: Path, came: list[socket.socket]) -> ActiveParts:
         await asyncio.sleep(100)
 
     log = structlog.get_logger()
-    return ActiveParts(Tasks(log), lambda: (part(),), (Listener(UnixAddress(path), came.append, log),))
+    return ActiveParts(Tasks(log), lambda: (part(),), {Listener(UnixAddress(path), log): came.append})
 
 
 async def settled() -> None:

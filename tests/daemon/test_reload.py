@@ -27,11 +27,18 @@ class Clock:
             await self.sleep(call())
 
 
+def reload_of(watch, clock):
+    """Of which only the watch and the reading are asked."""
+    first, bypass = SimpleNamespace(config=None), SimpleNamespace(write=lambda: None)
+    others = dict.fromkeys(("recorder", "metrics", "notifier", "log"))
+    return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)
+
+
 def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s))
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)
+    reload = reload_of(watch, clock)
     asyncio.run(reload.watch_config())
     assert looks == [0.5, 1.0, 1.5]
 
@@ -44,10 +51,9 @@ class SlowFile:
         self.taken: list[Loaded] = []
         self.read = 0
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
-        self.reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=Clock(), log=None)  # type: ignore[arg-type]
+        self.reload = reload_of(watch, Clock())
         monkeypatch.setattr(module, "load", self._load)
         monkeypatch.setattr(self.reload, "_take_up", self.taken.append)
-        monkeypatch.setattr(self.reload, "_write_bypass", lambda: None)
 
     def _load(self, _file: object) -> Loaded:
         self.read += 1

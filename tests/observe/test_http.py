@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from answering import HOST, Served, answering
+from answering import HOST, Answers, Served, answering
 from msgspec.structs import replace
 from status_samples import STATUS
 
@@ -19,7 +19,7 @@ from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
 
-WELL = Endpoints(
+WELL = Answers(
     page=lambda: "criproxy 9: all is well",
     metrics=lambda: b"m 1\n",
     unhealthy=lambda: None,

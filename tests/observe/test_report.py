@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,25 +14,30 @@ from msgspec.structs import astuple, replace
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver
-from criproxy.config import Config
+from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
 from criproxy.model.attachment import AttachStatus
+from criproxy.model.modes import TABLE, Mode, Modes, Ready, in_words
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.status import (
     BypassStatus,
+    ConfigStatus,
     DiskStatus,
     OverheadStatus,
     PidsStatus,
     PodOverhead,
     Status,
 )
+from criproxy.observe.status_text import render
 from criproxy.pods.overhead import PodWork, Work
 from criproxy.pods.placement_check import Finding
 
@@ -127,32 +133,90 @@ class Notifier:
         return True
 
 
+@dataclass
+class Overhead:
+    work: Work = field(default_factory=Work)
+    problem: str = ""
+
+
+@dataclass
+class Relief:
+    over: str = ""
+    evicts: bool = True
+    told: EvictionStatus = field(default_factory=lambda: EvictionStatus("", "", None, None, None, ""))
+
+    def held(self, _: PodRef) -> str:
+        return self.over if self.evicts else ""
+
+    def problems(self) -> Iterator[str]:
+        yield from filter(None, (self.over,))
+
+    def status(self) -> EvictionStatus:
+        return self.told
+
+
+@dataclass
+class Bypass:
+    told: BypassStatus | None = None
+
+    def status(self) -> BypassStatus | None:
+        return self.told
+
+
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
         self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
-        self.engine = Engine()
-        self.reporter = Reporter(
-            Metrics("1"),
+        self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
+        self.realtime = SimpleNamespace(found={})
+        self.interceptor = SimpleNamespace(kubelets_driver=None)
+        self.cpu_manager = SimpleNamespace(problem="")
+        self.disk_watch = SimpleNamespace(disks=())
+        self.log_writer = SimpleNamespace(missing=0)
+        self.listener = SimpleNamespace(problem=None)
+        self.attachment = AttachStatus("unknown", "")
+        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
+        metrics, clock = Metrics("1"), lambda: self.now_s
+        self.recorder = Recorder(
+            metrics,
             self.box,  # type: ignore[arg-type]
             self.inventory,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
-            self.notifier,  # type: ignore[arg-type]
-            unbounded=self.unbounded,  # type: ignore[arg-type]
-            verifier=self.verifier,  # type: ignore[arg-type]
-            engine=self.engine,
-            config_file=Path("/c.toml"),
-            dry_run=False,
-            clock=lambda: self.now_s,
+            notifier=self.notifier,  # type: ignore[arg-type]
+            clock=clock,
         )
-        self.reporter.configured(config, (), (), pass_through=pass_through)
-        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        self.endpoints = self.reporter.endpoints(self.history, lambda: self.guard)
+        parts: dict[str, Any] = {
+            "recorder": self.recorder,
+            "guard": SimpleNamespace(status=lambda: self.guard),
+            "listeners": (self.listener,),
+            "attachment": lambda: self.attachment,
+        }
+        fields = Sources.__struct_fields__
+        self.endpoints = Reporter(metrics, Sources(**{name: parts.get(name, vars(self).get(name)) for name in fields}))
+        self.configure(config, pass_through=pass_through)
+
+    def configure(
+        self,
+        config: Config,
+        errors: tuple[ConfigError, ...] = (),
+        pending: tuple[str, ...] = (),
+        *,
+        pass_through: bool = False,
+        **modes: str,
+    ) -> None:
+        """As a reload does. `modes`: more that are in force, by name, each with why."""
+        self.recorder.configured(ConfigStatus("/c.toml", tuple(map(str, errors)), pending), config.control.interval_s)
+        why = {Mode[name]: reason for name, reason in modes.items()}
+        if pass_through:
+            why[Mode.PASS_THROUGH] = ""
+        elif not config.colocation.enabled:
+            why[Mode.DISABLED] = ""
+        self.recorder.scheduled(Modes(why), "")
 
     def tick(self, after_s: float = 1.0) -> None:
         self.now_s += after_s
-        self.reporter.ticked(SNAPSHOT, decision(), (), 0.01)
+        self.recorder.ticked(SNAPSHOT, decision(), (), 0.01)
 
     def status(self) -> Status:
         return self.endpoints.status()
@@ -186,7 +250,7 @@ def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
     bench = Bench()
     for _ in range(100):
         bench.now_s += 1.0
-        bench.reporter.tick_failed(0.01)
+        bench.recorder.tick_failed(0.01)
     assert bench.endpoints.unhealthy() is None
     assert bench.status().box.tick_failures == 100
 
@@ -205,7 +269,7 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
 def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     bench = Bench()
     bench.box.cpus = "0,2-3"
-    bench.reporter.cpus_problem = lambda: "kubelet's file is not to be read"
+    bench.cpu_manager.problem = "kubelet's file is not to be read"
     assert bench.status().box.cpus == "0,2-3"
     assert "kubelet's file is not to be read" in bench.status().problems
 
@@ -219,7 +283,7 @@ def test_status_tells_all_parts() -> None:
     bench = Bench()
     bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
-    bench.reporter.swept(2)
+    bench.recorder.swept(2)
     status = bench.status()
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
@@ -257,7 +321,7 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
     bench.tick()
     told = []
     for config in (ON, Config()):
-        bench.reporter.configured(config, (), (), pass_through=False)
+        bench.configure(config)
         cpu = bench.status().box.cpu
         assert cpu is not None
         told.append((bench.status().colocation, cpu.limit_cores, cpu.reason))
@@ -291,7 +355,7 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
 def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
     bench = Bench()
     errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
-    bench.reporter.configured(ON, errors, ("proxy.listen",), pass_through=False)
+    bench.configure(ON, errors, ("proxy.listen",))
     config = bench.status().config
     assert (config.file, config.errors, config.needs_restart) == (
         "/c.toml",
@@ -304,14 +368,14 @@ def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
 def test_status_tells_whether_kubelet_is_attached() -> None:
     bench = Bench()
     assert bench.status().attached.state == "unknown"
-    bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
+    bench.attachment = AttachStatus("yes", "by a flag")
     assert bench.status().attached == AttachStatus("yes", "by a flag")
     assert bench.status().problems == ()
 
 
 def test_attachment_that_is_lost_is_a_problem() -> None:
     bench = Bench()
-    bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
+    bench.attachment = AttachStatus("no", "kubelet uses /x", "attach again")
     assert bench.status().problems == ("attach again",)
 
 
@@ -369,7 +433,7 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 ) -> None:
     bench = Bench()
     bench.box.path, bench.box.version = path, version
-    bench.reporter.kubelets_driver = lambda: told
+    bench.interceptor.kubelets_driver = told
     status = bench.status()
     assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
 
@@ -448,7 +512,7 @@ def _lose_runtime(bench: Bench) -> None:
 
 
 def _spoil_config(bench: Bench) -> None:
-    bench.reporter.configured(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors, (), pass_through=False)
+    bench.configure(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors)
 
 
 def _close_box(bench: Bench) -> None:
@@ -460,7 +524,7 @@ def _lose_hierarchy(bench: Bench) -> None:
 
 
 def _fail_tick(bench: Bench) -> None:
-    bench.reporter.tick_failed(0.1)
+    bench.recorder.tick_failed(0.1)
 
 
 def _misplace(bench: Bench) -> None:
@@ -472,11 +536,11 @@ def _unbind(bench: Bench) -> None:
 
 
 def _go_blind(bench: Bench) -> None:
-    bench.engine.problem = "proxy.blind is on"
+    bench.engine.name, bench.engine.problem = "blind", "proxy.blind is on"
 
 
 def _open_bypass(bench: Bench) -> None:
-    bench.reporter.bypass = lambda: BypassStatus(10.0, 1.7e9, 1, 1.7e9)
+    bench.bypass.told = BypassStatus(10.0, 1.7e9, 1, 1.7e9)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +569,7 @@ def test_status_tells_what_is_not_well(spoil: Callable[[Bench], None], told: str
 
 def test_tick_that_failed_is_no_problem_any_more_after_one_that_succeeded() -> None:
     bench = Bench()
-    bench.reporter.tick_failed(0.1)
+    bench.recorder.tick_failed(0.1)
     bench.tick()
     assert bench.status().problems == ()
 
@@ -514,10 +578,10 @@ def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_un
     bench = Bench()
     bench.tick()
     for _ in range(2):
-        bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+        bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
     before = bench.status().problems
     bench.now_s += 100.0
-    bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+    bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
 
     assert before == ()
     assert bench.status().problems == (
@@ -532,7 +596,7 @@ def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_n
     bench = Bench(pass_through=True)
     bench.box.version, bench.box.fault = 0, "cannot write"
     errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
-    bench.reporter.configured(ON, errors, (), pass_through=True)
+    bench.configure(ON, errors, pass_through=True)
     assert bench.status().problems == ("the config file has errors, so nothing new is placed",)
 
 
@@ -549,16 +613,16 @@ def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
 
 def test_log_that_is_not_read_is_a_problem_until_it_is() -> None:
     bench = Bench()
-    bench.reporter.log_lines_missing = lambda: 7
+    bench.log_writer.missing = 7
     assert [problem for problem in bench.status().problems if "7 lines of the log were dropped" in problem]
-    bench.reporter.log_lines_missing = lambda: 0
+    bench.log_writer.missing = 0
     assert not [problem for problem in bench.status().problems if "log" in problem]
 
 
 def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
     bench = Bench(pass_through=True)
     bench.link.ready = False
-    assert bench.reporter.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
+    assert bench.recorder.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
 
 
 # --- outside the box -------------------------------------------------------------------------------------------------
@@ -567,8 +631,9 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
 def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
     bench = Bench()
     sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.reporter.overhead = lambda: (Work(0.75, (PodWork(sandbox, 0.25, 2e7),)), "the runtime works too much")
-    bench.reporter.realtime = lambda: {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
+    bench.overhead.work = Work(0.75, (PodWork(sandbox, 0.25, 2e7),))
+    bench.overhead.problem = "the runtime works too much"
+    bench.realtime.found = {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
     status = bench.status()
     assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
         "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
@@ -582,7 +647,79 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
 
 def test_disks_are_told_with_what_keeps_the_weight() -> None:
     bench = Bench()
-    bench.reporter.disks = lambda: (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
+    bench.disk_watch.disks = (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
     assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
     assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
     assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0
+
+
+# --- the modes -------------------------------------------------------------------------------------------------------
+
+
+def _disable(bench: Bench) -> None:
+    bench.configure(Config())
+
+
+def _dry_run(bench: Bench) -> None:
+    bench.configure(ON, DRY_RUN="")
+
+
+def _pass_through(bench: Bench) -> None:
+    bench.configure(ON, pass_through=True)
+
+
+def _close(bench: Bench) -> None:
+    bench.configure(ON, CLOSED="the schedule is off")
+
+
+def _hold(bench: Bench) -> None:
+    bench.relief.over = "the node is near kubelet's eviction"
+
+
+def _give_the_relay_up(bench: Bench) -> None:
+    bench.engine.name, bench.engine.problem = "relay", "the relay broke again and again"
+
+
+@pytest.mark.parametrize(
+    ("mode", "bring_about"),
+    [
+        (Mode.DISABLED, _disable),
+        (Mode.DRY_RUN, _dry_run),
+        (Mode.PASS_THROUGH, _pass_through),
+        (Mode.CLOSED, _close),
+        (Mode.HELD, _hold),
+        (Mode.UNWELCOME, _close_box),
+        (Mode.NO_CGROUPS, _lose_hierarchy),
+        (Mode.BLIND, _go_blind),
+        (Mode.ENGINE_GIVEN_UP, _give_the_relay_up),
+        (Mode.BYPASS, _open_bypass),
+    ],
+    ids=lambda value: value.value if isinstance(value, Mode) else "",
+)
+def test_each_mode_is_told_by_its_name_and_line_and_is_a_problem_where_the_table_says_so(
+    mode: Mode, bring_about: Callable[[Bench], None]
+) -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.status().modes == ()
+    bring_about(bench)
+    status = bench.status()
+    assert status.modes == (mode.value,)
+    assert bool(status.problems) == (not TABLE[mode].well or mode is Mode.HELD)
+    assert f"mode          {in_words(mode)}" in " ".join(render(status).replace("\n" + " " * 14, " ").splitlines())
+    assert bench.endpoints.unready() is None, "kubelet's calls pass in each"
+    assert (TABLE[mode].ready is Ready.AS_THE_RUNTIME) == (mode is not Mode.BYPASS)
+
+
+def test_modes_that_were_asked_for_are_all_told() -> None:
+    bench = Bench()
+    bench.configure(Config(), DRY_RUN="", CLOSED="the schedule is off")
+    status = bench.status()
+    assert status.modes == ("disabled", "dry run", "closed")
+    assert (status.dry_run, status.colocation, status.schedule.closed, status.problems) == (True, "off", "", ())
+
+
+def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None:
+    bench = Bench()
+    bench.relief.over, bench.relief.evicts = "the node is near kubelet's eviction", False
+    assert (bench.status().modes, len(bench.status().problems)) == ((), 1)

@@ -9,7 +9,6 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -26,10 +25,8 @@ from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
-from criproxy.observe.report import Reporter
-from criproxy.observe.status import UpgradeStatus
+from criproxy.observe.recorder import Recorder
 from criproxy.pods.reconciler import Upkeep
 
 _RUNTIME_S: Final = 10.0
@@ -55,8 +52,7 @@ class Parts(Struct, frozen=True):
     active: ActiveParts
     watchdog: Watchdog
     notifier: Notifier
-    reporter: Reporter
-    metrics: Metrics
+    recorder: Recorder
 
 
 class Upgrades:
@@ -81,7 +77,6 @@ class Upgrades:
         self._asked = asyncio.Event()
         self._handing_over: asyncio.Task[None] | None = None
         self._successor: Successor | None = None
-        self._remote: Remote | None = None
         self.waiting = predecessor is not None
         """Whether the predecessor still does the work."""
         self.learned: Mapping[str, PredictorState] = {}
@@ -132,10 +127,10 @@ class Upgrades:
 
     async def _attend(self, predecessor: Predecessor) -> None:
         """Stand in for the predecessor while it finishes its calls."""
-        parts, reporter = self._parts, self._parts.reporter
-        reporter.upgrade = UpgradeStatus(predecessor=True)
-        await predecessor.serve(parts.admissions, lambda: parts.watchdog.begin(reporter.headline()), self._relist)
-        reporter.upgrade = replace(reporter.upgrade, predecessor=False)
+        parts, recorder = self._parts, self._parts.recorder
+        recorder.predecessor(there=True)
+        await predecessor.serve(parts.admissions, lambda: parts.watchdog.begin(recorder.headline()), self._relist)
+        recorder.predecessor(there=False)
         await asyncio.sleep(_ENDING_S)
         parts.socket.clear_leftovers()
 
@@ -165,11 +160,6 @@ class Upgrades:
                 self._parts.notifier.stopping()
         else:
             await self._retire(self._successor)
-
-    def changed(self) -> None:
-        """A call that was carried here has changed the runtime's pods."""
-        if self._remote is not None:
-            self._remote.changed()
 
     async def rest(self) -> Sequence[Learned | Take]:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
@@ -219,9 +209,7 @@ class Upgrades:
                 return
 
     def _failed(self, error: Exception) -> None:
-        reporter = self._parts.reporter
-        reporter.upgrade = replace(reporter.upgrade, failed=reporter.upgrade.failed + 1, problem=str(error))
-        self._parts.metrics.upgrade_failed()
+        self._parts.recorder.upgrade_failed(str(error))
         trouble = None if isinstance(error, UpgradeError) else error
         self._log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
 
@@ -229,15 +217,15 @@ class Upgrades:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
         self._parts.notifier.main_pid(successor.pid)
         successor.channel.send(Main())
-        self._remote = Remote(successor.channel)
-        self._parts.admissions.hand_to(self._remote)
-        self._remote.changed()  # perhaps, since the successor has listed the runtime
+        remote = Remote(successor.channel)
+        self._parts.admissions.hand_to(remote)
+        remote.changed()  # perhaps, since the successor has listed the runtime
         self._log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
-        remote = self._tasks.spawn(self._remote.run())
+        answers = self._tasks.spawn(remote.run())
         finished = asyncio.create_task(self._finished())
         await self._tasks.race(finished)
         self._log.info("retired", calls_finished=finished.done())
-        for task in (finished, remote):
+        for task in (finished, answers):
             task.cancel()
 
     async def _finished(self) -> None:
