@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import footprint, predictor, proxy, replay
+from benchmarks import baselines, footprint, predictor, proxy, replay
 from benchmarks.effect import report as effect
 from benchmarks.soak import report as soak
 
@@ -22,15 +22,21 @@ SOAK = "soak"
 
 
 EFFECT = "effect"
-"""Not among them either: it has options of its own."""
+BASELINES = "baselines"
+"""Not among them either: these have options of their own."""
 
 
 def main() -> int:
     if sys.argv[1:2] == [EFFECT]:
         effect.main(sys.argv[2:])
         return 0
+    if sys.argv[1:2] == [BASELINES]:
+        return baselines.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="./bench", description="Measure what criproxy costs on this machine.")
-    names = f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT} has a --help of its own"
+    names = (
+        f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT} and {BASELINES} have a --help "
+        "of their own"
+    )
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     parser.add_argument("--minutes", metavar="N", type=float, default=30, help="how long the soak lasts (%(default)s)")

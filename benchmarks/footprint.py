@@ -15,7 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.node import NODE_PYTHON, NodeCriproxy, backend, connect, cpu_seconds, labs, rss_mib, run_request
+from benchmarks.node import (
+    NODE_PYTHON,
+    NodeCriproxy,
+    backend,
+    connect,
+    cpu_seconds,
+    labs,
+    rss_mib,
+    run_request,
+    wake_ups,
+)
 from benchmarks.table import table
 from criproxy.fronts.http2.client.core import Client
 from integration.lab.directory import cgroup_root
@@ -53,11 +63,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The whole process with the default settings: a tick each second, a look of the guard each 50 ms. RSS in MiB."""
+    """The whole process with the default settings: a tick each second and, with pods, a look of the guard each 50 ms.
+
+    RSS in MiB. Wake-ups are of all threads.
+    """
 
     engine: str
     offline_pods: int
     percent_of_a_core: float
+    wake_ups_per_s: float
     rss: float
 
 
@@ -139,12 +153,13 @@ def idle(engines: Mapping[str, tuple[NodeCriproxy, str]]) -> list[Idle]:
 def _watch(proxies: Mapping[str, NodeCriproxy], pods: int) -> list[Idle]:
     print(f"watching {pods} pods for {_WATCH_S:g} s …", file=sys.stderr)
     time.sleep(_SETTLE_S)
-    before_s = {name: cpu_seconds(proxy.pid) for name, proxy in proxies.items()}
+    before = {name: (cpu_seconds(proxy.pid), wake_ups(proxy.pid)) for name, proxy in proxies.items()}
     time.sleep(_WATCH_S)
-    return [
-        Idle(name, pods, (cpu_seconds(proxy.pid) - before_s[name]) / _WATCH_S * 100, rss_mib(proxy.pid))
-        for name, proxy in proxies.items()
-    ]
+    found = []
+    for name, proxy in proxies.items():
+        used_s, woken = cpu_seconds(proxy.pid) - before[name][0], wake_ups(proxy.pid) - before[name][1]
+        found.append(Idle(name, pods, used_s / _WATCH_S * 100, woken / _WATCH_S, rss_mib(proxy.pid)))
+    return found
 
 
 def _start_pods(proxy: NodeCriproxy, prefix: str) -> None:

@@ -1,6 +1,7 @@
 """A criproxy as it is on a node, before a runtime that answers at once; and what the kernel counts of a process."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from integration.lab.process import Process
 
 NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
 """With what criproxy needs on a node, and no more."""
+
+_VOLUNTARY: Final = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
 
@@ -76,6 +79,15 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of the threads that a process has. Source: kernel, sched-stats, /proc/PID/schedstat."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def wake_ups(pid: int) -> int:
+    """How often the threads that a process has have waited for something and gone on.
+
+    Source: proc(5), /proc/PID/task/TID/status, voluntary_ctxt_switches.
+    """
+    tasks = Path(f"/proc/{pid}/task").glob("*/status")
+    return sum(int(_VOLUNTARY.findall(task.read_text())[0]) for task in tasks)
 
 
 def rss_mib(pid: int) -> float:

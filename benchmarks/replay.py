@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks.predictor import CAPACITY_CORES, load
 from benchmarks.table import table
-from criproxy.commands.simulate.replay import Plan, limit, predict
-from criproxy.commands.simulate.simulation import Trial, run
+from criproxy.commands.simulate.replay import Plan, Trial, limit, predict, run
 from criproxy.commands.simulate.trace import Trace
 
 STEP_S = 60.0

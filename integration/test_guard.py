@@ -22,8 +22,8 @@ from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import SystemClock
-from criproxy.control.guard import Guard, Settings
-from criproxy.control.guardlaw import GuardSettings, Outlook
+from criproxy.control.guard import Guard, GuardSettings
+from criproxy.control.guardlaw import GuardLaw, Outlook
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -108,16 +108,16 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[Guard
     await node.box.apply(LIMITS)
     await node.box.admit(place, 0)
     outlook = Outlook(float(CPUS), 0.9 * CPUS, 0.0)
-    law = GuardSettings(floor_cores=0.1, watermark_ratio=0.9)
+    law = GuardLaw(floor_cores=0.1, watermark_ratio=0.9)
     guard = Guard(
         node,
         listener,
-        lambda: outlook,
         SystemClock(),
-        Settings(law),
+        GuardSettings(law),
         observer=Silent(),
         log=structlog.get_logger(),
     )
+    guard.decided(outlook)
     running = asyncio.create_task(guard.run())
     try:
         yield guard

@@ -202,6 +202,9 @@ class Box:
 
         Memory that must be reclaimed for that goes on sinking afterwards; what failed of it is raised by the next call.
         """
+        if self._path is None:  # no thread has to wake up for that, each second
+            self._wanted = limits
+            return ()
         try:
             changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
         finally:  # memory sinks also when something beside the limits could not be written
@@ -249,6 +252,8 @@ class Box:
 
     async def usage(self) -> Usages:
         """Raises CgroupError."""
+        if self._path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
+            return self._usage()
         return await self._reader.run("read usage", self._usage)
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:

@@ -1,4 +1,9 @@
-"""The clocks of the control loop, as one object to inject."""
+"""The one clock of the daemon's parts, as an object to inject: what time it is, and waiting, with shared wake-ups.
+
+A part that need not wake up at an exact moment says how much later will do. Whenever the clock wakes up anybody, it
+wakes up all whose time has come, however much later they could have been. So the parts that do something each second
+or minute share the wake-ups of the control loop, and cost none of their own.
+"""
 
 import asyncio
 import time
@@ -17,15 +22,32 @@ class Clock(Protocol):
 
     def thread_cpu_s(self) -> float: ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
+        """Wait that long, and up to `slack_s` longer, to share a wake-up. A suspended machine's time does not count."""
+        ...
 
     async def repeat(self, call: Callable[[], float | None]) -> None:
         """Call, each time so many seconds later as it has returned last, until it returns None. Raises what it does."""
         ...
 
 
+class _Sleeper:
+    """One who waits, by the event loop's time."""
+
+    __slots__ = ("awake", "earliest_s", "latest_s")
+
+    def __init__(self, earliest_s: float, latest_s: float, awake: asyncio.Future[None]) -> None:
+        self.earliest_s = earliest_s
+        self.latest_s = latest_s
+        self.awake = awake
+
+
 class SystemClock:
-    """The machine's own. See `Clock`."""
+    """The machine's own. See `Clock`. To sleep by it is for one event loop."""
+
+    def __init__(self) -> None:
+        self._sleepers: list[_Sleeper] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def boottime_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -36,8 +58,35 @@ class SystemClock:
     def thread_cpu_s(self) -> float:
         return time.thread_time()
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
+        loop = asyncio.get_running_loop()
+        earliest_s = loop.time() + seconds
+        sleeper = _Sleeper(earliest_s, earliest_s + slack_s, loop.create_future())
+        self._sleepers.append(sleeper)
+        self._wake_at(sleeper.latest_s, loop)
+        try:
+            await sleeper.awake
+        finally:
+            self._sleepers.remove(sleeper)
+
+    def _wake_at(self, at_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake up by then, or earlier: a timer that comes too soon does no harm."""
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        waiting = [sleeper for sleeper in self._sleepers if not sleeper.awake.done()]
+        for sleeper in waiting:
+            if sleeper.earliest_s <= now_s:
+                sleeper.awake.set_result(None)
+        if rest := [sleeper.latest_s for sleeper in waiting if not sleeper.awake.done()]:
+            self._wake_at(min(rest), loop)
 
     async def repeat(self, call: Callable[[], float | None]) -> None:
         """By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second."""

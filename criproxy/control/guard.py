@@ -1,16 +1,39 @@
-"""The guard: looks at the node many times a second, and squeezes the box at once when online wants CPU back.
+"""The guard: squeezes the box at once when online wants CPU back between two ticks of the control loop.
 
-It only ever lowers the quota. What it gives back, the ticks give, which ask for its ceiling.
+How it works
+------------
+The control loop predicts and decides once a second, and a burst of online's comes between two decisions. The guard
+looks more often, and does one thing: it lowers the box's CPU limit. It never raises it. What it leaves to the box is
+its *ceiling*, to which each decision keeps; when the ceiling rises or goes, the next decision gives the CPU back.
+
+    state     what ends it
+    resting   a tick of the control loop, a pod that starts, new settings: then it takes one look
+    watching  no box, no decision yet, or switched off: then it rests
+    alarmed   the squeeze has been written, or has failed: then it watches, for `_HURRIED_LOOKS` looks at a faster pace
+
+Resting takes no timer at all: a node without offline pods pays nothing for the guard. While watching, each look reads
+two CPU counters, the node's and the box's; online's usage is their difference. `guardlaw.watch` makes the next state
+of that. When it has counted another squeeze, the box is squeezed to its ceiling.
+
+What always holds:
+
+- The box is never squeezed below its configured floor, and a ceiling is always below the control loop's own limit.
+- Some looks tell nothing, and change nothing: the first after a rest, and those whose counters went back (they are
+  another cgroup's), were read too far apart, or say more than the machine can do (a virtual machine was resumed).
+- A failure to read or to write is counted, logged once until a squeeze succeeds, and ends nothing: the next look tries
+  again, and the control loop bounds the box meanwhile.
+- Looks take `_CPU_SHARE` of a core at most, on average, however dear a read is; but one comes at least each
+  `_RAREST_S`.
 """
 
-from collections.abc import Callable
+import asyncio
 from typing import Final, Protocol
 
 import structlog
 from msgspec import Struct
 
 from criproxy.control.clock import Clock
-from criproxy.control.guardlaw import GuardSettings, GuardState, GuardStatus, Look, Outlook, watch
+from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, watch
 from criproxy.model import GuardCeiling
 
 _HURRY: Final = 0.5
@@ -18,13 +41,12 @@ _HURRY: Final = 0.5
 
 _HURRIED_LOOKS: Final = 3
 
-_SHARE: Final = 0.01
-"""Looks take so much of a core at most, on average. On cgroup v2 each read of a CPU counter first sums up all cgroups
-below it that ran since the last: 0.3 ms per thousand of them and CPU. Source: kernel/cgroup/rstat.c, css_rstat_flush.
+_CPU_SHARE: Final = 0.01
+"""On cgroup v2 each read of a CPU counter first sums up all cgroups below it that ran since the last: 0.3 ms per
+thousand of them and CPU. Source: kernel/cgroup/rstat.c, css_rstat_flush.
 """
 
 _RAREST_S: Final = 0.5
-"""However dear a look is, the next comes by then."""
 
 _AT_ONCE_S: Final = 0.002
 _TRIES: Final = 3
@@ -34,7 +56,7 @@ _IMPOSSIBLE: Final = 2.0
 """A look that says so many times the capacity is none: a counter has jumped, as when a virtual machine is resumed."""
 
 
-class Node(Protocol):
+class GuardedBox(Protocol):
     """What the guard looks at and acts on (`criproxy.cgroup.box`)."""
 
     def cpu_times(self) -> tuple[float, float] | None:
@@ -46,7 +68,7 @@ class Node(Protocol):
         ...
 
 
-class Pressure(Protocol):
+class PressureReports(Protocol):
     """The kernel's reports that online waits for CPU (`criproxy.cgroup.pressure`)."""
 
     @property
@@ -63,52 +85,75 @@ class Pressure(Protocol):
     def close(self) -> None: ...
 
 
-class Observer(Protocol):
-    """Who is told of each squeeze that was made, and of each that proved needless."""
+class GuardObserver(Protocol):
+    """Who counts each squeeze that was made, and each that proved needless."""
 
     def guard_squeezed(self) -> None: ...
 
     def guard_false_alarm(self) -> None: ...
 
 
-class Settings(Struct, frozen=True):
+class GuardSettings(Struct, frozen=True):
     """`law` None: switched off."""
 
-    law: GuardSettings | None
+    law: GuardLaw | None
     interval_s: float = 0.05
 
 
+class _Reading(Struct, frozen=True):
+    """Both counters at one moment."""
+
+    t_s: float
+    node_s: float
+    box_s: float
+
+
 class Guard:
-    """`outlook` is the last tick's, None before the first."""
+    """See the module. `run` is its task; everything else is safe to call at any time."""
 
     def __init__(
         self,
-        node: Node,
-        pressure: Pressure,
-        outlook: Callable[[], Outlook | None],
+        box: GuardedBox,
+        pressure: PressureReports,
         clock: Clock,
-        settings: Settings,
+        settings: GuardSettings,
         *,
-        observer: Observer,
+        observer: GuardObserver,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self._node = node
+        self._box = box
         self._pressure = pressure
-        self._outlook = outlook
         self._clock = clock
         self._settings = settings
         self._observer = observer
         self._log = log
+        self._outlook: Outlook | None = None
+        self._awake = asyncio.Event()
+        self._watching = False
         self._state = GuardState()
-        self._last: tuple[float, float, float] | None = None
+        self._last: _Reading | None = None
         self._failures = self._hurried = 0
         self._costs_s = (0.0, 0.0)
         """CPU time of the last two looks: the lesser counts, as one alone may have met anything."""
-        self._trouble = False
+        self._failing = False
         self._noted = ""
 
+    def configure(self, settings: GuardSettings) -> None:
+        """Take up new settings, from the next look on."""
+        self._settings = settings
+        self.wake()
+
+    def decided(self, outlook: Outlook) -> None:
+        """The control loop has made a decision, from this."""
+        self._outlook = outlook
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something to guard: a guard that rests takes a look."""
+        self._awake.set()
+
     def ceiling(self) -> GuardCeiling | None:
-        """What the next decision has to keep to; None: the guard is at rest."""
+        """What the next decision has to keep to; None: nothing is held back."""
         return self._state.ceiling
 
     def status(self) -> GuardStatus:
@@ -123,35 +168,36 @@ class Guard:
             pressure=self._pressure.note if enabled else "",
         )
 
-    def replace_settings(self, settings: Settings) -> None:
-        """From the next look on."""
-        self._settings = settings
-
     async def run(self) -> None:
-        """Look at each interval until cancelled, and squeeze when a look calls for it."""
+        """Guard the box until cancelled."""
         try:
             while True:
-                await self._clock.repeat(self._look)
-                await self._squeeze()
-                await self._clock.sleep(self._pause_s())
+                await self._awake.wait()
+                self._awake.clear()
+                self._watching = True
+                while self._watching:
+                    await self._clock.repeat(self._look)
+                    if self._watching:
+                        await self._squeeze()
+                        await self._clock.sleep(self._pause_s())
         finally:
             self._pressure.close()
 
     def _look(self) -> float | None:
-        """In how many s to look again; None: the box must be squeezed. Never raises."""
+        """In how many s to look again; None: the box must be squeezed, or there is nothing to watch. Never raises."""
         self._hurried = max(0, self._hurried - 1)
         before = self._state.squeezes
         try:
-            self._see()
+            self._judge()
         except Exception as error:
             self._failed(error)
-        return None if self._state.squeezes > before else self._pause_s()
+        return self._pause_s() if self._watching and self._state.squeezes == before else None
 
     def _pause_s(self) -> float:
         interval_s = self._settings.interval_s
         if self._hurried:
             return interval_s * _HURRY
-        return max(interval_s, min(min(self._costs_s) / _SHARE, _RAREST_S))
+        return max(interval_s, min(min(self._costs_s) / _CPU_SHARE, _RAREST_S))
 
     async def _squeeze(self) -> None:
         """Never raises, but for what cancels it."""
@@ -159,58 +205,65 @@ class Guard:
             return
         self._hurried = _HURRIED_LOOKS
         try:
-            await self._node.squeeze(self._state.ceiling.cores)
+            await self._box.squeeze(self._state.ceiling.cores)
             self._observer.guard_squeezed()
         except Exception as error:
             self._failed(error)
         else:
-            self._trouble = False
+            self._failing = False
 
-    def _see(self) -> None:
-        law, outlook = self._settings.law, self._outlook()
+    def _judge(self) -> None:
+        """One look: what it means for the ceiling. Raises what reading the counters does."""
+        law, outlook = self._settings.law, self._outlook
         if law is None or outlook is None:
             self._rest()
             return
         began_s = self._clock.thread_cpu_s()
-        read = self._read()
+        reading = self._read()
         self._costs_s = self._costs_s[1], self._clock.thread_cpu_s() - began_s
-        if read is None:
+        if reading is None:
             return
-        t_s, times = read
-        if times is None:
-            self._rest()
+        sample = self._sample(reading, outlook.capacity_cores)
+        self._follow_pressure()
+        if sample is None:
             return
-        last, (node_s, box_s) = self._last, times
-        self._last = t_s, node_s, box_s
+        before, self._state = self._state, watch(sample, self._pressure.take(), outlook, self._state, law)
+        if self._state.false_alarms > before.false_alarms:
+            self._observer.guard_false_alarm()
+
+    def _read(self) -> _Reading | None:
+        """None: there is no box, so the guard rests, or the counters could not be read at one moment."""
+        for _ in range(_TRIES):
+            from_s = self._clock.boottime_s()
+            times = self._box.cpu_times()
+            t_s = self._clock.boottime_s()
+            if times is None:
+                self._rest()
+                return None
+            if t_s - from_s <= _AT_ONCE_S:
+                return _Reading(t_s, *times)
+        return None
+
+    def _sample(self, now: _Reading, capacity_cores: float) -> UsageSample | None:
+        """What was used since the last reading; None: there was none, or the two tell nothing."""
+        last, self._last = self._last, now
+        if last is None or now.t_s <= last.t_s or now.node_s < last.node_s or now.box_s < last.box_s:
+            return None
+        seconds = now.t_s - last.t_s
+        node_cores, box_cores = (now.node_s - last.node_s) / seconds, (now.box_s - last.box_s) / seconds
+        if max(node_cores, box_cores) > _IMPOSSIBLE * capacity_cores:
+            return None
+        return UsageSample(now.t_s, seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
+
+    def _follow_pressure(self) -> None:
         self._pressure.follow()
         if self._pressure.note != self._noted:
             self._noted = self._pressure.note
             self._log.info("guard_pressure", note=self._noted)
-        # A counter that has gone back is another cgroup's.
-        if last is None or t_s <= last[0] or node_s < last[1] or box_s < last[2]:
-            return
-        seconds, capacity = t_s - last[0], outlook.capacity_cores
-        node_cores, box_cores = (node_s - last[1]) / seconds, (box_s - last[2]) / seconds
-        if max(node_cores, box_cores) > _IMPOSSIBLE * capacity:
-            return
-        online_cores = min(max(0.0, node_cores - box_cores), capacity)
-        look = Look(t_s, seconds, online_cores, box_cores, self._pressure.take())
-        before, self._state = self._state, watch(look, outlook, self._state, law)
-        if self._state.false_alarms > before.false_alarms:
-            self._observer.guard_false_alarm()
-
-    def _read(self) -> tuple[float, tuple[float, float] | None] | None:
-        """When the counters were read, and what they said; None: they could not be read at one moment."""
-        for _ in range(_TRIES):
-            from_s = self._clock.boottime_s()
-            times = self._node.cpu_times()
-            t_s = self._clock.boottime_s()
-            if t_s - from_s <= _AT_ONCE_S:
-                return t_s, times
-        return None
 
     def _rest(self) -> None:
-        """Without a box, without a first tick or switched off: nothing is held."""
+        """Nothing is held back while nothing is watched."""
+        self._watching = False
         if self._last is not None or self._state.ceiling is not None:
             self._last = None
             self._state = GuardState(squeezes=self._state.squeezes, false_alarms=self._state.false_alarms)
@@ -218,6 +271,6 @@ class Guard:
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        if not self._trouble:
-            self._trouble = True
+        if not self._failing:
+            self._failing = True
             self._log.error("guard_failed", error=f"{type(error).__name__}: {error}", exc_info=error)

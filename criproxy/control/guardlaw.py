@@ -1,9 +1,24 @@
-"""The guard's law: what of the box's CPU limit must go within milliseconds, decided from one fast look at the node.
+"""The guard's law: how far the box's CPU limit must sink within milliseconds, decided from one quick look at the node.
 
-Predictions are of whole seconds, and a burst comes between two of them. A look that finds online above what the limit
-leaves to it squeezes the box to what fits, at once, and gives it back slowly. So does a report that online waits for
-CPU, while the node is full. Looks are noisy: an alarm after which online's mean turns out as it was reckoned with was
-a false one. It is given back without waiting, and the next must be stronger, until that is forgotten.
+How it works
+------------
+`expected` is what online may use beside the box as it is bounded now:
+
+    room     = watermark * capacity - reserve
+    expected = max(room - limit in force, prediction)
+    excess   = online's usage - expected            of the last look, and of an average over `SLOW_S`
+
+An excess above the noise is an *alarm*: the box is squeezed to `room - expected - excess`. A report of the kernel's
+that online waits for CPU, while the node is full, halves what the box uses. The ceiling that this leaves
+
+- holds for `hold_s` after the last alarm, then rises by `RECOVER_RATIO_PER_S` of capacity each second, but not above
+  what fits beside what online uses;
+- goes as soon as it is no lower than the limit of the control loop.
+
+Looks are noisy, so each alarm is judged after `JUDGED_AFTER_S`. When online's mean since then is as expected, it was a
+pulse and no step: a *false alarm*. Its ceiling need not be held, and its excess times `LEARNED` becomes the threshold
+of the next alarm. Half of a threshold is forgotten each `FORGET_HALF_LIFE_S`. While an alarm is not judged yet, only
+the noise counts, so that a step that goes on rising is followed.
 """
 
 import math
@@ -19,28 +34,23 @@ SLOW_S: Final = 0.15
 
 NOISE_RATIO: Final = 0.05
 NOISE_CORES: Final = 0.1
-"""What online may exceed the reckoning by, of capacity and at least: the kernel counts a running task by its ticks."""
+"""Excess that is none: of capacity, and at least. The kernel counts a running task by its ticks."""
 
 FULL_RATIO: Final = 0.95
 """Of capacity. Who waits on a node that is less full does not wait for the box."""
 
-TRIAL_S: Final = 0.4
-"""After so long an alarm is judged, by online's mean since: what is over by then was a pulse, and no step."""
-
+JUDGED_AFTER_S: Final = 0.4
 LEARNED: Final = 2.0
 FORGET_HALF_LIFE_S: Final = 600.0
-"""A false alarm raises the bar to so many times its excess, half of which is forgotten after this time."""
-
 RECOVER_RATIO_PER_S: Final = 0.2
-"""Of capacity: how fast a ceiling rises once it has been held."""
 
 STEP_CORES: Final = 0.01
 
 _BACK: Final = "giving back, "
 
 
-class GuardSettings(Struct, frozen=True):
-    """`floor_cores`: the box is never squeezed below it. `hold_s`: so long after the last alarm the ceiling stays.
+class GuardLaw(Struct, frozen=True):
+    """The law's parameters. `floor_cores`: the box is never squeezed below it.
 
     Of `watermark_ratio` of the node's CPUs, the box gets what online and `reserve_cores` leave.
     """
@@ -52,9 +62,9 @@ class GuardSettings(Struct, frozen=True):
 
 
 class Outlook(Struct, frozen=True):
-    """What the last tick has reckoned with. `limit_cores`: the policy's limit, the guard aside; infinite: none.
+    """What the control loop's last decision was made from. `limit_cores`: its limit, the guard aside; infinite: none.
 
-    `predicted_cores` None: not known.
+    `predicted_cores`: of online's usage; None: not known.
     """
 
     capacity_cores: float
@@ -62,20 +72,22 @@ class Outlook(Struct, frozen=True):
     predicted_cores: float | None
 
 
-class Look(Struct, frozen=True):
-    """CPU in use over the `seconds` up to `t_s`. `pressure`: the kernel has reported that online waits for CPU."""
+class UsageSample(Struct, frozen=True):
+    """CPU in use over the `seconds` up to `t_s`."""
 
     t_s: float
     seconds: float
     online_cores: float
     box_cores: float
-    pressure: bool = False
 
 
-class Trial(Struct, frozen=True):
-    """An alarm that is not judged yet: what was reckoned with, and what has come since, in all and at most."""
+class PendingAlarm(Struct, frozen=True):
+    """An alarm that is not judged yet: what was expected of online, and what has come in the `seconds` since.
 
-    reckoned_cores: float
+    `online_s` is CPU time; `peak` and `slow_peak` are the greatest excess of a look and of the average.
+    """
+
+    expected_cores: float
     seconds: float = 0.0
     online_s: float = 0.0
     peak: float = 0.0
@@ -85,17 +97,17 @@ class Trial(Struct, frozen=True):
 class GuardState(Struct, frozen=True):
     """What has to be remembered from look to look.
 
-    `slow_online` and `slow_box` are cores, averaged over `SLOW_S`. `bar` and `slow_bar` are the excess, of one look and
-    of the average, up to which there is no alarm.
+    `slow_online` and `slow_box` are cores, averaged over `SLOW_S`. `threshold` and `slow_threshold` are the excess, of
+    one look and of the average, up to which there is no alarm.
     """
 
     ceiling: GuardCeiling | None = None
     alarmed_s: float = -math.inf
     slow_online: float = 0.0
     slow_box: float = 0.0
-    bar: float = 0.0
-    slow_bar: float = 0.0
-    trial: Trial | None = None
+    threshold: float = 0.0
+    slow_threshold: float = 0.0
+    pending: PendingAlarm | None = None
     squeezes: int = 0
     false_alarms: int = 0
 
@@ -118,59 +130,59 @@ class GuardStatus(Struct, frozen=True):
 GUARD_OFF: Final = GuardStatus(False, None, "", 0, 0, 0, "")
 
 
-def watch(look: Look, outlook: Outlook, state: GuardState, settings: GuardSettings) -> GuardState:
+def watch(sample: UsageSample, pressure: bool, outlook: Outlook, state: GuardState, law: GuardLaw) -> GuardState:
     """The state after a look; its ceiling is None, or below the policy's limit and not below the floor.
 
-    Time must not go back from look to look.
+    `pressure`: the kernel has reported that online waits for CPU. Time must not go back from look to look.
     """
     capacity = outlook.capacity_cores
     limit = min(outlook.limit_cores, capacity)
     held = limit if state.ceiling is None else min(limit, state.ceiling.cores)
-    room = capacity * settings.watermark_ratio - settings.reserve_cores
-    reckoned = max(room - held, outlook.predicted_cores or 0.0)
+    room = capacity * law.watermark_ratio - law.reserve_cores
+    expected = max(room - held, outlook.predicted_cores or 0.0)
     # Half of what the watermark keeps free is there to be used, before anybody has to give way.
-    noise = max(NOISE_CORES, NOISE_RATIO * capacity, (1.0 - settings.watermark_ratio) * capacity / 2)
-    seen = _averaged(look, state)
-    excess = _excess(look, seen, reckoned, noise)
-    if excess <= 0.0 and not look.pressure and state.ceiling is None and state.trial is None:
+    noise = max(NOISE_CORES, NOISE_RATIO * capacity, (1.0 - law.watermark_ratio) * capacity / 2)
+    seen = _averaged(sample, state)
+    excess = _excess(sample, seen, expected, noise)
+    if excess <= 0.0 and not pressure and state.ceiling is None and state.pending is None:
         return seen
 
-    floor = min(settings.floor_cores, limit)
-    step = _fit(room - reckoned - excess, floor) if excess > 0.0 else math.inf
-    eased = _eased(seen, held, capacity, floor) if look.pressure else math.inf
+    floor = min(law.floor_cores, limit)
+    step = _fit(room - expected - excess, floor) if excess > 0.0 else math.inf
+    eased = _eased(seen, held, capacity, floor) if pressure else math.inf
     after, ceiling = seen, state.ceiling
     if min(step, eased) < held:
-        ceiling = GuardCeiling(min(step, eased), _why(step, eased, reckoned + excess, reckoned))
-        trial = state.trial or (Trial(reckoned) if step < held else None)
-        after = replace(seen, alarmed_s=look.t_s, trial=trial, squeezes=state.squeezes + 1)
-    elif ceiling is not None and look.t_s - state.alarmed_s > settings.hold_s:
-        ceiling = _recovered(ceiling, look, outlook, room)
+        ceiling = GuardCeiling(min(step, eased), _why(step, eased, expected + excess, expected))
+        pending = state.pending or (PendingAlarm(expected) if step < held else None)
+        after = replace(seen, alarmed_s=sample.t_s, pending=pending, squeezes=state.squeezes + 1)
+    elif ceiling is not None and sample.t_s - state.alarmed_s > law.hold_s:
+        ceiling = _recovered(ceiling, sample, outlook, room)
     if ceiling is not None and ceiling.cores >= limit:
         ceiling = None
-    return _judged(look, noise, replace(after, ceiling=ceiling))
+    return _judged(sample, noise, replace(after, ceiling=ceiling))
 
 
-def _averaged(look: Look, state: GuardState) -> GuardState:
-    weight = -math.expm1(-look.seconds / SLOW_S)
-    keep = math.exp2(-look.seconds / FORGET_HALF_LIFE_S)
+def _averaged(sample: UsageSample, state: GuardState) -> GuardState:
+    weight = -math.expm1(-sample.seconds / SLOW_S)
+    keep = math.exp2(-sample.seconds / FORGET_HALF_LIFE_S)
     return GuardState(
         state.ceiling,
         state.alarmed_s,
-        state.slow_online + weight * (look.online_cores - state.slow_online),
-        state.slow_box + weight * (look.box_cores - state.slow_box),
-        state.bar * keep,
-        state.slow_bar * keep,
-        state.trial,
+        state.slow_online + weight * (sample.online_cores - state.slow_online),
+        state.slow_box + weight * (sample.box_cores - state.slow_box),
+        state.threshold * keep,
+        state.slow_threshold * keep,
+        state.pending,
         state.squeezes,
         state.false_alarms,
     )
 
 
-def _excess(look: Look, seen: GuardState, reckoned: float, noise: float) -> float:
-    """By how much online exceeds the reckoning, when that is an alarm; else 0. In an alarm, no bar but noise holds."""
-    now, lately = look.online_cores - reckoned, seen.slow_online - reckoned
-    bar, slow_bar = (0.0, 0.0) if seen.trial else (seen.bar, seen.slow_bar)
-    return max(now if now > max(noise, bar) else 0.0, lately if lately > max(noise, slow_bar) else 0.0)
+def _excess(sample: UsageSample, seen: GuardState, expected: float, noise: float) -> float:
+    """By how much online exceeds what is expected, when that is an alarm; else 0."""
+    now, slow = sample.online_cores - expected, seen.slow_online - expected
+    threshold, slow_threshold = (0.0, 0.0) if seen.pending else (seen.threshold, seen.slow_threshold)
+    return max(now if now > max(noise, threshold) else 0.0, slow if slow > max(noise, slow_threshold) else 0.0)
 
 
 def _eased(seen: GuardState, held: float, capacity: float, floor: float) -> float:
@@ -184,41 +196,41 @@ def _fit(cores: float, floor: float) -> float:
     return max(floor, math.floor(cores / STEP_CORES) * STEP_CORES)
 
 
-def _why(step: float, eased: float, online: float, reckoned: float) -> str:
+def _why(step: float, eased: float, online: float, expected: float) -> str:
     if eased < step:
         return "online waits for CPU on a full node"
-    return f"online stepped up to {online:.2f} cores, {reckoned:.2f} were reckoned with"
+    return f"online stepped up to {online:.2f} cores, {expected:.2f} were expected"
 
 
-def _recovered(ceiling: GuardCeiling, look: Look, outlook: Outlook, room: float) -> GuardCeiling:
+def _recovered(ceiling: GuardCeiling, sample: UsageSample, outlook: Outlook, room: float) -> GuardCeiling:
     """A little higher, but not above what fits beside what online uses beyond the prediction."""
-    cores = ceiling.cores + RECOVER_RATIO_PER_S * outlook.capacity_cores * look.seconds
-    if look.online_cores > (outlook.predicted_cores or 0.0):
-        cores = min(cores, room - look.online_cores)
+    cores = ceiling.cores + RECOVER_RATIO_PER_S * outlook.capacity_cores * sample.seconds
+    if sample.online_cores > (outlook.predicted_cores or 0.0):
+        cores = min(cores, room - sample.online_cores)
     return GuardCeiling(max(ceiling.cores, cores), f"{_BACK}{ceiling.reason.removeprefix(_BACK)}")
 
 
-def _judged(look: Look, noise: float, state: GuardState) -> GuardState:
-    """Go on with the trial; at its end, learn from an alarm that was false, and hold its ceiling no longer."""
-    trial = state.trial
-    if trial is None:
+def _judged(sample: UsageSample, noise: float, state: GuardState) -> GuardState:
+    """Go on with a pending alarm; when it is time to judge it, learn from one that was false, and hold it no longer."""
+    alarm = state.pending
+    if alarm is None:
         return state
-    trial = Trial(
-        reckoned_cores=trial.reckoned_cores,
-        seconds=trial.seconds + look.seconds,
-        online_s=trial.online_s + look.online_cores * look.seconds,
-        peak=max(trial.peak, look.online_cores - trial.reckoned_cores),
-        slow_peak=max(trial.slow_peak, state.slow_online - trial.reckoned_cores),
+    alarm = PendingAlarm(
+        expected_cores=alarm.expected_cores,
+        seconds=alarm.seconds + sample.seconds,
+        online_s=alarm.online_s + sample.online_cores * sample.seconds,
+        peak=max(alarm.peak, sample.online_cores - alarm.expected_cores),
+        slow_peak=max(alarm.slow_peak, state.slow_online - alarm.expected_cores),
     )
-    if trial.seconds < TRIAL_S:
-        return replace(state, trial=trial)
-    if trial.online_s / trial.seconds > trial.reckoned_cores + noise:
-        return replace(state, trial=None)
+    if alarm.seconds < JUDGED_AFTER_S:
+        return replace(state, pending=alarm)
+    if alarm.online_s / alarm.seconds > alarm.expected_cores + noise:
+        return replace(state, pending=None)
     return replace(
         state,
-        trial=None,
+        pending=None,
         alarmed_s=-math.inf,
-        bar=max(state.bar, LEARNED * trial.peak),
-        slow_bar=max(state.slow_bar, LEARNED * trial.slow_peak if trial.slow_peak > noise else 0.0),
+        threshold=max(state.threshold, LEARNED * alarm.peak),
+        slow_threshold=max(state.slow_threshold, LEARNED * alarm.slow_peak if alarm.slow_peak > noise else 0.0),
         false_alarms=state.false_alarms + 1,
     )

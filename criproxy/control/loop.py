@@ -51,6 +51,18 @@ class Box(Protocol):
         ...
 
 
+class CpuGuard(Protocol):
+    """What bounds the box between two ticks (`criproxy.control.guard`)."""
+
+    def ceiling(self) -> GuardCeiling | None:
+        """What a decision has to keep to."""
+        ...
+
+    def decided(self, outlook: Outlook) -> None:
+        """A decision was made from this."""
+        ...
+
+
 class LoopSettings(Struct, frozen=True):
     """`dry_run` computes and reports all, and applies nothing."""
 
@@ -96,13 +108,13 @@ class Loop:
         *,
         observer: Observer,
         log: structlog.typing.FilteringBoundLogger,
-        guard: Callable[[], GuardCeiling | None] = lambda: None,
+        guard: CpuGuard,
         starting: Callable[[], int] = lambda: 0,
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are starting, and
-        `kept_free` how much of so much memory stays free. `on_sample` is told of each sample, whatever becomes of it.
+        """`starting` tells how many pods of the box are starting, and `kept_free` how much of so much memory stays
+        free. `on_sample` is told of each sample, whatever becomes of it.
         """
         self._box = box
         self._read_capacity = read_capacity
@@ -119,8 +131,6 @@ class Loop:
         self._state = PolicyState()
         self._predicted: Snapshot | None = None
         """The last snapshot that a prediction was made from."""
-        self._decided: tuple[float, float | None] | None = None
-        """Capacity and prediction, in cores, of the last decision."""
         self._trouble: str | None = None
         self._drifting = self._discarding = False
         self.history = History()
@@ -189,11 +199,13 @@ class Loop:
             prediction,
             self._state,
             settings.policy,
-            self._guard(),
+            self._guard.ceiling(),
             starting=starting,
             kept_bytes=kept_bytes,
         )
-        self._decided = snapshot.capacity_cores, prediction.cpu_cores
+        limit = self._state.cpu.limit
+        limit_cores = math.inf if limit is None else limit
+        self._guard.decided(Outlook(snapshot.capacity_cores, limit_cores, prediction.cpu_cores))
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)
         self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
@@ -272,14 +284,6 @@ class Loop:
             if name in states:
                 for lost in predictor.restore(states[name], self._clock.boottime_s(), shift_s):
                     self._log.warning("predictor_starts_cold", resource=name, lost=lost)
-
-    def outlook(self) -> Outlook | None:
-        """What the last decision was made from, for the guard; None before the first."""
-        last = self._decided
-        if last is None:
-            return None
-        limit = self._state.cpu.limit
-        return Outlook(last[0], math.inf if limit is None else limit, last[1])
 
     def predictors(self) -> dict[str, PredictorStatus]:
         """What each predictor knows, per resource."""

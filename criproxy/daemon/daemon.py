@@ -230,7 +230,6 @@ class Daemon:
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
-            lambda: self._loop.outlook(),  # noqa: PLW0108  # the loop is made below, as it asks the guard
             self._clock,
             settings.guard(),
             observer=self._metrics,
@@ -243,7 +242,7 @@ class Daemon:
             settings.loop(),
             observer=self._recorder,
             log=self._log,
-            guard=self._guard.ceiling,
+            guard=self._guard,
             starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
@@ -352,7 +351,7 @@ class Daemon:
         self._box.pids_ratio = settings.config.pids.max_ratio
         self._interceptor.settings = settings.intercept()
         self._loop.replace_settings(settings.loop())
-        self._guard.replace_settings(settings.guard())
+        self._guard.configure(settings.guard())
         self._unbounded.settings = settings.unbounded()
         self._upkeep.configure(settings.reconciler())
         self._verifier.configure(settings.verify())
@@ -449,6 +448,7 @@ class Daemon:
     def _pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
+        self._guard.wake()
         self._verifier.started(running)
         self._admissions.changed()
 

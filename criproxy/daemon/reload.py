@@ -20,12 +20,17 @@ from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import ConfigStatus
 
-_CONFIG_POLL_S: Final = 0.5
+_LOOK_AFTER_S: Final = 0.5
+_SLACK_S: Final = 0.5
+"""From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
+schedule is asked again and again, not once at its next change, as the wall clock may jump.
+"""
+
+_AT_REST_AFTER_S: Final = 0.25
+"""A changed file is read when it is still the same after this."""
+
 _AGAIN_S: Final = 5.0
 """When the machine has no more threads."""
-
-_SCHEDULE_EVERY_S: Final = 1.0
-"""The schedule is asked again and again, not once at its next change: the wall clock may jump."""
 
 
 class FileWatch:
@@ -47,6 +52,11 @@ class FileWatch:
             return False
         self._known = now
         return True
+
+    @property
+    def settling(self) -> bool:
+        """Whether the last look found a change that the next one has to confirm: it should come soon."""
+        return self._seen != self._known
 
     def read(self) -> None:
         """The file is about to be read, changed or not."""
@@ -128,24 +138,25 @@ class Reload:
 
     async def watch_config(self) -> None:
         """Reload when the file has changed. The first look is as long after that of a task before as all others."""
-        await self._clock.sleep(_CONFIG_POLL_S)
-        await self._clock.repeat(self._follow_file)
-
-    def _follow_file(self) -> float:
-        if self._watch.changed():
-            self.asked.set()
-        return _CONFIG_POLL_S
+        while True:
+            if self._watch.settling:
+                await self._clock.sleep(_AT_REST_AFTER_S)
+            else:
+                await self._clock.sleep(_LOOK_AFTER_S, _SLACK_S)
+            if self._watch.changed():
+                self.asked.set()
 
     async def follow_schedule(self) -> None:
-        await self._clock.repeat(self._follow_schedule)
+        while True:
+            self._follow_schedule()
+            await self._clock.sleep(_LOOK_AFTER_S, _SLACK_S)
 
-    def _follow_schedule(self) -> float:
+    def _follow_schedule(self) -> None:
         self._bypass.leave()
         stage = self._timetable.stage(self._clock.wall_s())
         if stage != self._settings.stage:
             self._take(replace(self._settings, stage=stage))
             self._tell_stage()
-        return _SCHEDULE_EVERY_S
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""

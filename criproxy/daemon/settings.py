@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from criproxy.config import Config
 from criproxy.config.windows import WindowTable
-from criproxy.control.guard import Settings as GuardPartSettings
-from criproxy.control.guardlaw import GuardSettings
+from criproxy.control.guard import GuardSettings
+from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
 from criproxy.control.schedule import Mode as WindowMode
@@ -107,9 +107,9 @@ class PartSettings(Struct, frozen=True):
         applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
         return LoopSettings(policy, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
 
-    def guard(self) -> GuardPartSettings:
+    def guard(self) -> GuardSettings:
         law = guard(self.config) if self.modes.writes else None
-        return GuardPartSettings(law, self.config.guard.interval_ms / 1000)
+        return GuardSettings(law, self.config.guard.interval_ms / 1000)
 
     def unbounded(self) -> UnboundedSettings:
         colocation = self.config.colocation
@@ -166,11 +166,11 @@ def predictor(config: Config) -> PredictorSettings:
     )
 
 
-def guard(config: Config) -> GuardSettings | None:
+def guard(config: Config) -> GuardLaw | None:
     """None: switched off."""
     if not config.guard.enabled:
         return None
-    return GuardSettings(
+    return GuardLaw(
         floor_cores=config.cpu.min_cores,
         watermark_ratio=config.cpu.watermark_ratio,
         reserve_cores=config.cpu.reserve_cores,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
 from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
+from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
 
 FLOOR = {"cpu": 0.1, "memory": 64 << 20}
@@ -473,6 +474,20 @@ def test_release_lifts_the_limits_and_the_next_pod_is_bounded_by_the_floor(box: 
 
     assert lifted == LIFTED
     assert driver.boxes["/offline"] == FLOOR
+
+
+def test_each_tick_without_a_box_wakes_up_no_thread_and_what_it_decided_holds_for_the_first_pod(
+    box: Box, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def woken(*_: object) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "run", woken)
+        usages, changes = run(box.usage, lambda: box.apply(DECIDED))
+    assert (usages.box, changes) == (None, ())  # type: ignore[attr-defined]
+    run(lambda: box.admit(A, 0))
+    assert driver.boxes["/offline"] == DECIDED
 
 
 def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> None:

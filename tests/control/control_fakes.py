@@ -35,7 +35,7 @@ class FakeClock:
         self.suspended_s += seconds
         self.advance(seconds)
 
-    async def sleep(self, seconds):
+    async def sleep(self, seconds, slack_s=0.0):
         self.slept.append(seconds)
         self.advance(seconds)
         if self.stop_after is not None and len(self.slept) >= self.stop_after:

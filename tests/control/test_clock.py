@@ -67,3 +67,54 @@ def test_repeat_lets_others_go_on_between():
         await SystemClock().repeat(lambda: None if other.is_set() else 0.0)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+async def _slept(clock, seconds, slack_s, name, order):
+    await clock.sleep(seconds, slack_s)
+    order.append(name)
+
+
+def test_sleep_with_slack_ends_with_the_next_that_ends_once_its_time_has_come():
+    async def scenario():
+        clock, order = SystemClock(), []
+        slack = asyncio.create_task(_slept(clock, 0.01, 3600.0, "slack", order))
+        await _slept(clock, 0.001, 0.0, "too soon", order)
+        assert not slack.done()
+        await _slept(clock, 0.02, 0.0, "next", order)
+        await slack
+        return order
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == ["too soon", "slack", "next"]
+
+
+def test_sleep_with_slack_ends_by_itself_when_nobody_else_wakes_up():
+    asyncio.run(asyncio.wait_for(SystemClock().sleep(0.001, 0.01), 30))
+
+
+def test_sleeps_that_share_a_wake_up_need_one_timer(monkeypatch):
+    async def scenario():
+        loop, timers = asyncio.get_running_loop(), []
+        call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda when, *rest: timers.append(when) or call_at(when, *rest))
+        clock = SystemClock()
+        await asyncio.gather(clock.sleep(0.02), *(clock.sleep(0.001, slack_s=3600.0) for _ in range(5)))
+        return timers
+
+    assert len(asyncio.run(scenario())) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the first", "the last"])
+def test_sleep_that_is_cancelled_keeps_nobody_else_from_waking_up(which):
+    async def scenario():
+        clock = SystemClock()
+        tasks = [asyncio.create_task(clock.sleep(seconds)) for seconds in (0.01, 0.02)]
+        await asyncio.sleep(0)
+        tasks[which].cancel()
+        await asyncio.wait(tasks)
+        return [task.cancelled() for task in tasks]
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == [which == 0, which == 1]
+
+
+def test_sleep_of_no_time_lets_others_go_on():
+    asyncio.run(asyncio.wait_for(SystemClock().sleep(-1.0), 30))

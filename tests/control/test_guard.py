@@ -7,15 +7,15 @@ import pytest
 from control_fakes import FakeClock, FakeLog, Stop
 from msgspec.structs import replace
 
-from criproxy.control.guard import Guard, Settings
-from criproxy.control.guardlaw import GuardSettings, Outlook
+from criproxy.control.guard import Guard, GuardSettings
+from criproxy.control.guardlaw import GuardLaw, Outlook
 
-SETTINGS = Settings(GuardSettings(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
+SETTINGS = GuardSettings(GuardLaw(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
 OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)
 
 
 @dataclass
-class FakeNode:
+class FakeBox:
     clock: FakeClock
     online_cores: float = 0.6
     box_cores: float = 1.0
@@ -93,11 +93,10 @@ class FakeObserver:
 class Bench:
     def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
         self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
-        self.node, self.pressure, self.observer = FakeNode(self.clock), FakePressure(), FakeObserver()
+        self.node, self.pressure, self.observer = FakeBox(self.clock), FakePressure(), FakeObserver()
         self.guard = Guard(
             self.node,
             self.pressure,
-            lambda: self.outlook,
             self.clock,
             settings,
             observer=self.observer,
@@ -108,9 +107,27 @@ class Bench:
         """So many looks, each after its pause but for the first."""
         self.clock.slept.clear()
         self.clock.stop_after = looks
+        self.guard.decided(self.outlook)
         with pytest.raises(Stop):
             asyncio.run(self.guard.run())
         return self.clock.slept
+
+    def sleeps_while(self, *events):
+        """How often it has slept when each of these was called and dealt with."""
+
+        async def go():
+            running, slept = asyncio.create_task(self.guard.run()), []
+            for event in events:
+                event()
+                await asyncio.sleep(0.001)
+                slept.append(len(self.clock.slept))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return slept
+
+        self.clock.slept.clear()
+        self.clock.stop_after = 50
+        return asyncio.run(go())
 
 
 @pytest.fixture
@@ -197,29 +214,49 @@ def test_guard_false_alarm_is_told(bench):
     assert (bench.observer.squeezes, bench.observer.false_alarms) == (1, 1)
 
 
-@pytest.mark.parametrize("how", ["off", "no tick yet", "no box"])
-def test_guard_that_has_nothing_to_guard_rests(bench, how):
+@pytest.mark.parametrize("how", ["off", "no box"])
+def test_guard_that_has_nothing_to_guard_rests_without_a_timer(bench, how):
     bench.node.online_cores = 2.0
     bench.run(2)
     assert bench.guard.ceiling() is not None
     if how == "off":
-        bench.guard.replace_settings(replace(SETTINGS, law=None))
-    elif how == "no tick yet":
-        bench.outlook = None
+        bench.guard.configure(replace(SETTINGS, law=None))
     else:
         bench.node.has_box = False
     before = len(bench.node.squeezed)
-    bench.run(3)
+    assert bench.sleeps_while(*[lambda: bench.guard.decided(OUTLOOK)] * 5) == [0] * 5
     assert bench.guard.ceiling() is None
     assert len(bench.node.squeezed) == before
     assert bench.guard.status().enabled == (how != "off")
 
 
+def test_guard_before_the_first_decision_rests_without_a_timer():
+    bench = Bench()
+    assert bench.sleeps_while(bench.guard.wake, lambda: bench.guard.configure(SETTINGS)) == [0, 0]
+
+
+@pytest.mark.parametrize("wake", ["a decision", "a pod starts"])
+def test_guard_looks_at_once_when_a_box_has_appeared(bench, wake):
+    bench.node.has_box = False
+    bench.sleeps_while(lambda: bench.guard.decided(OUTLOOK))
+    bench.node.has_box = True
+    if wake == "a decision":
+        assert bench.run(5) == [0.05] * 5
+    else:
+        bench.clock.slept.clear()
+        bench.clock.stop_after = 5
+        bench.guard.wake()
+        with pytest.raises(Stop):
+            asyncio.run(bench.guard.run())
+        assert bench.clock.slept == [0.05] * 5
+
+
 def test_guard_switched_on_again_does_not_judge_the_time_between(bench):
-    bench.guard.replace_settings(replace(SETTINGS, law=None))
+    bench.guard.configure(replace(SETTINGS, law=None))
     bench.node.online_cores = 4.0
-    bench.run(3)
-    bench.guard.replace_settings(SETTINGS)
+    bench.clock.advance(3.0)
+    bench.sleeps_while(bench.guard.wake)
+    bench.guard.configure(SETTINGS)
     bench.node.online_cores = 0.6
     bench.run(1)
     bench.run(20)

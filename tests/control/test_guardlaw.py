@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.guardlaw import GuardSettings, GuardState, Look, Outlook, watch
+from criproxy.control.guardlaw import GuardLaw, GuardState, Outlook, UsageSample, watch
 from criproxy.model import GuardCeiling
 
-SETTINGS = GuardSettings(floor_cores=0.1, watermark_ratio=0.9, hold_s=2.0)
+SETTINGS = GuardLaw(floor_cores=0.1, watermark_ratio=0.9, hold_s=2.0)
 OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)
 LOOK_S = 0.05
 
@@ -27,8 +27,8 @@ class Node:
         for _ in range(max(1, round(seconds / LOOK_S))):
             self.t_s += LOOK_S
             box = self.limit if box_cores is None else box_cores
-            look = Look(self.t_s, LOOK_S, online_cores, box, pressure)
-            self.state = watch(look, self.outlook, self.state, self.settings)
+            sample = UsageSample(self.t_s, LOOK_S, online_cores, box)
+            self.state = watch(sample, pressure, self.outlook, self.state, self.settings)
         return self.state
 
     @property
@@ -52,7 +52,7 @@ def test_guard_steady_load_as_predicted_rests(node):
 def test_guard_step_up_squeezes_at_the_first_look_to_what_fits(node):
     ceiling = node.looks(2.0).ceiling
     assert ceiling.cores == pytest.approx(4 * 0.9 - 2.0)
-    assert ceiling.reason == "online stepped up to 2.00 cores, 0.60 were reckoned with"
+    assert ceiling.reason == "online stepped up to 2.00 cores, 0.60 were expected"
     assert node.state.squeezes == 1
 
 
@@ -77,7 +77,7 @@ def test_guard_second_look_at_a_step_squeezes_further(node):
         pytest.param(Outlook(64.0, 50.0, 7.6), SETTINGS, 10.9, True, id="large-node"),
     ],
 )
-def test_guard_alarm_needs_more_than_was_reckoned_with(outlook, settings, online, alarm):
+def test_guard_alarm_needs_more_than_was_expected(outlook, settings, online, alarm):
     node = Node(outlook, settings)
     node.looks(online)
     assert (node.state.ceiling is not None) == alarm
@@ -144,7 +144,7 @@ def test_guard_step_beneath_learned_pulses_is_seen_by_the_average(pulsing):
 
 def test_guard_true_alarm_teaches_nothing(node):
     node.looks(3.0, seconds=2.0)
-    assert (node.state.false_alarms, node.state.bar, node.state.trial) == (0, 0.0, None)
+    assert (node.state.false_alarms, node.state.threshold, node.state.pending) == (0, 0.0, None)
 
 
 # --- pressure ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_guard_pressure_on_a_node_with_idle_cpus_is_not_the_boxs_doing(node):
 
 cores = st.floats(0.0, 8.0)
 outlooks = st.builds(Outlook, st.floats(1.0, 8.0), cores | st.just(math.inf), st.none() | cores)
-settings = st.builds(GuardSettings, st.floats(0.01, 1.0), st.floats(0.1, 1.0), st.floats(0.0, 2.0), st.floats(0.0, 5.0))
+settings = st.builds(GuardLaw, st.floats(0.01, 1.0), st.floats(0.1, 1.0), st.floats(0.0, 2.0), st.floats(0.0, 5.0))
 steps = st.lists(st.tuples(cores, cores, st.booleans(), st.floats(0.005, 2.0)), max_size=40)
 
 
@@ -186,7 +186,7 @@ def walk(steps, outlook, settings):
     state, t_s = GuardState(), 0.0
     for online, box, pressure, seconds in steps:
         t_s += seconds
-        state = watch(Look(t_s, seconds, online, box, pressure), outlook, state, settings)
+        state = watch(UsageSample(t_s, seconds, online, box), pressure, outlook, state, settings)
         yield state, t_s
 
 
@@ -200,11 +200,12 @@ def test_guard_ceiling_is_never_below_the_floor_nor_above_the_limit(steps, outlo
 @given(steps, outlooks, settings, st.tuples(cores, cores), st.tuples(cores, st.booleans()))
 def test_guard_more_online_never_leaves_more_to_the_box(steps, outlook, settings, online, rest):
     less, more = sorted(online)
+    box, pressure = rest
     state, t_s = GuardState(), 0.0
     for state, t_s in walk(steps, outlook, settings):  # noqa: B007
         pass
     quiet, busy = (
-        limit_after(watch(Look(t_s + LOOK_S, LOOK_S, cores, *rest), outlook, state, settings), outlook)
+        limit_after(watch(UsageSample(t_s + LOOK_S, LOOK_S, cores, box), pressure, outlook, state, settings), outlook)
         for cores in (less, more)
     )
     assert busy <= quiet + 1e-9
@@ -217,13 +218,13 @@ def test_guard_recovers_to_rest_when_online_is_as_predicted(steps, outlook, sett
         pass
     for _ in range(400):
         t_s += LOOK_S * 2
-        look = Look(t_s, LOOK_S * 2, 0.0, 0.0, False)
-        state = watch(look, replace(outlook, predicted_cores=outlook.predicted_cores or 0.0), state, settings)
+        sample = UsageSample(t_s, LOOK_S * 2, 0.0, 0.0)
+        state = watch(sample, False, replace(outlook, predicted_cores=outlook.predicted_cores or 0.0), state, settings)
     assert state.ceiling is None
 
 
 @given(st.floats(0.0, 4.0), st.floats(0.0, 4.0))
 def test_guard_at_rest_keeps_no_ceiling_that_takes_nothing(predicted, online):
     outlook = Outlook(4.0, 0.2, predicted)
-    state = watch(Look(1.0, LOOK_S, online, 0.0), outlook, GuardState(), SETTINGS)
+    state = watch(UsageSample(1.0, LOOK_S, online, 0.0), False, outlook, GuardState(), SETTINGS)
     assert state.ceiling is None or state.ceiling == GuardCeiling(SETTINGS.floor_cores, state.ceiling.reason)

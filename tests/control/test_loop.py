@@ -28,7 +28,7 @@ class Node:
         self.clock, self.capacity, self.log = FakeClock(), FakeCapacity(), FakeLog()
         self.box = FakeBox(self.clock)
         self.observer = FakeObserver()
-        self.ceiling, self.starting = None, 0
+        self.held, self.outlook, self.starting = None, None, 0
         self.loop = Loop(
             self.box,
             self.capacity,
@@ -36,9 +36,15 @@ class Node:
             settings,
             observer=self.observer,
             log=self.log,
-            guard=lambda: self.ceiling,
+            guard=self,
             starting=lambda: self.starting,
         )
+
+    def ceiling(self):
+        return self.held
+
+    def decided(self, outlook):
+        self.outlook = outlook
 
     def ticks(self, count=1, seconds=1.0):
         async def go():
@@ -79,27 +85,27 @@ def node():
     return Node()
 
 
-def test_outlook_is_what_the_last_tick_reckoned_with_the_guard_aside():
+def test_tick_tells_the_guard_what_it_has_decided_from_the_guard_aside():
     node = Node()
-    before = node.loop.outlook()
+    before = node.outlook
     node.ticks(20)
     free = node.box.limits["cpu"]
-    node.ceiling = GuardCeiling(0.5, "a step")
+    node.held = GuardCeiling(0.5, "a step")
     node.ticks()
-    outlook = node.loop.outlook()
+    outlook = node.outlook
     assert before is None
     assert node.box.limits["cpu"] == 0.5 < free
     assert (outlook.capacity_cores, outlook.limit_cores) == (4.0, pytest.approx(free, abs=0.1))
     assert outlook.predicted_cores == node.observer.seen[-1][1].prediction.cpu_cores
-    node.ceiling = None
+    node.held = None
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(free, abs=0.1)
 
 
-def test_outlook_of_an_unlimited_box_is_infinite():
+def test_tick_tells_the_guard_that_an_unlimited_box_is_infinite():
     node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(UNLIMITED), StaticSettings(UNLIMITED))))
     node.ticks(3)
-    assert node.loop.outlook().limit_cores == math.inf
+    assert node.outlook.limit_cores == math.inf
 
 
 def test_tick_first_one_has_no_rates_and_changes_nothing(node):
@@ -182,17 +188,17 @@ def test_tick_cold_start_of_the_calibrated_predictor_gives_the_floor_and_says_so
 def test_tick_guards_ceiling_bounds_the_limit_from_this_tick_to_the_last_that_it_is_there(node):
     node.ticks(20)
     free = node.box.limits["cpu"]
-    node.ceiling = GuardCeiling(0.5, "online waits")
+    node.held = GuardCeiling(0.5, "online waits")
     node.ticks()
     assert node.box.limits["cpu"] == 0.5
-    node.ceiling = None
+    node.held = None
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(free, abs=0.02)
 
 
 def test_tick_that_falls_back_keeps_to_the_floor_below_the_guard_too(node):
     node.ticks(20)
-    node.ceiling, node.box.usage_error = GuardCeiling(0.01, "online waits"), OSError("gone")
+    node.held, node.box.usage_error = GuardCeiling(0.01, "online waits"), OSError("gone")
     node.ticks(61)
     assert node.box.limits == FLOORS
 

@@ -14,17 +14,17 @@ from criproxy.daemon.reload import FileWatch, Reload
 
 
 class Clock:
-    """Time passes in its sleeps alone. It repeats a call three times."""
+    """Time passes in its sleeps alone, and ends with the fifth. `shared`: which of them may end with another's."""
 
     def __init__(self):
         self.now_s = 0.0
+        self.shared = []
 
-    async def sleep(self, seconds):
+    async def sleep(self, seconds, slack_s=0.0):
+        if len(self.shared) == 4:
+            raise TimeoutError
         self.now_s += seconds
-
-    async def repeat(self, call):
-        for _ in range(3):
-            await self.sleep(call())
+        self.shared.append(slack_s > 0.0)
 
 
 def reload_of(watch, clock):
@@ -37,10 +37,22 @@ def reload_of(watch, clock):
 def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
-    watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s))
+    watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
     reload = reload_of(watch, clock)
-    asyncio.run(reload.watch_config())
-    assert looks == [0.5, 1.0, 1.5]
+    with pytest.raises(TimeoutError):
+        asyncio.run(reload.watch_config())
+    assert looks == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake_ups(tmp_path):
+    file, clock = tmp_path / "config.toml", Clock()
+    watch = FileWatch(file)
+    reload = reload_of(watch, clock)
+    file.write_text("new")
+    with pytest.raises(TimeoutError):
+        asyncio.run(reload.watch_config())
+    assert reload.asked.is_set()
+    assert clock.shared == [True, False, True, True]
 
 
 class SlowFile:

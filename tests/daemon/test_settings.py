@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
-from criproxy.control.guardlaw import GuardSettings
+from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
@@ -115,7 +115,7 @@ def test_policy_of_the_default_config_is_dynamic_with_the_floors() -> None:
 
 def test_guard_keeps_to_the_cpus_floor_watermark_and_reserve() -> None:
     config = Config(cpu=Cpu(watermark_ratio=0.7, min_cores=0.5, reserve_cores=1.5), guard=Guard(hold_s=9.0))
-    assert guard(config) == GuardSettings(0.5, 0.7, 1.5, 9.0)
+    assert guard(config) == GuardLaw(0.5, 0.7, 1.5, 9.0)
 
 
 def test_guard_holds_until_the_second_tick_at_least() -> None:

@@ -1,79 +1,75 @@
-"""`criproxy simulate`: reads, spreads the work, and tells the results."""
+"""`criproxy simulate`: its options, and what it does: read, replay on all CPUs, and tell the results."""
 
+import argparse
+import math
 import sys
-import time
-from array import array
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Final, get_args
 
-from criproxy.commands.simulate import SimulateError, options, output, plot, report
-from criproxy.commands.simulate.baselines import tuned as tuned_margin
-from criproxy.commands.simulate.example import example
-from criproxy.commands.simulate.findings import Findings, Flaw
-from criproxy.commands.simulate.load import load
-from criproxy.commands.simulate.options import Options
-from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.report import Tuned
-from criproxy.commands.simulate.score import SHORT_TRACE_S, SHORT_WARM_UP_S, WARM_UP_S, Score
-from criproxy.commands.simulate.simulation import CANDIDATES, Outcome, Trial, judge, margins, run
-from criproxy.commands.simulate.summary import Summary, summarise
-from criproxy.commands.simulate.sweep import Point, Sweep, advice, recommended
-from criproxy.commands.simulate.trace import Trace
-from criproxy.commands.simulate.work import Bar, Progress, available_cpus, spread
+from msgspec import Struct
+
+from criproxy.commands.simulate import SimulateError, plot, report
+from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
+from criproxy.commands.simulate.readers import load
+from criproxy.commands.simulate.replay import Plan, Replayed, Resource, Trial, run
+from criproxy.commands.simulate.score import SHORT_TRACE_S, SHORT_WARM_UP_S, WARM_UP_S, Score, Summary, summarise
+from criproxy.commands.simulate.sweep import Point, Sweep, advice, parse_sweep, recommended
+from criproxy.commands.simulate.trace import Findings, Flaw, Trace, example
+from criproxy.config.settings import Config
+from criproxy.control.series import Kind, PredictorSettings
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status; the results go to stdout, what was wrong with the input and the progress to stderr."""
     try:
-        simulate(options.parse(arguments), Bar(sys.stderr, time.monotonic))
+        simulate(parse(arguments), Bar(sys.stderr))
     except SimulateError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
 
 
-def simulate(chosen: Options, progress: Progress) -> None:
+def simulate(chosen: "Options", bar: Bar) -> None:
     """Raises SimulateError."""
     if chosen.plot:
         plot.require()
-    traces, findings = _traces(chosen)
+    traces, findings = read(chosen)
     keep = bool(chosen.predictions or (chosen.plot and not chosen.sweep))
-    outcomes = _replay(traces, (chosen.plan,), progress, keep=keep)
-    scores = [outcome.scores[0] for outcome in outcomes]
-    summary = _summary(traces, scores, chosen.plan.alpha_ratio)
+    replayed = replay(traces, (chosen.plan,), bar, keep=keep)
+    scores = [one.scores[0] for one in replayed]
+    summary = summary_of(traces, scores, chosen.plan.alpha_ratio)
     for trace, score in zip(traces, scores, strict=True):
         if score is None:
             findings.note(Flaw.TOO_SHORT, trace.id)
     sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
-    _tell(report.scores(traces, scores, summary, brief=chosen.brief), [report.LEGEND])
-    _tell(report.words(traces, summary, chosen.plan, chosen.unit))
-    content = output.result(chosen.plan, traces, scores, summary, findings)
-    if chosen.compare:
-        content["compared"] = _compare(traces, summary, chosen, progress)
+    tell(report.scores(traces, scores, summary, brief=chosen.brief), [report.LEGEND])
+    tell(report.words(traces, summary, chosen.plan, chosen.unit))
+    content = report.result(chosen.plan, traces, scores, summary, findings)
     if chosen.sweep:
-        content["swept"] = _sweep(traces, chosen, chosen.sweep, progress)
+        content["swept"] = _sweep(traces, chosen, chosen.sweep, bar)
     elif chosen.plot:
-        panels = [plot.Panel(traces[i], outcomes[i].courses[0], scores[i]) for i in plot.pick(scores)]
+        panels = [plot.Panel(traces[i], replayed[i].courses[0], scores[i]) for i in plot.pick(scores)]
         plot.draw_courses(chosen.plot, panels, chosen.plan, chosen.unit)
     if chosen.json:
-        output.write_json(chosen.json, content)
+        report.write_json(chosen.json, content)
     if chosen.predictions:
-        output.write_predictions(chosen.predictions, traces, [outcome.courses[0] for outcome in outcomes])
+        report.write_predictions(chosen.predictions, traces, [one.courses[0] for one in replayed])
 
 
-def _traces(chosen: Options) -> tuple[list[Trace], Findings]:
+def read(chosen: "Options") -> tuple[list[Trace], Findings]:
+    """The traces of the files, or the example's. Raises SimulateError."""
     if chosen.capacity is None:
         return example(), Findings()
     return load(chosen.files, chosen.capacity, chosen.family)
 
 
-def _replay(traces: Sequence[Trace], plans: tuple[Plan, ...], progress: Progress, *, keep: bool) -> list[Outcome]:
+def replay(traces: Sequence[Trace], plans: tuple[Plan, ...], bar: Bar, *, keep: bool = False) -> list[Replayed]:
     trials = [Trial(trace, plans, keep) for trace in traces]
-    return spread("replaying", run, trials, available_cpus(), progress)
+    return spread("replaying", run, trials, available_cpus(), bar)
 
 
-def _summary(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
+def summary_of(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
+    """Raises SimulateError without any score."""
     scored = [(trace, score) for trace, score in zip(traces, scores, strict=True) if score is not None]
     if not scored:
         raise SimulateError(
@@ -83,53 +79,162 @@ def _summary(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_rati
     return summarise(scored, alpha_ratio)
 
 
-def _compare(traces: Sequence[Trace], ours: Summary, chosen: Options, progress: Progress) -> list[dict[str, Any]]:
-    """Each baseline with the margin that does best; as often violated as ours may be, or is if that is more."""
-    trials, jobs = [Trial(trace, (chosen.plan,)) for trace in traces], available_cpus()
-    allowed_ratio = max(chosen.plan.alpha_ratio, ours.overall.score.violation_ratio)
-    needed = spread("tuning baselines", margins, trials, jobs, progress)
-    sizes = {
-        one: tuned_margin(_by_family(traces, [found[one] for found in needed]), allowed_ratio) for one in CANDIDATES
-    }
-    del needed
-    judged = spread("judging baselines", partial(judge, sizes=sizes), trials, jobs, progress)
-    best: dict[str, Tuned] = {}
-    for one in CANDIDATES:
-        summary = _summary(traces, [scores[one] for scores in judged], chosen.plan.alpha_ratio)
-        tried = Tuned(one, sizes[one], summary)
-        if one.baseline not in best or best[one.baseline].share_ratio < tried.share_ratio:
-            best[one.baseline] = tried
-    rows = list(best.values())
-    _tell(
-        [f"Baselines, each with the one margin that on this very data is violated in {allowed_ratio:.2%} of samples:"],
-        report.comparison(ours, rows, chosen.plan),
-    )
-    return output.compared(rows)
-
-
-def _by_family(traces: Sequence[Trace], needed: Sequence["array[float]"]) -> dict[str, list["array[float]"]]:
-    by_family: dict[str, list[array[float]]] = {}
-    for trace, one in zip(traces, needed, strict=True):
-        if one:
-            by_family.setdefault(trace.family, []).append(one)
-    return by_family
-
-
-def _sweep(traces: Sequence[Trace], chosen: Options, sweep: Sweep, progress: Progress) -> list[dict[str, Any]]:
+def _sweep(traces: Sequence[Trace], chosen: "Options", sweep: Sweep, bar: Bar) -> list[dict[str, Any]]:
     plans = sweep.plans(chosen.plan)
-    outcomes = _replay(traces, plans, progress, keep=False)
+    replayed = replay(traces, plans, bar)
     points = [
-        Point(value, _summary(traces, [outcome.scores[i] for outcome in outcomes], plan.alpha_ratio))
+        Point(value, summary_of(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
         for i, (value, plan) in enumerate(zip(sweep.values, plans, strict=True))
     ]
     best = recommended(points, chosen.plan)
-    _tell(report.swept(sweep, points, chosen.plan), [""], advice(sweep, points, chosen.plan))
+    tell(report.swept(sweep, points, chosen.plan), [""], advice(sweep, points, chosen.plan))
     if chosen.plot:
         plot.draw_sweep(chosen.plot, sweep, points, best, chosen.plan)
-    return output.swept(points, best)
+    return [{"value": one.value, "recommended": one is best, **report.summed(one.summary)} for one in points]
 
 
-def _tell(*blocks: Iterable[str]) -> None:
+def tell(*blocks: Iterable[str]) -> None:
     """Paragraphs on stdout, an empty line after them."""
     sys.stdout.writelines(f"{line}\n" for block in blocks for line in block)
     sys.stdout.write("\n")
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+ADVERTISED_FROM_S: Final = 3600.0
+"""Horizons from here on are those of a resource that the node advertises: they may be violated more often."""
+
+ADVERTISED_ALPHA: Final = 0.05
+ADVERTISED_COLD_START_PROBES: Final = 288
+"""A day of them at a horizon of an hour."""
+
+UNITS: Final = {
+    "cores": 1.0, "millicores": 1e-3,
+    "bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
+}  # fmt: skip
+_CPU_UNITS: Final = ("cores", "millicores")
+
+_EPILOG: Final = """\
+FILE is CSV, plain or gzip, or the JSON answer of a Prometheus range query; - reads standard input. CSV has the columns
+id, t (unix seconds or ISO 8601) and u, in any order, or just these three without a header. Usage is that of the online
+pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
+  sum by (instance) (rate(node_cpu_seconds_total{mode!~"idle|iowait|steal"}[1m]))
+  node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes
+through /api/v1/query_range.
+"""
+
+
+class Options(Struct, frozen=True):
+    """What the command line asks for; `capacity` is a number or a file, None for the example."""
+
+    files: tuple[str, ...]
+    capacity: str | None
+    family: str | None
+    unit: str
+    plan: Plan
+    brief: bool
+    sweep: Sweep | None
+    json: str | None
+    predictions: str | None
+    plot: str | None
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises SystemExit on a wrong command line, as argparse does, and SimulateError on a sweep that makes no sense."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.example == bool(given.files):
+        parser.error("give either files or --example")
+    if given.example and (given.resource != "cpu" or given.unit or given.capacity or given.family):
+        parser.error(
+            "--example is CPU usage of nodes with 16 cores: it takes no --resource, --unit, --capacity, --family"
+        )
+    if not given.example and given.capacity is None:
+        parser.error("give --capacity: what each node has, or a file of id,capacity")
+    if given.files.count("-") + (given.capacity == "-") > 1:
+        parser.error("standard input can be read only once")
+    cpu = given.resource == "cpu"
+    unit = given.unit or ("cores" if cpu else "bytes")
+    if (unit in _CPU_UNITS) != cpu:
+        parser.error(f"--unit {unit} is none of {given.resource}")
+    return Options(
+        files=tuple(given.files),
+        capacity=given.capacity,
+        family=given.family,
+        unit=unit,
+        plan=_plan(given, unit),
+        brief=given.brief,
+        sweep=parse_sweep(given.sweep) if given.sweep else None,
+        json=given.json,
+        predictions=given.predictions,
+        plot=given.plot,
+    )
+
+
+def _plan(given: argparse.Namespace, unit: str) -> Plan:
+    config, resource = Config(), given.resource
+    advertised = given.horizon is not None and given.horizon >= ADVERTISED_FROM_S
+    usual = PredictorSettings()
+    alpha_ratio = ADVERTISED_ALPHA if advertised else usual.alpha_ratio
+    section = config.cpu if resource == "cpu" else config.memory
+    return Plan(
+        resource=resource,
+        floor=config.cpu.min_cores if resource == "cpu" else float(config.memory.min_bytes),
+        watermark_ratio=section.watermark_ratio if given.watermark is None else given.watermark,
+        kind=given.predictor,
+        alpha_ratio=alpha_ratio if given.alpha is None else given.alpha,
+        horizon_s=given.horizon,
+        cold_start_probes=ADVERTISED_COLD_START_PROBES if advertised else usual.cold_start_probes,
+        unit=UNITS[unit],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="criproxy simulate",
+        description="Replays recorded usage of nodes through the daemon's predictor and policy, and tells what offline "
+        "pods would have got and what online pods would have risked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("files", metavar="FILE", nargs="*", help="recorded usage, see below")
+    add("--example", action="store_true", help="use two days of three made-up nodes instead of files")
+    add("--resource", choices=get_args(Resource), default="cpu", help="what the usage is of (%(default)s)")
+    add("--capacity", metavar="N|FILE", help="what each node has, in the unit of the usage; or a CSV or JSON file with "
+        "id and capacity (and family)")  # fmt: skip
+    add("--unit", choices=tuple(UNITS), help="the unit of usage and capacity (cores or bytes)")
+    add("--family", metavar="NAME", help="the column or label that groups nodes into families (`family`, or else what "
+        "comes before the first - of the id)")  # fmt: skip
+    add("--watermark", metavar="R", type=_watermark, help="the share of a node that online and offline may fill "
+        f"({Config().cpu.watermark_ratio:g})")  # fmt: skip
+    add("--horizon", metavar="next|S", type=_horizon, help="predict until the next sample, or for S seconds (next)")
+    add("--alpha", metavar="R", type=_ratio, help="how often a prediction may be exceeded "
+        f"({PredictorSettings().alpha_ratio:g}; from a horizon of an hour on {ADVERTISED_ALPHA:g})")  # fmt: skip
+    add("--predictor", choices=get_args(Kind), default="calibrated", help="the predictor (%(default)s)")
+    add("--sweep", metavar="WHAT=LOW..HIGH", help="try watermark or alpha from low to high, and recommend a value")
+    add("--brief", action="store_true", help="no row per series")
+    add("--json", metavar="F", help="write all numbers to this file")
+    add("--predictions", metavar="F", help="write id,t,usage,prediction,limit to this CSV file")
+    add("--plot", metavar="F", help="draw up to three nodes, or the sweep, into this .png or .svg (needs matplotlib)")
+    return parser
+
+
+def _horizon(text: str) -> float | None:
+    if text == "next":
+        return None
+    horizon_s = float(text)
+    if not 0.0 < horizon_s < math.inf:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return horizon_s
+
+
+def _watermark(text: str) -> float:
+    return 1.0 if float(text) == 1.0 else _ratio(text)
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 < ratio < 1.0:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return ratio

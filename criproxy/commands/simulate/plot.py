@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.replay import Plan
+from criproxy.commands.simulate.replay import Course, Plan
 from criproxy.commands.simulate.score import Score, first_scored
-from criproxy.commands.simulate.simulation import Course
 from criproxy.commands.simulate.sweep import Point, Sweep, hard_budget
 from criproxy.commands.simulate.trace import Trace
 
@@ -151,7 +150,7 @@ def draw_sweep(path: str, sweep: Sweep, points: Sequence[Point], best: Point | N
     """What offline gets against how often online gets less than it wants, a dot per value. Raises SimulateError."""
     with _figure(path, 9, 5.5) as figure:
         axes = figure.subplots()
-        gains = [100 * (point.summary.overall.score.limit_ratio or 0.0) for point in points]
+        gains = [100 * point.summary.overall.score.limit_ratio for point in points]
         risks = [100 * point.summary.overall.score.hard_ratio for point in points]
         axes.plot(risks, gains, "-o", color=_USAGE, label=sweep.setting)
         for point, risk, gain in zip(points, risks, gains, strict=True):

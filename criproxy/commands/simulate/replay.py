@@ -1,4 +1,7 @@
-"""The replay of a trace through the daemon's own predictor and policy, with the trace's times as the clock."""
+"""The replay of a trace through the daemon's own predictor and policy, with the trace's times as the clock.
+
+A trial is one trace under one or more plans.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -6,6 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from criproxy.commands.simulate.score import Score, outlook, score
 from criproxy.commands.simulate.trace import Trace
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
@@ -84,3 +88,47 @@ def _cpu(t_s: float, capacity: float, usage: float) -> Snapshot:
 
 def _memory(t_s: float, capacity: float, usage: float) -> Snapshot:
     return Snapshot(t_s, 0.0, int(capacity), 0.0, int(usage), 0.0, 0, 0.0, int(usage), 0.0)
+
+
+class Course(Struct, frozen=True):
+    """What was predicted, set and seen at each sample, in the trace's unit. `highest`: see `score.outlook`."""
+
+    predictions: "array[float]"
+    limits: "array[float]"
+    highest: "array[float]"
+
+
+class Trial(Struct, frozen=True):
+    """A trace and the plans to try on it; they differ in watermark or alpha only. `keep` the courses, too."""
+
+    trace: Trace
+    plans: tuple[Plan, ...]
+    keep: bool = False
+
+
+class Replayed(Struct, frozen=True):
+    """Per plan of a trial: the score, None where there is nothing to score, and the course if it was to be kept."""
+
+    scores: tuple[Score | None, ...]
+    courses: tuple[Course, ...]
+
+
+def run(trial: Trial) -> Replayed:
+    """Raises ValueError on a plan out of bounds."""
+    trace, scores, courses = trial.trace, [], []
+    highest = highest_ahead(trace, trial.plans[0])
+    predicted: dict[float, array[float]] = {}
+    for plan in trial.plans:
+        if plan.alpha_ratio not in predicted:
+            predicted = {plan.alpha_ratio: predict(trace, plan)}
+        predictions = predicted[plan.alpha_ratio]
+        limits = limit(trace, predictions, plan)
+        scores.append(score(trace, predictions, limits, highest, plan.watermark_ratio))
+        if trial.keep:
+            courses.append(Course(predictions, limits, highest))
+    return Replayed(tuple(scores), tuple(courses))
+
+
+def highest_ahead(trace: Trace, plan: Plan) -> "array[float]":
+    """`score.outlook`, as far as the plan's predictions reach."""
+    return outlook(trace, plan.horizon_of(trace), whole=plan.horizon_s is not None)

@@ -1,18 +1,20 @@
-"""The results as text for people."""
+"""The results: text for people, JSON with all numbers, CSV for the course of each node."""
 
-from collections.abc import Iterator, Sequence
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from msgspec import Struct
+from msgspec import to_builtins
 
-from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.score import Score
-from criproxy.commands.simulate.simulation import Candidate
-from criproxy.commands.simulate.summary import HOLDS, Group, Summary
+from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate.replay import Course, Plan
+from criproxy.commands.simulate.score import HOLDS, Group, Score, Summary
 from criproxy.commands.simulate.sweep import Point, Sweep
-from criproxy.commands.simulate.trace import Trace
+from criproxy.commands.simulate.trace import Findings, Trace
 
 _NONE = "-"
-_SCORE_TITLES = ("violated %", "hard %", "by %", "by P99 %", "share %", "box %", "churn %")
+SCORE_TITLES = ("violated %", "hard %", "by %", "by P99 %", "share %", "box %", "churn %")
 
 LEGEND = (
     "violated: online wanted more than predicted; hard: more than the slack above the watermark, too; by: how much "
@@ -21,41 +23,19 @@ LEGEND = (
 )
 
 
-class Tuned(Struct, frozen=True):
-    """A baseline with its tuned margin, over all traces."""
-
-    candidate: Candidate
-    size: float
-    summary: Summary
-
-    @property
-    def share_ratio(self) -> float:
-        return self.summary.overall.score.share_ratio or 0.0
-
-    @property
-    def name(self) -> str:
-        margin = self.candidate.margin
-        if margin == "sigma":
-            return f"{self.candidate.baseline}, N = {self.size:.2f}"
-        if margin == "of itself":
-            return f"{self.candidate.baseline} x {1 + self.size:.3f}"
-        sign = "+" if self.size >= 0 else "-"
-        return f"{self.candidate.baseline} {sign} {abs(self.size):.2%} of capacity"
-
-
 def scores(traces: Sequence[Trace], found: Sequence[Score | None], summary: Summary, *, brief: bool) -> Iterator[str]:
     """A row per series (unless `brief`), per family, and over all."""
-    rows: list[tuple[str, ...]] = [("series", "samples", *_SCORE_TITLES)]
+    rows: list[tuple[str, ...]] = [("series", "samples", *SCORE_TITLES)]
     if not brief:
         for trace, one in zip(traces, found, strict=True):
-            cells = (_NONE,) * len(_SCORE_TITLES) if one is None else _cells(one)
+            cells = (_NONE,) * len(SCORE_TITLES) if one is None else cells_of(one)
             rows.append((trace.id, str(len(trace.times_s)), *cells))
     sizes: dict[str, int] = {}
     for trace in traces:
         sizes[trace.family] = sizes.get(trace.family, 0) + len(trace.times_s)
     for name, group in summary.families.items() if len(summary.families) > 1 else ():
-        rows.append((f"family {name} ({_nodes(group.nodes)})", str(sizes[name]), *_cells(group.score)))
-    rows.append((_overall(summary), str(sum(sizes.values())), *_cells(summary.overall.score)))
+        rows.append((f"family {name} ({_nodes(group.nodes)})", str(sizes[name]), *cells_of(group.score)))
+    rows.append((_overall(summary), str(sum(sizes.values())), *cells_of(summary.overall.score)))
     yield from aligned(rows)
 
 
@@ -69,11 +49,11 @@ def words(traces: Sequence[Trace], summary: Summary, plan: Plan, unit: str) -> I
     score, group = summary.overall.score, summary.overall
     capacities = {trace.capacity for trace in traces}
     of = ""
-    if len(capacities) == 1 and score.limit_ratio is not None:
+    if len(capacities) == 1:
         capacity = capacities.pop()
         of = f", {score.limit_ratio * capacity:.1f} of {capacity:g} {unit}"
     yield (
-        f"Offline would have had {score.limit_ratio or 0.0:.1%} of a node on average{of}; the predictions left it "
+        f"Offline would have had {score.limit_ratio:.1%} of a node on average{of}; the predictions left it "
         f"{_percent(score.share_ratio)} % of what perfect foresight would have."
     )
     ahead = "before the next sample" if plan.horizon_s is None else f"within {plan.horizon_s:g} s"
@@ -89,24 +69,10 @@ def holding(group: Group, plan: Plan) -> str:
     return f"{group.holding} of {group.nodes} ({group.holding / group.nodes:.1%})"
 
 
-def comparison(ours: Summary, tuned: Sequence[Tuned], plan: Plan) -> Iterator[str]:
-    """Ours beside the baselines, the best share first."""
-    rows: list[tuple[str, ...]] = [("predictor", *_SCORE_TITLES[:5], "churn %", "nodes that hold")]
-    rows.append((f"criproxy, {plan.kind}", *_compared(ours), holding(ours.overall, plan)))
-    for one in sorted(tuned, key=lambda one: -one.share_ratio):
-        rows.append((one.name, *_compared(one.summary), holding(one.summary.overall, plan)))
-    yield from aligned(rows)
-
-
-def _compared(summary: Summary) -> tuple[str, ...]:
-    cells = _cells(summary.overall.score)
-    return (*cells[:5], cells[6])
-
-
 def swept(sweep: Sweep, points: Sequence[Point], plan: Plan) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [(sweep.setting, *_SCORE_TITLES, "nodes that hold")]
+    rows: list[tuple[str, ...]] = [(sweep.setting, *SCORE_TITLES, "nodes that hold")]
     for point, tried in zip(points, sweep.plans(plan), strict=True):
-        rows.append((f"{point.value:g}", *_cells(point.summary.overall.score), holding(point.summary.overall, tried)))
+        rows.append((f"{point.value:g}", *cells_of(point.summary.overall.score), holding(point.summary.overall, tried)))
     yield from aligned(rows)
 
 
@@ -118,7 +84,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join((row[0].ljust(widths[0]), *cells)).rstrip()
 
 
-def _cells(score: Score) -> tuple[str, ...]:
+def cells_of(score: Score) -> tuple[str, ...]:
     return (
         _percent(score.violation_ratio, 2),
         _percent(score.hard_ratio, 2),
@@ -136,3 +102,57 @@ def _percent(ratio: float | None, digits: int = 1) -> str:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def result(
+    plan: Plan, traces: Sequence[Trace], scores: Sequence[Score | None], summary: Summary, findings: Findings
+) -> dict[str, Any]:
+    """All numbers of a simulation, ready for JSON; ratios lie within 0 and 1, and null is what nothing defines."""
+    return {
+        "plan": to_builtins(plan),
+        "findings": [
+            {"flaw": flaw.name.lower(), "count": count, "first": findings.places[flaw]}
+            for flaw, count in findings.counts.items()
+        ],
+        "series": [
+            {
+                "id": trace.id,
+                "family": trace.family,
+                "capacity": trace.capacity,
+                "samples": len(trace.times_s),
+                "step_s": trace.step_s,
+                "score": None if score is None else to_builtins(score),
+            }
+            for trace, score in zip(traces, scores, strict=True)
+        ],
+        **summed(summary),
+    }
+
+
+def summed(summary: Summary) -> dict[str, Any]:
+    return {"families": to_builtins(summary.families), "overall": to_builtins(summary.overall)}
+
+
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """Raises SimulateError when it can't be written."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise SimulateError(f"--json {path}: {error.strerror}; give a file that can be written") from error
+
+
+def write_predictions(path: str, traces: Sequence[Trace], courses: Sequence[Course]) -> None:
+    """id,t,usage,prediction,limit per sample, in the input's unit. Raises SimulateError when it can't be written."""
+    try:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("id", "t", "usage", "prediction", "limit"))
+            for trace, course in zip(traces, courses, strict=True):
+                for t_s, *values in zip(trace.times_s, trace.usages, course.predictions, course.limits, strict=True):
+                    writer.writerow((trace.id, f"{t_s:.15g}", *(f"{value:.9g}" for value in values)))
+    except OSError as error:
+        raise SimulateError(f"--predictions {path}: {error.strerror}; give a file that can be written") from error

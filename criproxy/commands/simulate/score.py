@@ -17,21 +17,18 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.simulate.trace import Trace
+from criproxy.commands.simulate.trace import GAP_STEPS, Trace
 
 WARM_UP_S: Final = 24 * 3600.0
 SHORT_WARM_UP_S: Final = 6 * 3600.0
 SHORT_TRACE_S: Final = 3 * 86400.0
 """A trace no longer than this has the short warm-up; what a predictor says while it warms up is not scored."""
 
-GAP_STEPS: Final = 3.0
-"""A pause of more steps is a gap: nobody knows what happened in it."""
-
 
 class Score(Struct, frozen=True):
     """The metric of one trace, or its mean over several; None where nothing defines it.
 
-    `limit_ratio` is the mean of the limit / C that the policy gives the box; None without a policy.
+    `limit_ratio` is the mean of the limit / C that the policy gives the box.
     """
 
     violation_ratio: float
@@ -40,7 +37,7 @@ class Score(Struct, frozen=True):
     severity_ratio: float | None
     severity_p99_ratio: float | None
     churn_ratio: float
-    limit_ratio: float | None
+    limit_ratio: float
 
 
 def outlook(trace: Trace, horizon_s: float, *, whole: bool) -> "array[float]":
@@ -87,7 +84,7 @@ def first_scored(trace: Trace) -> int:
 def score(
     trace: Trace,
     predictions: Sequence[float],
-    limits: Sequence[float] | None,
+    limits: Sequence[float],
     highest: Sequence[float],
     watermark_ratio: float,
 ) -> Score | None:
@@ -107,7 +104,7 @@ def score(
         scored += 1
         reclaimed += max(0.0, mark - p)
         oracle += max(0.0, mark - y)
-        limited += limits[i] if limits is not None else 0.0
+        limited += limits[i]
         churn += abs(p - min(max(predictions[i - 1], 0.0), capacity)) if i else 0.0
         if y > p:
             exceeded.append(y - p)
@@ -122,7 +119,7 @@ def score(
         severity_ratio=fmean(exceeded) / capacity if exceeded else None,
         severity_p99_ratio=exceeded[math.ceil(0.99 * len(exceeded)) - 1] / capacity if exceeded else None,
         churn_ratio=churn / scored / capacity,
-        limit_ratio=limited / scored / capacity if limits is not None else None,
+        limit_ratio=limited / scored / capacity,
     )
 
 
@@ -138,10 +135,46 @@ def mean_score(scores: Iterable[Score]) -> Score:
         severity_ratio=_mean(one.severity_ratio for one in many),
         severity_p99_ratio=_mean(one.severity_p99_ratio for one in many),
         churn_ratio=fmean(one.churn_ratio for one in many),
-        limit_ratio=_mean(one.limit_ratio for one in many),
+        limit_ratio=fmean(one.limit_ratio for one in many),
     )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+HOLDS: Final = 1.5
+"""A node holds its alpha when its own violation is within so many times of it."""
+
+
+class Group(Struct, frozen=True):
+    """Several nodes: the unweighted mean of their scores, and how many of them hold their alpha."""
+
+    score: Score
+    nodes: int
+    holding: int
+
+
+class Summary(Struct, frozen=True):
+    """`overall.score` is the unweighted mean over families, so that a family of many nodes does not outvote another."""
+
+    overall: Group
+    families: dict[str, Group]
+
+
+def summarise(scored: Iterable[tuple[Trace, Score]], alpha_ratio: float) -> Summary:
+    """Raises ValueError without any score."""
+    by_family: dict[str, list[Score]] = {}
+    for trace, score in scored:
+        by_family.setdefault(trace.family, []).append(score)
+    families = {
+        name: Group(mean_score(scores), len(scores), sum(one.violation_ratio <= HOLDS * alpha_ratio for one in scores))
+        for name, scores in by_family.items()
+    }
+    overall = Group(
+        mean_score(group.score for group in families.values()),
+        sum(group.nodes for group in families.values()),
+        sum(group.holding for group in families.values()),
+    )
+    return Summary(overall, families)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.summary import Summary
+from criproxy.commands.simulate.score import Summary
 
 Setting = Literal["watermark", "alpha"]
 
@@ -114,7 +114,7 @@ def _safe(points: Sequence[Point], plan: Plan) -> list[Point]:
 
 
 def _gain(point: Point) -> float:
-    return point.summary.overall.score.limit_ratio or 0.0
+    return point.summary.overall.score.limit_ratio
 
 
 def _hard(point: Point) -> float:

@@ -3,8 +3,7 @@
 from array import array
 
 from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.score import Score
-from criproxy.commands.simulate.summary import Group, Summary
+from criproxy.commands.simulate.score import Group, Score, Summary
 from criproxy.commands.simulate.trace import Trace
 
 HOUR = 3600.0

@@ -10,10 +10,9 @@ import pytest
 
 from criproxy.cli import main
 from criproxy.commands.simulate import SimulateError, plot
-from criproxy.commands.simulate.example import example
-from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.simulation import Trial
-from criproxy.commands.simulate.simulation import run as run_trial
+from criproxy.commands.simulate.replay import Plan, Trial
+from criproxy.commands.simulate.replay import run as run_trial
+from criproxy.commands.simulate.trace import example
 
 try:
     plot.require()
@@ -161,20 +160,6 @@ def test_bad_rows_are_told_on_stderr_and_in_json(run, example_file, tmp_path):
 def test_brief_leaves_the_series_out(run):
     _, out, _ = run("--example", "--brief")
     assert out.splitlines()[1].startswith("family web")
-
-
-def test_compare_puts_tuned_baselines_beside_ours(run, tmp_path):
-    _, out, _ = run("--example", "--compare", "--alpha", "0.02", "--json", str(tmp_path / "j"))
-    assert "violated in 2.00% of samples" in out
-    compared = json.loads((tmp_path / "j").read_text())["compared"]
-    assert len(compared) == 6
-    assert compared[0]["margin"] == "of capacity"  # which does better than one in % of itself: nodes idle at night
-    for one in compared:
-        assert 0.015 < one["overall"]["score"]["violation_ratio"] <= 0.02 + 1e-9
-    told = [line for line in out.splitlines() if line.startswith(("last value ", "maximum ", "P95 ", "mean + N"))]
-    shares = [float(line.split()[-6]) for line in told]
-    assert shares == sorted(shares, reverse=True)
-    assert len(shares) == 6
 
 
 def test_sweep_tells_every_value_and_recommends_one(run, tmp_path):

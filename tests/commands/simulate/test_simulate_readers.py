@@ -7,8 +7,8 @@ import time
 import pytest
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.findings import Flaw
-from criproxy.commands.simulate.load import load
+from criproxy.commands.simulate.readers import load
+from criproxy.commands.simulate.trace import Flaw
 
 GOOD = "id,t,u\na-1,0,1\na-1,60,2\nb-1,0,3\n"
 

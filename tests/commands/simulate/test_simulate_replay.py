@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from simulate_helpers import PLAN, trace
 
-from criproxy.commands.simulate.example import example
 from criproxy.commands.simulate.replay import limit, predict
+from criproxy.commands.simulate.trace import example
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
 from criproxy.control.predictor import make_predictor

@@ -5,9 +5,8 @@ import math
 import pytest
 from simulate_helpers import HOUR, score, trace
 
-from criproxy.commands.simulate.score import first_scored, mean_score, outlook
+from criproxy.commands.simulate.score import first_scored, mean_score, outlook, summarise
 from criproxy.commands.simulate.score import score as score_of
-from criproxy.commands.simulate.summary import summarise
 
 NAN = math.nan
 
@@ -79,8 +78,8 @@ def test_score_without_violations_has_no_severity():
 def test_score_with_perfect_foresight_is_all_of_it_without_violation():
     course = trace(USAGES)
     highest = outlook(course, 1.5 * HOUR, whole=False)
-    found = score_of(course, [0.0 if math.isnan(y) else y for y in highest], None, highest, 0.9)
-    assert (found.share_ratio, found.violation_ratio, found.limit_ratio) == (1.0, 0.0, None)
+    found = score_of(course, [0.0 if math.isnan(y) else y for y in highest], LIMITS, highest, 0.9)
+    assert (found.share_ratio, found.violation_ratio) == (1.0, 0.0)
 
 
 def test_score_of_a_full_node_has_no_share():

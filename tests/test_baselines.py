@@ -1,19 +1,25 @@
 """The baselines by hand, and that tuning finds the margin it promises."""
 
+import json
 import math
 from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate_helpers import HOUR, PLAN, trace
 
-from criproxy.commands.simulate.baselines import BASELINES, needed_margins, tuned, with_margin
-from criproxy.commands.simulate.example import example
+from benchmarks.baselines import BASELINES, CANDIDATES, judge, main, margins, needed_margins, tuned, with_margin
+from criproxy.commands.simulate.replay import Plan, Trial
 from criproxy.commands.simulate.score import outlook, score
-from criproxy.commands.simulate.simulation import CANDIDATES, Trial, judge, margins
+from criproxy.commands.simulate.trace import Trace, example
 
+HOUR = 3600.0
+PLAN = Plan(resource="cpu", floor=0.1)
 BY_NAME = {baseline.name: baseline for baseline in BASELINES}
+
+
+def trace(usages, *, step=HOUR):
+    return Trace("node-1", "node", 10.0, array("d", (i * step for i in range(len(usages)))), array("d", usages))
 
 
 def forecast(name, course):
@@ -105,4 +111,20 @@ def test_judged_last_value_is_what_scoring_it_by_hand_gives():
     one = next(one for one in CANDIDATES if (one.baseline, one.margin) == ("last value", "of capacity"))
     found = judge(Trial(course, (PLAN,)), dict.fromkeys(CANDIDATES, 0.05))[one]
     predictions = [min(usage + 0.05 * 16.0, 16.0) for usage in course.usages]
-    assert found == score(course, predictions, None, outlook(course, 90.0, whole=False), 0.9)
+    assert found == score(course, predictions, predictions, outlook(course, 90.0, whole=False), 0.9)
+
+
+def test_command_tells_the_tuned_baselines_best_first(capsys, tmp_path):
+    assert main(["--example", "--alpha", "0.02", "--json", str(tmp_path / "j")]) == 0
+    out = capsys.readouterr().out
+    assert "violated in 2.00% of samples" in out
+    compared = json.loads((tmp_path / "j").read_text())
+    assert len(compared) == 6
+    for one in compared:
+        assert 0.015 < one["overall"]["score"]["violation_ratio"] <= 0.02 + 1e-9
+    told = [line for line in out.splitlines() if line.startswith(("last value ", "maximum ", "P95 ", "mean + N"))]
+    # The margin of capacity does better than one in % of itself: nodes idle at night.
+    assert next(line for line in told if line.startswith("last value")).split()[5] == "capacity"
+    shares = [float(line.split()[-6]) for line in told]
+    assert shares == sorted(shares, reverse=True)
+    assert len(shares) == 6

@@ -6,8 +6,8 @@ import os
 import pytest
 from simulate_helpers import PLAN, trace
 
-from criproxy.commands.simulate.simulation import Trial, run
-from criproxy.commands.simulate.work import Bar, spread
+from criproxy.commands.simulate.parallel import Bar, spread
+from criproxy.commands.simulate.replay import Trial, run
 
 
 class Terminal(io.StringIO):
@@ -15,10 +15,11 @@ class Terminal(io.StringIO):
         return True
 
 
-class Counted:
-    """A progress that only counts."""
+class Counted(Bar):
+    """Only counts."""
 
     def __init__(self):
+        super().__init__(io.StringIO())
         self.samples = self.counted = 0
         self.ended = False
 

@@ -1,13 +1,14 @@
-"""Work on many traces: on all CPUs where it is worth it, with a progress bar for who watches."""
+"""Trials on all CPUs, where it is worth it, with a progress bar for who watches."""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Final, Protocol, TextIO, TypeVar
+from typing import Final, TextIO, TypeVar
 
-from criproxy.commands.simulate.simulation import Trial
+from criproxy.commands.simulate.replay import Trial
 
 _WORTH_A_PROCESS: Final = 20_000
 """Samples that take about as long as it takes to start the processes."""
@@ -18,20 +19,10 @@ _REDRAW_S: Final = 0.1
 Result = TypeVar("Result")
 
 
-class Progress(Protocol):
-    """Is told how many samples are done."""
-
-    def begin(self, what: str, samples: int) -> None: ...
-
-    def done(self, samples: int) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class Bar:
-    """A progress bar on a terminal; nothing at all elsewhere."""
+    """A progress bar on a terminal; nothing at all elsewhere. `clock`: monotonic, in s."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if stream.isatty() else None
         self._clock = clock
         self._what = ""
@@ -44,6 +35,7 @@ class Bar:
         self._draw(self._begun_s)
 
     def done(self, samples: int) -> None:
+        """So many more."""
         self._done += samples
         now_s = self._clock()
         if now_s - self._drawn_s >= _REDRAW_S:
@@ -68,42 +60,39 @@ class Bar:
             self._stream.flush()
 
 
-def spread(
-    what: str, task: Callable[[Trial], Result], trials: Sequence[Trial], jobs: int, progress: Progress
-) -> list[Result]:
+def spread(what: str, task: Callable[[Trial], Result], trials: Sequence[Trial], jobs: int, bar: Bar) -> list[Result]:
     """The task's result for each trial, in their order. Raises what the task raises."""
     weights = [len(trial.trace.times_s) * len(trial.plans) for trial in trials]
-    progress.begin(what, sum(weights))
+    alone = jobs < 2 or len(trials) < 2 or sum(weights) < _WORTH_A_PROCESS
+    results: dict[int, Result] = {}
+    bar.begin(what, sum(weights))
     try:
-        if jobs < 2 or len(trials) < 2 or sum(weights) < _WORTH_A_PROCESS:
-            return [_counted(task(trial), weight, progress) for trial, weight in zip(trials, weights, strict=True)]
-        return _in_processes(task, trials, weights, jobs, progress)
+        for i, result in _in_turn(task, trials) if alone else _in_processes(task, trials, weights, jobs):
+            results[i] = result
+            bar.done(weights[i])
     finally:
-        progress.end()
+        bar.end()
+    return [results[i] for i in range(len(trials))]
 
 
 def available_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _counted(result: Result, weight: int, progress: Progress) -> Result:
-    progress.done(weight)
-    return result
+def _in_turn(task: Callable[[Trial], Result], trials: Sequence[Trial]) -> Iterator[tuple[int, Result]]:
+    return ((i, task(trial)) for i, trial in enumerate(trials))
 
 
 def _in_processes(
-    task: Callable[[Trial], Result], trials: Sequence[Trial], weights: Sequence[int], jobs: int, progress: Progress
-) -> list[Result]:
+    task: Callable[[Trial], Result], trials: Sequence[Trial], weights: Sequence[int], jobs: int
+) -> Iterator[tuple[int, Result]]:
     """The longest first, so that none is left alone at the end."""
     executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), initializer=_die_silently)
     try:
         order = sorted(range(len(trials)), key=lambda i: -weights[i])
         futures = {executor.submit(task, trials[i]): i for i in order}
-        results: dict[int, Result] = {}
         for future in as_completed(futures):
-            i = futures[future]
-            results[i] = _counted(future.result(), weights[i], progress)
-        return [results[i] for i in range(len(trials))]
+            yield futures[future], future.result()
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
 

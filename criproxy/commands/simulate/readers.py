@@ -1,0 +1,268 @@
+"""From files to traces: CSV, plain or gzip, and answers of Prometheus; and what each node's capacity is."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+Capacities = Callable[[str], tuple[float, str] | None]
+"""Per id: the capacity, and the family or ""; None when it is not known."""
+
+_FAMILY: Final = "family"
+
+
+def load(paths: Sequence[str], capacity: str, family: str | None) -> tuple[list[Trace], Findings]:
+    """The traces of CSV files and range-query answers. `capacity` is a number, or a file with one per id.
+
+    Raises SimulateError when a file can't be understood, or no row of all is of use.
+    """
+    findings = Findings()
+    capacity_of = capacities(capacity)
+    rows = Rows(findings)
+    for path in paths:
+        _read(path, rows, family)
+    traces = list(rows.traces(capacity_of))
+    if not traces:
+        why = "; ".join(findings.lines()) or "there are no rows"
+        raise SimulateError(f"{', '.join(map(name_of, paths))}: no usable row: {why}")
+    return traces, findings
+
+
+def _read(path: str, rows: Rows, family: str | None) -> None:
+    name, text = name_of(path), lines(path, rows.findings)
+    head = []
+    for line in text:
+        head.append(line)
+        if line.strip():
+            break
+    whole = itertools.chain(head, text)
+    if head and head[-1].lstrip()[:1] in ("{", "["):
+        read_prometheus("".join(whole), name, rows, family)
+    else:
+        read_csv(whole, name, rows, family)
+
+
+def capacities(text: str) -> Capacities:
+    """A number for all nodes; or a file, CSV (id,capacity and perhaps family) or JSON (such rows, or id: capacity).
+
+    Raises SimulateError when it is neither.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        known = _capacity_file(text)
+        return known.get
+    if not 0.0 < number < math.inf:
+        raise SimulateError(f"--capacity {text}: must be above 0")
+    return lambda _id: (number, "")
+
+
+def _capacity_file(path: str) -> dict[str, tuple[float, str]]:
+    text = "".join(lines(path, Findings()))
+    try:
+        content = json.loads(text) if text.lstrip()[:1] in ("{", "[") else list(csv.DictReader(io.StringIO(text)))
+        if isinstance(content, dict):
+            content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
+        known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise SimulateError(f"--capacity {path}: is neither a number nor a file of id,capacity ({error!r})") from error
+    for node_id, (capacity, _) in known.items():
+        if not 0.0 < capacity < math.inf:
+            raise SimulateError(f"--capacity {path}: {node_id} has {capacity}, which must be above 0")
+    return known
+
+
+def _number(value: object) -> float:
+    """NaN for what is no number; Prometheus, too, writes values as text."""
+    try:
+        return float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        return math.nan
+
+
+# --- files as text ----------------------------------------------------------------------------------------------------
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+def name_of(path: str) -> str:
+    """How messages call the file."""
+    return "standard input" if path == "-" else path
+
+
+def lines(path: str, findings: Findings) -> Iterator[str]:
+    """The lines of a file, bytes that are no UTF-8 replaced; a gzip stream that breaks off ends early, and is noted.
+
+    Raises SimulateError when it can't be read.
+    """
+    try:
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as raw:
+            packed = raw.peek(2)[:2] == _GZIP_MAGIC
+            unpacked = gzip.GzipFile(fileobj=raw) if packed else raw
+            try:
+                yield from io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                findings.note(Flaw.CUT_OFF, name_of(path))
+    except OSError as error:
+        raise SimulateError(f"{name_of(path)}: {error.strerror or error}; give a file that can be read") from error
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+_NAMES: Final = {"id": ("id", "node", "instance"), "t": ("t", "time", "timestamp"), "u": ("u", "usage", "value")}
+
+
+class _Columns(Struct, frozen=True):
+    """Where the fields are; None: there is no such column."""
+
+    t: int
+    u: int
+    id: int | None
+    family: int | None
+    others: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> int:
+        return max(self.t, self.u, self.id or 0) + 1
+
+
+def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) -> None:
+    """Add the rows of a file. `family` names the column that the family is taken from, if not `family` itself.
+
+    Without an id column, all rows are of one node that has the file's name. Raises SimulateError without the columns.
+    """
+    reader = csv.reader(line.replace("\0", "") for line in lines)
+    first = next(_told(reader, name), None)
+    if first is None:
+        raise SimulateError(f"{name}: is empty; give rows of id,t,u")
+    rows.begin(lambda _id, number: f"{name}:{number}")
+    headless = len(first) >= 3 and math.isfinite(_number(first[1]) + _number(first[2]))
+    columns = _Columns(t=1, u=2, id=0, family=None) if headless else _columns(first, name, family)
+    for title in columns.others:
+        rows.findings.note(Flaw.OTHER_COLUMN, f"{name}: {title}")
+    only_id = PurePath(name).name.partition(".")[0]
+    if headless:
+        _add(first, reader.line_num, columns, only_id, rows)
+    for fields in _told(reader, name):
+        if len(fields) >= columns.needed:
+            _add(fields, reader.line_num, columns, only_id, rows)
+        else:
+            rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{reader.line_num}")
+
+
+def _told(reader: "Reader", name: str) -> Iterator[list[str]]:
+    try:
+        yield from filter(None, reader)
+    except csv.Error as error:
+        raise SimulateError(f"{name}:{reader.line_num}: {error}; give rows of id,t,u") from error
+
+
+def _add(fields: Sequence[str], number: int, columns: _Columns, only_id: str, rows: Rows) -> None:
+    node_id = only_id if columns.id is None else fields[columns.id].strip()
+    family = "" if columns.family is None or columns.family >= len(fields) else fields[columns.family].strip()
+    rows.add(node_id, family, _time(fields[columns.t]), _number(fields[columns.u]), number)
+
+
+def _columns(header: Sequence[str], name: str, family: str | None) -> _Columns:
+    titles = [title.strip() for title in header]
+    places = {title.lower(): place for place, title in reversed(list(enumerate(titles)))}
+    found = {key: next((places[n] for n in names if n in places), None) for key, names in _NAMES.items()}
+    t, u = found["t"], found["u"]
+    listed = ", ".join(map(repr, titles[:10]))
+    if t is None or u is None:
+        raise SimulateError(f"{name}: has the columns {listed}; needed are t and u, and id for several nodes")
+    if family is not None and family.lower() not in places:
+        raise SimulateError(f"{name}: has no column {family} for the family; it has {listed}")
+    family_place = places.get((family or _FAMILY).lower())
+    known = {t, u, found["id"], family_place}
+    others = tuple(title for place, title in enumerate(titles) if place not in known)
+    return _Columns(t, u, found["id"], family_place, others)
+
+
+def _time(text: str) -> float:
+    """Unix seconds, or ISO 8601 (UTC where it names no zone); NaN for neither."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return math.nan
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# --- Prometheus -------------------------------------------------------------------------------------------------------
+
+_NODE_LABELS: Final = ("node", "instance")
+
+
+def read_prometheus(text: str, name: str, rows: Rows, family: str | None) -> None:
+    """Add the values of a matrix: the whole answer, or its `data`, or its `result`.
+
+    A series is named by the labels in which the series differ. `family` names the label that the family is taken from,
+    if not `family` itself. Raises SimulateError on anything else.
+    """
+    matrix = _matrix(text, name)
+    metrics = [metric if isinstance(metric := one.get("metric"), dict) else {} for one in matrix]
+    labels = [{str(key): str(value) for key, value in metric.items()} for metric in metrics]
+    if family is not None and not any(family in one for one in labels):
+        raise SimulateError(f"{name}: no series has the label {family} for the family")
+    rows.begin(lambda node_id, number: f"{name}:{node_id}[{number}]")
+    for one, metric, node_id in zip(matrix, labels, _ids(labels, name), strict=True):
+        group = metric.get(family or _FAMILY, "")
+        for number, value in enumerate(one.get("values") or ()):
+            if isinstance(value, list) and len(value) == 2:
+                rows.add(node_id, group, _number(value[0]), _number(value[1]), number)
+            else:
+                rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{node_id}[{number}]")
+
+
+def _matrix(text: str, name: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        answer = json.loads(text)
+    except ValueError as error:
+        raise SimulateError(f"{name}: is no JSON ({error}); give the whole answer of a range query") from error
+    if isinstance(answer, dict) and answer.get("status") == "error":
+        raise SimulateError(f"{name}: Prometheus answered with an error: {answer.get('error')}; ask it again")
+    data = answer.get("data", answer) if isinstance(answer, dict) else answer
+    if isinstance(data, dict):
+        kind = data.get("resultType", "matrix")
+        if kind != "matrix":
+            raise SimulateError(f"{name}: holds a {kind}, not a matrix; ask /api/v1/query_range, not /api/v1/query")
+        data = data.get("result")
+    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+        raise SimulateError(f"{name}: has no result of a range query; give the whole answer of /api/v1/query_range")
+    if not data:
+        raise SimulateError(f"{name}: the query's result is empty; check its selector and its time range")
+    return data
+
+
+def _ids(labels: Sequence[Mapping[str, str]], name: str) -> Iterable[str]:
+    """The labels that differ, `key=value` where there are several; for a single series its node, or the file's name."""
+    if len(labels) == 1:
+        stem = PurePath(name).name.partition(".")[0]
+        return [next((labels[0][key] for key in _NODE_LABELS if key in labels[0]), stem)]
+    keys = sorted({key for one in labels for key in one})
+    differing = [key for key in keys if len({one.get(key) for one in labels}) > 1]
+    node = next((key for key in _NODE_LABELS if len({one.get(key) for one in labels}) == len(labels)), None)
+    if node is not None:
+        differing = [node]
+    if len(differing) == 1:
+        return [one.get(differing[0], "") for one in labels]
+    return [",".join(f"{key}={one[key]}" for key in differing if key in one) for one in labels]
