@@ -17,12 +17,12 @@ import pytest
 
 from criproxy.cgroup import files
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 

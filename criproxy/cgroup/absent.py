@@ -2,9 +2,9 @@
 
 from typing import NoReturn
 
-from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
 from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 
 class AbsentDriver:

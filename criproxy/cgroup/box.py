@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
 

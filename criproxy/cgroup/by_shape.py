@@ -3,12 +3,12 @@
 The shape is kubelet's, so that the choice is no option of ours; the kernel's version is `detect`'s matter.
 """
 
-from criproxy.cgroup.cpulist import Cpus
 from criproxy.cgroup.driver import Capabilities, PodLimits
 from criproxy.cgroup.places import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.driver import Files, SystemdDriver
 from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 
 class ByShape:

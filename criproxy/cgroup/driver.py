@@ -10,8 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.cpulist import Cpus
 from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 
 class Capabilities(Struct, frozen=True):

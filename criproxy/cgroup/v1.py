@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, no_cpus, too_full
 from criproxy.cgroup.hugetlb import Hugetlb
 from criproxy.cgroup.ledger import Ledger
@@ -15,6 +14,7 @@ from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_sl
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 LOWEST_SHARES: Final = 2
 LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}

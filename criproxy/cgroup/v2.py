@@ -7,7 +7,6 @@ from typing import Final
 
 from criproxy.cgroup import files
 from criproxy.cgroup.busytime import BusyTime
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, no_cpus, too_full
 from criproxy.cgroup.hugetlb import Hugetlb
 from criproxy.cgroup.ledger import Ledger
@@ -15,6 +14,7 @@ from criproxy.cgroup.pids import PidsController
 from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 NO_LIMIT: Final = "max"
 LOWEST_WEIGHT: Final = "1"

@@ -21,10 +21,10 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""

@@ -3,10 +3,10 @@
 import contextlib
 import threading
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 
 class FakeDriver:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from criproxy.cgroup.cpulist import format_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.kubelet.cpu_manager import IDLE_EVERY_S, NOBODY_BOUND, STATIC_EVERY_S, CpuManager, State, parse_state
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.model.cpulist import format_cpus
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'

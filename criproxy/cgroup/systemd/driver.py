@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup import files
-from criproxy.cgroup.cpulist import Cpus, mask_of
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits, no_cpus
 from criproxy.cgroup.places import checked_box, checked_pod
 from criproxy.cgroup.systemd.slices import (
@@ -25,6 +24,7 @@ from criproxy.cgroup.systemd.slices import (
 )
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError, Units
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model.cpulist import Cpus, mask_of
 
 
 class Files(CgroupDriver, Protocol):

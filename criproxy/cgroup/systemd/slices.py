@@ -6,10 +6,10 @@ Source: systemd.resource-control(5); systemd.slice(5).
 from collections.abc import Mapping
 from typing import Final
 
-from criproxy.cgroup.cpulist import mask_of
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.files import CFS_PERIOD_US
 from criproxy.model import CPU, MEMORY, UNLIMITED, Limits, type_unlimited
+from criproxy.model.cpulist import mask_of
 
 Value = bool | int | bytes | str
 """A property's value; its type in Python tells the one on the bus (`b`, `t`, `ay`, `s`)."""
