@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
-from criproxy.cgroup.places import is_slice
+from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
@@ -499,9 +498,11 @@ class Box:
 
     def _keep_to_pids(self, path: str) -> tuple[LimitChange, ...]:
         """While the config is not known, its share of the pids is not known either: what is in force stays."""
-        changes = () if self.only_lower else self._driver.write_pids(path, self.pids_ratio)
+        changes: tuple[LimitChange, ...] = ()
+        if not self.only_lower and (capacity := self._driver.capacity(path, "pids")) is not None:
+            changes = self._driver.write_limit(path, "pids", max(1, int(self.pids_ratio * capacity)))
         self._drift += sum(change.drift for change in changes)
-        self._pids = self._driver.read_pids(path)
+        self._pids = self._driver.read_limit(path, "pids")
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.places import checked_pod
+from criproxy.cgroup.driver import CgroupError, checked_pod
 from criproxy.cgroup.tree import GONE, Tree
 
 _POLICIES: Final[Mapping[int, str]] = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR", 6: "SCHED_DEADLINE"}

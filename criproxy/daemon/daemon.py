@@ -12,11 +12,10 @@ from typing import Any, Final
 import structlog
 
 from criproxy import __version__
-from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.realtime import RealtimeThreads

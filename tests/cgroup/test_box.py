@@ -130,7 +130,7 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_pids", "write", "ensure_pod"]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_limit", "write", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -239,7 +239,7 @@ def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: Fak
     box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
     run(lambda: box.admit(A, 0))
     first = box.state().pids
-    driver.pids["/offline"] = 1.0
+    driver.limits["/offline", "pids"] = 1000
 
     (changes,) = run(lambda: box.apply(FLOOR))
     box.close()
@@ -263,10 +263,10 @@ def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) ->
     run(lambda: box.adopt(A.box))
     box.close()
 
-    assert driver.pids["/offline"] == 0.25
+    assert driver.limits["/offline", "pids"] == 250
 
 
-@pytest.mark.parametrize("fails", ["confine", "write_pids"])
+@pytest.mark.parametrize("fails", ["confine", "write_limit"])
 def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
     box: Box, driver: FakeDriver, fails: str
 ) -> None:
@@ -285,12 +285,12 @@ def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
 
 
 def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
-    driver.boxes["/offline"], driver.pids["/offline"] = FLOOR, 0.05
+    driver.boxes["/offline"], driver.limits["/offline", "pids"] = FLOOR, 50
     box = Box(driver, FLOOR, clock, pids_ratio=0.33)
     box.only_lower = True
     run(lambda: box.adopt(A.box), lambda: box.apply(FLOOR))
     box.close()
-    assert driver.pids["/offline"] == 0.05
+    assert driver.limits["/offline", "pids"] == 50
 
 
 def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
@@ -299,9 +299,9 @@ def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
 
 
 def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
-    driver.fail_on = {"write_pids"}
+    driver.fail_on = {"write_limit"}
 
-    with pytest.raises(AdmissionError, match="cannot write_pids"):
+    with pytest.raises(AdmissionError, match="cannot write_limit"):
         run(lambda: box.admit(A, 0))
 
     assert driver.boxes["/offline"] == FLOOR
