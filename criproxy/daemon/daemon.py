@@ -18,10 +18,9 @@ from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whereabouts import Whereabouts
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
@@ -204,12 +203,12 @@ class Daemon:
             evict=self._upkeep.evict,
             clock=self._clock,
         )
-        self._whereabouts = Whereabouts()
+        self._proc_cgroups = ProcCgroupReader()
         self._verifier = Verifier(
             standing.verify(),
             self._inventory,
             process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
             clock=self._clock,
@@ -392,7 +391,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()
-        self._whereabouts.close()
+        self._proc_cgroups.close()
         self._looks.close()
         self._disk_reader.close()
         self._work.release_sockets()
@@ -437,7 +436,7 @@ class Daemon:
         driver = await find_driver(
             self._inventory,
             process_of=self._pods.process_of,
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
         )
         self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
