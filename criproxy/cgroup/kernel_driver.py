@@ -3,10 +3,10 @@
 Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.access import FileAccess
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import (
     Capabilities,
     CgroupError,
@@ -16,101 +16,49 @@ from criproxy.cgroup.driver import (
     checked_pod,
     too_full,
 )
-from criproxy.cgroup.kernel_files import (
-    CPU_IDLE,
-    CPU_PRESSURE,
-    CPU_QUOTA,
-    CPU_USAGE,
-    CPU_WEIGHT,
-    DISK_WEIGHTS,
-    HUGE_PAGES,
-    INACTIVE_CACHE,
-    LIMITS,
-    MEMORY_MAX,
-    MEMORY_USAGE,
-    PIDS_MAX,
-    ROOT_CPUS,
-    KernelFile,
-)
+from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.v1 import V1Hierarchies
+from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
-POD_FILES: Final = {"cpu_weight": CPU_WEIGHT, "cpu_cores": CPU_QUOTA, "pids": PIDS_MAX}
+POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
 
 
-class KernelVersion(Protocol):
-    """What differs between the versions of cgroups. Paths are checked directories; all methods raise CgroupError."""
-
-    access: FileAccess
-    child_quota: bool
-
-    def node_cpu_s(self) -> float:
-        """The CPU time of all that runs on the node."""
-        ...
-
-    def cpu_times(self, path: str) -> tuple[float, float, int]:
-        """CPU time and throttled time, in s, and how many periods a cgroup was throttled in."""
-        ...
-
-    def cores(self, path: str) -> float | type_unlimited:
-        """The CPU limit of a cgroup."""
-        ...
-
-    def ensure(self, box: str, *, by_systemd: bool) -> None: ...
-
-    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None: ...
-
-    def enable_huge_pages(self, box: str) -> None:
-        """Have the pods in the box have the files of `HUGE_PAGES`."""
-        ...
-
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> list[LimitChange]: ...
-
-    def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]: ...
-
-    def settle_quota(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
-        """As `settle_cpu`, by the one file with the quota."""
-        ...
-
-    def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]: ...
-
-    def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]: ...
-
-    def reclaim(self, path: str, want: int) -> bool: ...
-
-
 class KernelDriver:
-    """A `CgroupDriver`. `version` knows what is cgroup v1's or v2's own."""
+    """A `CgroupDriver`. `version` has what is cgroup v1's or v2's own; its methods are alike in both."""
 
-    def __init__(self, version: KernelVersion, tree: Tree, proc: str = "/proc") -> None:
+    def __init__(self, version: V1Hierarchies | V2Hierarchy, tree: Tree, proc: str = "/proc") -> None:
         self._version = version
         self._access = version.access
         self._tree = tree
         self._proc = proc
+        left_out = () if version.child_quota else ("cpu_cores",)
+        self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
 
     @property
     def capabilities(self) -> Capabilities:
         # On v2 the root has no cpu.idle.
         first = ("", *(f"/{name}" for name in self._tree.children(self._access.directory("cpu", ""))))
-        idle = any(self._access.has(CPU_IDLE, path) for path in first)
+        idle = any(self._access.has(rows.CPU_IDLE, path) for path in first)
         return Capabilities(self._access.version, idle, self._version.child_quota)
 
     @property
     def root_cpuset(self) -> str | None:
-        return self._access.file(ROOT_CPUS, "") if self._access.has(ROOT_CPUS, "") else None
+        return self._access.file(rows.ROOT_CPUS, "") if self._access.has(rows.ROOT_CPUS, "") else None
 
     @property
     def node_cpu_counter(self) -> str | None:
-        return self._access.file(CPU_USAGE, "") if self._access.version == 1 else None
+        return self._access.file(rows.CPU_USAGE, "") if self._access.version == 1 else None
 
     def cpu_counter(self, path: str) -> str:
-        return self._access.file(CPU_USAGE, checked_path(path))
+        return self._access.file(rows.CPU_USAGE, checked_path(path))
 
     def pressure_file(self, path: str) -> str | None:
-        return self._access.file(CPU_PRESSURE, checked_path(path)) if self._access.version == 2 else None
+        return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self._access.version == 2 else None
 
     def node_usage(self) -> Usage:
         memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
@@ -120,8 +68,8 @@ class KernelDriver:
         path = checked_path(path)
         try:
             cpu_s, throttled_s, periods = self._version.cpu_times(path)
-            inactive_bytes: int = self._access.read(INACTIVE_CACHE, path)
-            memory_bytes: int = self._access.read(MEMORY_USAGE, path)
+            inactive_bytes: int = self._access.read(rows.INACTIVE_CACHE, path)
+            memory_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
         except CgroupError as error:
             if error.errno in GONE:
                 return None
@@ -142,7 +90,7 @@ class KernelDriver:
 
     def read(self, box: str) -> Limits:
         path = checked_path(box)
-        return {CPU: self._version.cores(path), MEMORY: self._access.read(MEMORY_MAX, path)}
+        return {CPU: self._version.cores(path), MEMORY: self._access.read(rows.MEMORY_MAX, path)}
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         path, size = checked_box(box), limits[MEMORY]
@@ -153,8 +101,8 @@ class KernelDriver:
         )
 
     def _settle_priority(self, path: str) -> list[LimitChange]:
-        cpu = CPU_IDLE if self._access.has(CPU_IDLE, path) else CPU_WEIGHT
-        return [change for row in (cpu, *DISK_WEIGHTS) for change in self._access.settle_lowest(row, path)]
+        cpu = rows.CPU_IDLE if self._access.has(rows.CPU_IDLE, path) else rows.CPU_WEIGHT
+        return [change for row in (cpu, *rows.DISK_WEIGHTS) for change in self._access.settle_lowest(row, path)]
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
         return tuple(self._version.confine(checked_box(box), cpus))
@@ -192,7 +140,7 @@ class KernelDriver:
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         box, path = checked_pod(pod)
         self._version.make_pod(box, path, by_systemd=is_slice(pod))
-        for name, row in self._pod_files():
+        for name, row in self._pod_files:
             value = getattr(limits, name)
             if value is not None:
                 self._access.settle(row, path, value)
@@ -200,25 +148,22 @@ class KernelDriver:
                 self._access.settle_lowest(row, path)
         if limits.hugetlb:
             self._version.enable_huge_pages(box)
-        self._access.settle_family(HUGE_PAGES, path, limits.hugetlb)
+        self._access.settle_family(rows.HUGE_PAGES, path, limits.hugetlb)
         if limits.memory_bytes is not None:
             size_bytes = files.whole_pages(limits.memory_bytes)
             self._version.settle_pod_memory(path, size_bytes)
-            held = self._access.read(MEMORY_MAX, path)
+            held = self._access.read(rows.MEMORY_MAX, path)
             if held != size_bytes:
-                in_use_bytes: int = self._access.read(MEMORY_USAGE, path)
-                file, text = self._access.file(MEMORY_MAX, path), self._access.text(MEMORY_MAX, held)
+                in_use_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+                file, text = self._access.file(rows.MEMORY_MAX, path), self._access.text(rows.MEMORY_MAX, held)
                 raise too_full(file, text, size_bytes, in_use_bytes)
 
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)
-        memory = self._access.read(MEMORY_MAX, path)
-        values = {name: self._access.read(row, path) for name, row in self._pod_files() if self._access.has(row, path)}
-        hugetlb = self._access.read_family(HUGE_PAGES, path)
+        memory = self._access.read(rows.MEMORY_MAX, path)
+        values = {name: self._access.read(row, path) for name, row in self._pod_files if self._access.has(row, path)}
+        hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
         return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
-
-    def _pod_files(self) -> list[tuple[str, KernelFile]]:
-        return [(name, row) for name, row in POD_FILES.items() if row is not CPU_QUOTA or self._version.child_quota]
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         return ()

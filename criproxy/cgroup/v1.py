@@ -5,22 +5,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from criproxy.cgroup import files
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess, contested
 from criproxy.cgroup.driver import CgroupError, no_cpus
-from criproxy.cgroup.kernel_files import (
-    CPU_PERIOD,
-    CPU_QUOTA,
-    CPU_STAT,
-    CPU_USAGE,
-    CPUS,
-    HIERARCHICAL_MEMORY,
-    MEMORY_AND_SWAP,
-    MEMORY_AND_SWAP_USAGE,
-    MEMORY_MAX,
-    MEMORY_NODES,
-    MEMORY_USAGE,
-    KernelFile,
-)
+from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.model import UNLIMITED, LimitChange, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
@@ -30,7 +18,9 @@ _TRIES: Final = 3
 
 
 class V1Hierarchies:
-    """A `KernelVersion`. `mounts`: see `files.Mounts.v1`; cpu, cpuacct and memory must be among them.
+    """For `KernelDriver`; paths are checked directories, and all methods raise CgroupError.
+
+    `mounts`: see `files.Mounts.v1`; cpu, cpuacct and memory must be among them.
 
     `unified` is the hybrid set-up's cgroup2 mount, without controllers: runc 1.1 joins it too (measured), so that its
     empty directories are ours to remove.
@@ -47,15 +37,17 @@ class V1Hierarchies:
         """The boxes' cpuset files that all below was brought to."""
 
     def node_cpu_s(self) -> float:
-        return float(self.access.read(CPU_USAGE, "")) / 1e9
+        """The CPU time of all that runs on the node."""
+        return float(self.access.read(rows.CPU_USAGE, "")) / 1e9
 
     def cpu_times(self, path: str) -> tuple[float, float, int]:
-        stat = self.access.read(CPU_STAT, path)
-        return self.access.read(CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9, stat["nr_throttled"]
+        """CPU time and throttled time of a cgroup, in s, and how many periods it was throttled in."""
+        stat = self.access.read(rows.CPU_STAT, path)
+        return self.access.read(rows.CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9, stat["nr_throttled"]
 
     def cores(self, path: str) -> float | type_unlimited:
-        quota: float | type_unlimited = self.access.read(CPU_QUOTA, path)
-        period_us: int = self.access.read(CPU_PERIOD, path)
+        quota: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)
+        period_us: int = self.access.read(rows.CPU_PERIOD, path)
         if quota is UNLIMITED or period_us == files.CFS_PERIOD_US:
             return quota
         return quota * files.CFS_PERIOD_US / period_us
@@ -67,8 +59,8 @@ class V1Hierarchies:
         self._expect(box, by_systemd)
         for root in self.access.roots:
             self._make_all(root, box)
-        if self.access.read(HIERARCHICAL_MEMORY, box) is False:  # EBUSY tells that there are children already
-            self.access.write(HIERARCHICAL_MEMORY, box, True)
+        if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY tells that there are children already
+            self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
         self._expect(pod, by_systemd)
@@ -97,7 +89,7 @@ class V1Hierarchies:
         self.access.make(root + path)
         if root == self._cpuset:
             # A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's.
-            for row in (CPUS, MEMORY_NODES):
+            for row in (rows.CPUS, rows.MEMORY_NODES):
                 if not self.access.read(row, path):
                     self.access.write(row, path, self.access.read(row, parent))
 
@@ -116,13 +108,13 @@ class V1Hierarchies:
                 "there is no cpuset hierarchy, so offline pods can't be kept to the CPUs that kubelet leaves"
             )
         parent = box.rpartition("/")[0]
-        want: Cpus = self.access.read(CPUS, parent)
+        want: Cpus = self.access.read(rows.CPUS, parent)
         if cpus is not UNLIMITED:
             want &= cpus
             if not want:
                 raise no_cpus(box)
-        nodes: Cpus = self.access.read(MEMORY_NODES, parent)
-        return [*self._follow(CPUS, box, want), *self._follow(MEMORY_NODES, box, nodes)]
+        nodes: Cpus = self.access.read(rows.MEMORY_NODES, parent)
+        return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
     def _follow(self, row: KernelFile, box: str, want: Cpus) -> list[LimitChange]:
         """Bring the box, its pods, and all in them that has what the box had, to these CPUs or memory nodes.
@@ -184,28 +176,29 @@ class V1Hierarchies:
     def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
         """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""
         changes = []
-        if cores is not UNLIMITED and self.access.read(CPU_PERIOD, box) > files.CFS_PERIOD_US:
+        if cores is not UNLIMITED and self.access.read(rows.CPU_PERIOD, box) > files.CFS_PERIOD_US:
             changes += self.settle_quota(box, cores)
-        changes += self.access.settle(CPU_PERIOD, box, files.CFS_PERIOD_US)
+        changes += self.access.settle(rows.CPU_PERIOD, box, files.CFS_PERIOD_US)
         return [*changes, *self.settle_quota(box, cores)]
 
     def settle_quota(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+        """As `settle_cpu`, by the one file with the quota."""
         try:
-            return self.access.settle(CPU_QUOTA, box, cores)
+            return self.access.settle(rows.CPU_QUOTA, box, cores)
         except CgroupError as error:
             if error.errno != errno.EINVAL:
                 raise
         # A child whose quota is a larger share than the box's: nothing in the box may have one.
-        return [*self._strip_quotas(box), *self.access.settle(CPU_QUOTA, box, cores)]
+        return [*self._strip_quotas(box), *self.access.settle(rows.CPU_QUOTA, box, cores)]
 
     def _strip_quotas(self, box: str) -> list[LimitChange]:
         changes, root = [], self.access.directory("cpu", "")
         for directory in self._tree.below(root + box)[1:]:
             path = directory.removeprefix(root)
-            file, old = self.access.file(CPU_QUOTA, path), self.access.read(CPU_QUOTA, path)
+            file, old = self.access.file(rows.CPU_QUOTA, path), self.access.read(rows.CPU_QUOTA, path)
             if old is not UNLIMITED:
-                self.access.write(CPU_QUOTA, path, UNLIMITED)
-                was, now = self.access.text(CPU_QUOTA, old), self.access.text(CPU_QUOTA, UNLIMITED)
+                self.access.write(rows.CPU_QUOTA, path, UNLIMITED)
+                was, now = self.access.text(rows.CPU_QUOTA, old), self.access.text(rows.CPU_QUOTA, UNLIMITED)
                 changes.append(LimitChange(file, was, now, drift=True))
         return changes
 
@@ -216,24 +209,24 @@ class V1Hierarchies:
 
         The kernel wants memsw >= limit at any moment: up, memsw goes first; down, it follows.
         """
-        raising = _at_least(want, self.access.read(MEMORY_MAX, box))
-        changes = [] if raising else self._bring(MEMORY_MAX, MEMORY_USAGE, box, want)
-        if self.access.has(MEMORY_AND_SWAP, box):
-            limit = self.access.read(MEMORY_MAX, box)
+        raising = _at_least(want, self.access.read(rows.MEMORY_MAX, box))
+        changes = [] if raising else self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, box, want)
+        if self.access.has(rows.MEMORY_AND_SWAP, box):
+            limit = self.access.read(rows.MEMORY_MAX, box)
             reached = UNLIMITED if UNLIMITED in (want, limit) else max(want, limit)
-            changes += self._bring(MEMORY_AND_SWAP, MEMORY_AND_SWAP_USAGE, box, want if raising else reached)
-        return [*changes, *self.access.settle(MEMORY_MAX, box, want)] if raising else changes
+            changes += self._bring(rows.MEMORY_AND_SWAP, rows.MEMORY_AND_SWAP_USAGE, box, want if raising else reached)
+        return [*changes, *self.access.settle(rows.MEMORY_MAX, box, want)] if raising else changes
 
     def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]:
-        return self._bring(MEMORY_MAX, MEMORY_USAGE, pod, want)
+        return self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, pod, want)
 
     def reclaim(self, path: str, want: int) -> bool:
-        held = self.access.read(MEMORY_MAX, path)
+        held = self.access.read(rows.MEMORY_MAX, path)
         if held is not UNLIMITED and held <= want:
             return False
-        with self.access.lowering(MEMORY_MAX, path):
-            step = max(want, files.whole_pages(self.access.read(MEMORY_USAGE, path) - files.RECLAIM_STEP_BYTES))
-            reached = self._lower(MEMORY_MAX, path, step)
+        with self.access.lowering(rows.MEMORY_MAX, path):
+            step = max(want, files.whole_pages(self.access.read(rows.MEMORY_USAGE, path) - files.RECLAIM_STEP_BYTES))
+            reached = self._lower(rows.MEMORY_MAX, path, step)
         return reached and step > want
 
     def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | type_unlimited) -> list[LimitChange]:

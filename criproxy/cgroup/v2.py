@@ -6,19 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from criproxy.cgroup import files
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.driver import CgroupError, no_cpus
-from criproxy.cgroup.kernel_files import (
-    CPU_QUOTA,
-    CPU_STAT,
-    CPUS,
-    HUGE_PAGES,
-    MEMORY_HIGH,
-    MEMORY_MAX,
-    MEMORY_USAGE,
-    SWAP_MAX,
-)
 from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, LimitChange, type_unlimited
 from criproxy.model.cpulist import Cpus
@@ -28,7 +19,7 @@ _CONTROLLERS: Final = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pi
 
 
 class V2Hierarchy:
-    """A `KernelVersion`. `mount`: where the unified hierarchy is mounted. `clock`: CLOCK_MONOTONIC, in s.
+    """As `v1.V1Hierarchies`. `mount`: where the unified hierarchy is mounted. `clock`: CLOCK_MONOTONIC, in s.
 
     memory.oom.group is left at 0 on the box: it would kill all pods at once.
     """
@@ -53,11 +44,11 @@ class V2Hierarchy:
         return self._busy.add(self._clock(), idle_s)
 
     def cpu_times(self, path: str) -> tuple[float, float, int]:
-        stat = self.access.read(CPU_STAT, path)
+        stat = self.access.read(rows.CPU_STAT, path)
         return stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6, stat.get("nr_throttled", 0)
 
     def cores(self, path: str) -> float | type_unlimited:
-        cores: float | type_unlimited = self.access.read(CPU_QUOTA, path)
+        cores: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)
         return cores
 
     # --- directories -----------------------------------------------------------------------------------------------
@@ -78,7 +69,7 @@ class V2Hierarchy:
 
     def enable_huge_pages(self, box: str) -> None:
         """A controller that systemd does not know."""
-        self._enable_controllers(self.mount + box, frozenset({HUGE_PAGES.controller}))
+        self._enable_controllers(self.mount + box, frozenset({rows.HUGE_PAGES.controller}))
 
     def _expect(self, path: str) -> None:
         if not self._tree.exists(self.mount + path):
@@ -97,19 +88,19 @@ class V2Hierarchy:
         if cpus is UNLIMITED:
             if box not in self._confined:
                 return []
-            changes = self.access.settle(CPUS, box, frozenset())
+            changes = self.access.settle(rows.CPUS, box, frozenset())
             self._confined.discard(box)
             return changes
         if not cpus:
             raise no_cpus(box)
-        if not self.access.has(CPUS, box):
-            file = self.access.file(CPUS, box)
+        if not self.access.has(rows.CPUS, box):
+            file = self.access.file(rows.CPUS, box)
             raise CgroupError(f"{file} does not exist, so offline pods can't be kept to the CPUs that kubelet leaves")
         self._confined.add(box)
-        return self.access.settle(CPUS, box, cpus)
+        return self.access.settle(rows.CPUS, box, cpus)
 
     def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
-        return self.access.settle(CPU_QUOTA, box, cores)
+        return self.access.settle(rows.CPU_QUOTA, box, cores)
 
     settle_quota = settle_cpu
 
@@ -117,7 +108,7 @@ class V2Hierarchy:
 
     def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
         """No swap while memory is limited, so that squeezed memory does not become disk traffic."""
-        swap = self.access.settle(SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
+        swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
         return [*swap, *self._settle_high_and_max(box, want)]
 
     def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]:
@@ -129,29 +120,29 @@ class V2Hierarchy:
         A memory.high below the usage is `reclaim`'s matter alone.
         """
         if want is UNLIMITED:
-            return [*self.access.settle(MEMORY_MAX, path, want), *self.access.settle(MEMORY_HIGH, path, want)]
+            return [*self.access.settle(rows.MEMORY_MAX, path, want), *self.access.settle(rows.MEMORY_HIGH, path, want)]
         changes = []
-        if self.access.read(MEMORY_USAGE, path) <= want:
-            changes = self.access.settle(MEMORY_HIGH, path, want)
+        if self.access.read(rows.MEMORY_USAGE, path) <= want:
+            changes = self.access.settle(rows.MEMORY_HIGH, path, want)
         else:
-            self.access.note(MEMORY_HIGH, path, self.access.read(MEMORY_HIGH, path))
-        in_use_bytes: int = self.access.read(MEMORY_USAGE, path)
-        held = self.access.read(MEMORY_MAX, path)
+            self.access.note(rows.MEMORY_HIGH, path, self.access.read(rows.MEMORY_HIGH, path))
+        in_use_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
+        held = self.access.read(rows.MEMORY_MAX, path)
         if in_use_bytes > want:
             want = files.whole_pages(in_use_bytes + files.SLACK_BYTES)
             want = want if held is UNLIMITED else min(held, want)
-        return [*changes, *self.access.settle(MEMORY_MAX, path, want)]
+        return [*changes, *self.access.settle(rows.MEMORY_MAX, path, want)]
 
     def reclaim(self, path: str, want: int) -> bool:
         """By memory.high: standing at a size below the usage, it slows down whoever allocates more."""
-        before_bytes: int = self.access.read(MEMORY_USAGE, path)
-        if self.access.read(MEMORY_HIGH, path) == want or before_bytes <= want:
+        before_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
+        if self.access.read(rows.MEMORY_HIGH, path) == want or before_bytes <= want:
             return False
         step = max(want, files.whole_pages(before_bytes - files.RECLAIM_STEP_BYTES))
-        with self.access.lowering(MEMORY_HIGH, path):
-            self.access.write(MEMORY_HIGH, path, step)
-            after_bytes: int = self.access.read(MEMORY_USAGE, path)
+        with self.access.lowering(rows.MEMORY_HIGH, path):
+            self.access.write(rows.MEMORY_HIGH, path, step)
+            after_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
             goes_on = step > want and after_bytes <= before_bytes - files.RECLAIM_STEP_BYTES // 4
             if step > want and not goes_on:
-                self.access.write(MEMORY_HIGH, path, want)
+                self.access.write(rows.MEMORY_HIGH, path, want)
         return goes_on

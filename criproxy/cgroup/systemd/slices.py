@@ -5,19 +5,9 @@ Source: systemd.resource-control(5); systemd.slice(5).
 
 from typing import Final
 
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import PodLimits
-from criproxy.cgroup.kernel_files import (
-    CPU_IDLE,
-    CPU_QUOTA,
-    CPU_WEIGHT,
-    IO_WEIGHT,
-    MEMORY_HIGH,
-    MEMORY_MAX,
-    PIDS_MAX,
-    SWAP_MAX,
-    Properties,
-    properties,
-)
+from criproxy.cgroup.kernel_files import Properties, properties
 from criproxy.model import CPU, MEMORY, UNLIMITED, Limits
 from criproxy.model.cpulist import mask_of
 
@@ -29,17 +19,17 @@ def priority_properties(version: int, *, cpu_idle: bool) -> Properties:
 
     `cpu_idle`: the kernel has cpu.idle. Systemd does not know it on v1.
     """
-    weight = {CPU_WEIGHT: 2} if version == 1 else {CPU_IDLE: True} if cpu_idle else {CPU_WEIGHT: 1}
-    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **properties(version, {**weight, IO_WEIGHT: 1})}
+    weight = {rows.CPU_WEIGHT: 2} if version == 1 else {rows.CPU_IDLE: True} if cpu_idle else {rows.CPU_WEIGHT: 1}
+    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **properties(version, {**weight, rows.IO_WEIGHT: 1})}
 
 
 def pod_properties(version: int, limits: PodLimits) -> Properties:
     """What a pod's slice has; systemd knows no limits on huge pages."""
     values = {
-        CPU_WEIGHT: limits.cpu_weight or (2 if version == 1 else 1),
-        CPU_QUOTA: limits.cpu_cores,
-        PIDS_MAX: limits.pids,
-        MEMORY_MAX: limits.memory_bytes,
+        rows.CPU_WEIGHT: limits.cpu_weight or (2 if version == 1 else 1),
+        rows.CPU_QUOTA: limits.cpu_cores,
+        rows.PIDS_MAX: limits.pids,
+        rows.MEMORY_MAX: limits.memory_bytes,
     }
     return {**_accounting("CPU", "Memory", "Tasks"), **properties(version, values)}
 
@@ -51,7 +41,9 @@ def limit_properties(version: int, limits: Limits) -> Properties:
     """
     cores, size = limits[CPU], limits[MEMORY]
     swap = UNLIMITED if size is UNLIMITED else 0
-    return properties(version, {CPU_QUOTA: cores, MEMORY_HIGH: size, MEMORY_MAX: size, SWAP_MAX: swap})
+    return properties(
+        version, {rows.CPU_QUOTA: cores, rows.MEMORY_HIGH: size, rows.MEMORY_MAX: size, rows.SWAP_MAX: swap}
+    )
 
 
 def _accounting(*names: str) -> dict[str, bool]:
