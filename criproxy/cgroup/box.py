@@ -78,7 +78,7 @@ class Held(Struct, frozen=True):
 
 
 class BoxState(Struct, frozen=True):
-    """The box at one moment. `path`: None until kubelet or the inventory has told where it is.
+    """The box at one moment. `path`: None until kubelet or the inventory has named it.
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
@@ -101,7 +101,7 @@ class BoxState(Struct, frozen=True):
     pids: Pids | None = None
 
 
-class Usages(Struct, frozen=True):
+class UsageReading(Struct, frozen=True):
     """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
 
     node: Usage
@@ -281,11 +281,11 @@ class Box:
     async def carry(self) -> tuple[str, ...]:
         """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
 
-        This follows a resize of which the runtime is not told. Raises CgroupError.
+        This follows a resize that the runtime does not hear of. Raises CgroupError.
         """
         return await self._writer.run("carry limits of pods", self._carry)
 
-    async def usage(self) -> Usages:
+    async def usage(self) -> UsageReading:
         """Raises CgroupError."""
         return await self._reader.run("read usage", self._usage)
 
@@ -342,7 +342,7 @@ class Box:
 
     @property
     def path(self) -> str | None:
-        """Where the box is; None until kubelet or the inventory has told."""
+        """Where the box is; None until kubelet or the inventory has named it."""
         return self._path
 
     def state(self) -> BoxState:
@@ -517,7 +517,7 @@ class Box:
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.
 
-        The limits come last: systemd writes all that it was told before when it is told of something else.
+        The limits come last: systemd writes all that it was sent before when it is sent something else.
         """
         self._driver.ensure(path)
         changes: list[LimitChange] = []
@@ -580,12 +580,12 @@ class Box:
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
 
-    def _usage(self) -> Usages:
+    def _usage(self) -> UsageReading:
         path, wanted = self._path, self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
-        return Usages(node, box, read_s)
+        return UsageReading(node, box, read_s)
 
     def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
         usages = ((pod, self._driver.usage(pod)) for pod in pods)
