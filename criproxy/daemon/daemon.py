@@ -14,17 +14,15 @@ from typing import Any, Final
 import structlog
 
 from criproxy import __version__
-from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whereabouts import Whereabouts
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
@@ -32,14 +30,13 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.control.policy import safe_limits
 from criproxy.daemon import bypass, footprint
 from criproxy.daemon.bypass import ServiceBypass
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.settings import PartSettings, Timetable, policy
+from criproxy.daemon.settings import PartSettings, Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
@@ -51,7 +48,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.kubelet.cgroup_driver import find_driver
-from criproxy.kubelet.cpu_manager import CpuManager
+from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
@@ -135,15 +132,15 @@ class Daemon:
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
-        self._box = Box(driver, safe_limits(policy(config)), time.monotonic, pids_ratio=config.pids.max_ratio)
-        self._box.only_lower = settings.pass_through
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
         self._pods = PodsRuntime(footprint.trimming(self._link.call))
         self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
+        cpus = CpusOfBox(self._inventory)
+        self._box = Box(driver, settings.box(), cpus.cpus, time.monotonic)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
-        self._make_pods(settings)
+        self._make_pods(settings, cpus)
         self._make_control(settings, driver)
         switch = bypass.of_service(os.environ)
         self._socket = ListenSocket(
@@ -167,10 +164,9 @@ class Daemon:
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: PartSettings) -> None:
+    def _make_pods(self, settings: PartSettings, cpus: CpusOfBox) -> None:
         """What looks after the pods that run."""
-        self._cpu_manager = CpuManager(Path(settings.config.kubelet.root_dir), self._inventory, self._box)
-        self._box.cpus = self._cpu_manager.cpus
+        self._cpu_manager = CpuManager(Path(settings.config.kubelet.root_dir), cpus, self._box)
         self._unbounded = Unbounded(settings.unbounded(), self._inventory, self._pods.stop)
         self._upkeep = Upkeep(
             settings.reconciler(),
@@ -204,12 +200,12 @@ class Daemon:
             evict=self._upkeep.evict,
             clock=self._clock,
         )
-        self._whereabouts = Whereabouts()
+        self._proc_cgroups = ProcCgroupReader()
         self._verifier = Verifier(
             settings.verify(),
             self._inventory,
             process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
             clock=self._clock,
@@ -346,9 +342,7 @@ class Daemon:
 
     def _apply(self, settings: PartSettings) -> None:
         """Set the parts to what holds."""
-        self._box.floor = safe_limits(policy(settings.config))
-        self._box.only_lower = settings.pass_through
-        self._box.pids_ratio = settings.config.pids.max_ratio
+        self._box.configure(settings.box())
         self._interceptor.settings = settings.intercept()
         self._loop.replace_settings(settings.loop())
         self._guard.configure(settings.guard())
@@ -406,7 +400,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()
-        self._whereabouts.close()
+        self._proc_cgroups.close()
         self._looks.close()
         self._disk_reader.close()
         self._active.release_sockets()
@@ -441,7 +435,7 @@ class Daemon:
         driver = await find_driver(
             self._inventory,
             process_of=self._pods.process_of,
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
         )
         self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 

@@ -4,12 +4,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
 from criproxy.config.windows import WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.loop import LoopSettings
-from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
+from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.schedule import Mode as WindowMode
 from criproxy.control.schedule import Phase, Schedule, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
@@ -99,6 +100,10 @@ class PartSettings(Struct, frozen=True):
     def intercept(self) -> InterceptSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
         return InterceptSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
+
+    def box(self) -> BoxSettings:
+        shares = {"pids": self.config.pids.max_ratio}
+        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
 
     def loop(self) -> LoopSettings:
         limits, policy = self.modes.limits, self.stage.policy
