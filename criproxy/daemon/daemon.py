@@ -50,9 +50,8 @@ from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cgroup_driver import find_driver
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
@@ -63,20 +62,18 @@ from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.observe.status import AttachStatus
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Overhead, Reader
-from criproxy.pods.placement_check import Verifier
+from criproxy.pods.overhead import OverheadReader, OverheadWatch
+from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
-from criproxy.pods.reconciler import Upkeep
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.stopping import Holds
+from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
-
-_LARGE_BYTES: Final = 1024 * 1024
-_READ_S: Final = 2.0
-"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 _LOAD_S: Final = 1.0
 """For so long kubelet's calls wait for a disk with the checkpoint on it."""
@@ -147,7 +144,8 @@ class Daemon:
             self._link,
             self._notifier,
             unbounded=self._unbounded,
-            verifier=self._verifier,
+            placement_check=self._placement_check,
+            reconciler=self._reconciler,
             engine=self._engine,
             config_file=watch.file,
             dry_run=dry_run,
@@ -159,71 +157,82 @@ class Daemon:
         self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
         self._reporter.log_lines_missing = lambda: log_writer.missing
         self._reporter.attachment = self._attachment
-        self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
+        self._reporter.overhead = lambda: (self._overhead.load, self._overhead.problem)
         self._reporter.realtime = lambda: self._realtime.found
         self._reporter.disks = lambda: self._disk_watch.disks
         self._reporter.cpus_problem = lambda: self._cpu_manager.problem
-        self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
+        self._reporter.kubelets_driver = lambda: self._kubelets_driver.driver
         self._reload.begin(loaded)
 
     def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:
         """What looks after the pods that run."""
-        self._pods = PodsRuntime(self._query)
-        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
-        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
+        log = self._log
+        runtime = PodsRuntime(self._link, footprint.trim)
+        self._proc_cgroups = Whereabouts()
+        self._holds = Holds(self._clock)
+        self._inventory = Inventory(runtime, driver)
+        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box, log=log)
         self._box.cpus = self._cpu_manager.cpus
-        self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._pods.stop)
-        self._upkeep = Upkeep(
-            standing.upkeep(),
+        self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
+        self._unbounded = UnboundedPods(standing.unbounded(), self._inventory, runtime, log=log)
+        self._reconciler = Reconciler(
+            standing.reconciler(),
             self._inventory,
             self._box,
-            stop_sandbox=self._pods.stop,
-            runtime_ready=lambda: self._link.ready,
-            on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
-            on_swept=lambda count: self._reporter.swept(count),  # noqa: PLW0108
-            bound=self._unbounded.look,
-            clock=time.monotonic,
+            runtime,
+            self._unbounded,
+            counters=self._metrics,
+            clock=self._clock,
+            log=log,
         )
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._overhead = Overhead(
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
+        self._placement_check = PlacementCheck(
+            standing.placement_check(),
+            self._inventory,
+            runtime,
+            self._proc_cgroups,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=self._clock,
+            log=log,
+        )
+        self._overhead = OverheadWatch(
             standing.overhead(),
             self._inventory,
-            Reader(),
-            self._disk_reader,
-            runtime_pid=lambda: self._link.pid,
-            evict=self._upkeep.evict,
-            observer=self._metrics,
+            runtime,
+            self._placement_check,
+            reader=OverheadReader(),
+            worker=self._disk_reader,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
             clock=self._clock,
+            log=log,
         )
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
         self._realtime = RealtimeWatch(
-            standing.verify().evict,
+            standing.realtime(),
             self._inventory,
             RealtimeThreads(Tree()),
             self._looks,
-            evict=self._upkeep.evict,
+            stopper=self._reconciler,
+            holds=self._holds,
             clock=self._clock,
-        )
-        self._whereabouts = Whereabouts()
-        self._verifier = Verifier(
-            standing.verify(),
-            self._inventory,
-            process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._whereabouts.read,
-            evict=self._upkeep.evict,
-            on_misplaced=self._metrics.on_misplaced,
-            clock=self._clock,
+            log=log,
         )
         self._relief = MemoryRelief(
             standing.relief(),
             self._inventory,
             self._box,
-            stop_sandbox=self._pods.stop,
+            runtime,
             read_hard=self._eviction_hard,
             worker=self._disk_reader,
-            on_stopped=self._metrics.on_memory_eviction,
+            holds=self._holds,
+            counters=self._metrics,
             clock=self._clock,
+            log=log,
         )
 
     def _make_control(self, standing: Standing, driver: CgroupDriver) -> None:
@@ -257,16 +266,16 @@ class Daemon:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._interceptor = HookInterceptor(
-            standing.intercept(),
+            standing.admission(),
             offline_chain(),
             self._inventory,
             self._admissions,
-            self._metrics,
-            child_quota=driver.capabilities.child_quota,
-            on_started=self._pod_started,
-            on_removed=self._pod_removed,
             cpu_manager=self._cpu_manager,
-            held=self._held,
+            kubelets_driver=self._kubelets_driver,
+            holds=self._holds,
+            counters=self._metrics,
+            child_quota=driver.capabilities.child_quota,
+            log=self._log,
         )
         proxy, pid = standing.config.proxy, os.getpid()
         self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
@@ -288,7 +297,8 @@ class Daemon:
             admissions=self._admissions,
             box=self._box,
             cpu_manager=self._cpu_manager,
-            upkeep=self._upkeep,
+            reconciler=self._reconciler,
+            holds=self._holds,
             learned=self._loop.checkpoint,
             work=self._work,
             duty=Duty(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
@@ -298,6 +308,7 @@ class Daemon:
         )
         command = command_of(sys.argv, sys.orig_argv)
         self._upgrades = Upgrades(parts, self._tasks, command, predecessor, self._log)
+        self._inventory.watch(_PodsOfDaemon(self._box, self._upgrades))
 
     def _make_listeners(self) -> Sequence[Listener]:
         """Where questions are answered."""
@@ -317,12 +328,10 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
-            self._relief.relieve(),
-            self._relief.follow_kubelet(),
-            self._upkeep.run(),
-            self._upkeep.tend(),
+            self._relief.run(),
+            self._reconciler.run(),
             self._cpu_manager.run(),
-            self._verifier.run(),
+            self._placement_check.run(),
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
@@ -337,14 +346,14 @@ class Daemon:
         self._box.floor = safe_limits(derive.policy(standing.config))
         self._box.only_lower = standing.pass_through
         self._box.pids_ratio = standing.config.pids.max_ratio
-        self._interceptor.settings = standing.intercept()
+        self._interceptor.configure(standing.admission())
         self._loop.replace_settings(standing.loop())
         self._guard.replace_settings(standing.guard())
-        self._unbounded.settings = standing.unbounded()
-        self._upkeep.configure(standing.upkeep())
-        self._verifier.configure(standing.verify())
-        self._realtime.evicts = standing.verify().evict
-        self._overhead.settings = standing.overhead()
+        self._unbounded.configure(standing.unbounded())
+        self._reconciler.configure(standing.reconciler())
+        self._placement_check.configure(standing.placement_check())
+        self._realtime.configure(standing.realtime())
+        self._overhead.configure(standing.overhead())
         self._relief.configure(standing.relief())
 
     # --- the process ------------------------------------------------------------------------------------------------
@@ -393,7 +402,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()
-        self._whereabouts.close()
+        self._proc_cgroups.close()
         self._looks.close()
         self._disk_reader.close()
         self._work.release_sockets()
@@ -415,13 +424,6 @@ class Daemon:
 
         return read(str(self._socket.path))
 
-    def _held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
-        if not self._work.goes_on:
-            return ""
-        who = (self._verifier, self._overhead, self._realtime, self._relief)
-        return next((why for one in who if (why := one.held(pod))), "")
-
     # --- the runtime ------------------------------------------------------------------------------------------------
 
     async def _connected(self, _: RuntimeInfo) -> None:
@@ -429,38 +431,22 @@ class Daemon:
         if self._upgrades.waiting:
             await self._inventory.refresh()
         else:
-            await self._upkeep.connected()
+            await self._reconciler.connected()
         self._upgrades.listed.set()
-        if self._interceptor.kubelets_driver is None:
-            self._tasks.keep(self._find_driver())
+        self._tasks.keep(self._kubelets_driver.find())
 
-    async def _find_driver(self) -> None:
-        driver = await find_driver(
-            self._inventory,
-            process_of=self._pods.process_of,
-            cgroups_of=self._whereabouts.read,
-        )
-        self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
-    def _pod_started(self, running: Running) -> None:
+class _PodsOfDaemon(PodObserver):
+    """What the box and the other process of a hand-over need to know of pods."""
+
+    def __init__(self, box: Box, upgrades: Upgrades) -> None:
+        self._box = box
+        self._upgrades = upgrades
+
+    def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
-        self._verifier.started(running)
         self._upgrades.changed()
 
-    def _pod_removed(self, sandbox: Sandbox) -> None:
-        self._upkeep.removed(sandbox)
+    def pod_removed(self, sandbox: Sandbox) -> None:
         self._upgrades.changed()
-
-    async def _query(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        answer = await self._link.call(method, request, timeout_s)
-        if len(answer) > _LARGE_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, footprint.trim)
-        return answer
-
-
-def _exists(driver: CgroupDriver, placement: str) -> bool:
-    try:
-        return driver.exists(placement)
-    except CgroupError:  # of another shape than this driver's
-        return False

@@ -9,12 +9,13 @@ from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.daemon import derive
 from criproxy.daemon.timetable import Stage
-from criproxy.fronts.cri.interception import Settings as InterceptSettings
-from criproxy.pods.memory_relief import Settings as ReliefSettings
-from criproxy.pods.overhead import Settings as OverheadSettings
-from criproxy.pods.placement_check import Settings as VerifySettings
-from criproxy.pods.reconciler import Settings as UpkeepSettings
-from criproxy.pods.unbounded import Settings as UnboundedSettings
+from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.memory_relief import ReliefSettings
+from criproxy.pods.overhead import OverheadSettings
+from criproxy.pods.placement_check import PlacementCheckSettings
+from criproxy.pods.realtime import RealtimeSettings
+from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.unbounded import UnboundedSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 
@@ -40,9 +41,9 @@ class Standing(Struct, frozen=True):
         """Whether the box's limits are ours to set, up and down."""
         return self.enabled and not self.dry_run
 
-    def intercept(self) -> InterceptSettings:
+    def admission(self) -> AdmissionSettings:
         rules = self.config.colocation.offline_rules()
-        return InterceptSettings(self.enabled, rules, self.dry_run, self.stage.closed)
+        return AdmissionSettings(self.enabled, rules, self.dry_run, self.stage.closed)
 
     def loop(self) -> LoopSettings:
         interval_s, predictor = self.config.control.interval_s, derive.predictor(self.config)
@@ -58,23 +59,26 @@ class Standing(Struct, frozen=True):
     def unbounded(self) -> UnboundedSettings:
         colocation = self.config.colocation
         return UnboundedSettings(
-            colocation.offline_rules() if self.writes else None, evict=colocation.on_unbounded == "evict"
+            colocation.offline_rules() if self.writes else None, stop=colocation.on_unbounded == "evict"
         )
 
-    def verify(self) -> VerifySettings:
-        return VerifySettings(evict=self.writes and self.config.colocation.on_unbounded == "evict")
+    def placement_check(self) -> PlacementCheckSettings:
+        return PlacementCheckSettings(stop=self.writes and self.config.colocation.on_unbounded == "evict")
+
+    def realtime(self) -> RealtimeSettings:
+        return RealtimeSettings(stop=self.placement_check().stop)
 
     def overhead(self) -> OverheadSettings:
         colocation = self.config.colocation
-        evict = self.writes and colocation.on_runtime_overload == "evict"
-        return OverheadSettings(colocation.runtime_max_cores, evict)
+        stop = self.writes and colocation.on_runtime_overload == "evict"
+        return OverheadSettings(colocation.runtime_max_cores, stop)
 
     def relief(self) -> ReliefSettings:
-        return ReliefSettings(active=self.writes, evict=self.config.memory.on_over_limit == "evict")
+        return ReliefSettings(active=self.writes, stop=self.config.memory.on_over_limit == "evict")
 
-    def upkeep(self) -> UpkeepSettings:
+    def reconciler(self) -> ReconcilerSettings:
         adopt = not self.dry_run
         if self.writes and self.stage.drain:
-            return UpkeepSettings("evict", adopt, "the schedule is off")
+            return ReconcilerSettings("evict", adopt, "the schedule is off")
         leave_alone = self.enabled or self.pass_through or self.dry_run
-        return UpkeepSettings(None if leave_alone else self.config.colocation.on_disable, adopt)
+        return ReconcilerSettings(None if leave_alone else self.config.colocation.on_disable, adopt)

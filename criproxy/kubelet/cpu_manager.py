@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, Sandbox, type_unlimited
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""
@@ -38,7 +38,7 @@ _FILE: Final = "cpu_manager_state"
 _STATIC: Final = "static"
 
 
-class State(Struct, frozen=True):
+class CpuAssignments(Struct, frozen=True):
     """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
 
     `exclusive`: the CPUs that containers have for themselves, by the uid of their pod.
@@ -48,7 +48,7 @@ class State(Struct, frozen=True):
     exclusive: Mapping[str, Cpus] = field(default_factory=dict)
 
 
-NOBODY_BOUND: Final = State(None)
+NOBODY_BOUND: Final = CpuAssignments(None)
 
 
 class _Checkpoint(Struct, rename="camel"):
@@ -62,7 +62,7 @@ class _Checkpoint(Struct, rename="camel"):
     entries: dict[str, object] = {}
 
 
-def parse_state(content: bytes) -> State:
+def parse_state(content: bytes) -> CpuAssignments:
     """The state that a cpu_manager_state file holds. Raises ValueError."""
     checkpoint = msgspec.json.decode(content, type=_Checkpoint)
     if checkpoint.policy_name != _STATIC:
@@ -72,10 +72,10 @@ def parse_state(content: bytes) -> State:
         for uid, containers in checkpoint.entries.items()
         if isinstance(containers, dict)
     }
-    return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
+    return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class Box(Protocol):
+class ConfinedBox(Protocol):
     """What is asked of the box (`criproxy.cgroup.box`)."""
 
     async def confine(self) -> tuple[LimitChange, ...]:
@@ -83,7 +83,7 @@ class Box(Protocol):
         ...
 
 
-class Inventory(Protocol):
+class PlacedPods(Protocol):
     """What is asked of the inventory (`criproxy.pods.inventory`)."""
 
     @property
@@ -98,7 +98,7 @@ class CpuManager:
     `problem`: what is wrong with that, in words; "": nothing.
     """
 
-    def __init__(self, root_dir: Path, inventory: Inventory, box: Box) -> None:
+    def __init__(self, root_dir: Path, inventory: PlacedPods, box: ConfinedBox, *, log: FilteringBoundLogger) -> None:
         self.file: Final = root_dir / _FILE
         self._inventory = inventory
         self._box = box
@@ -109,7 +109,7 @@ class CpuManager:
         self._due = asyncio.Event()
         self._resting = False
         self._unreadable = self._unfollowed = self._contradicted = ""
-        self._log = structlog.get_logger()
+        self._log = log
 
     @property
     def problem(self) -> str:
@@ -128,7 +128,7 @@ class CpuManager:
 
     # --- for requests -----------------------------------------------------------------------------------------------
 
-    def pod_starts(self) -> None:
+    def pod_starts(self, _: Pod) -> None:
         """A pod, online or not, is about to start: it may have been given CPUs just now."""
         self._due.set()
 

@@ -44,9 +44,10 @@ from criproxy.observe.status import (
 )
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Work
-from criproxy.pods.placement_check import Finding, Verifier
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.overhead import OutsideLoad
+from criproxy.pods.placement_check import Finding, PlacementCheck
+from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.unbounded import UnboundedPods
 
 _STALLED_S: Final = 30.0
 """A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
@@ -85,8 +86,9 @@ class Reporter:
         link: RuntimeLink,
         notifier: Notifier,
         *,
-        unbounded: Unbounded,
-        verifier: Verifier,
+        unbounded: UnboundedPods,
+        placement_check: PlacementCheck,
+        reconciler: Reconciler,
         engine: EngineView,
         config_file: Path,
         dry_run: bool,
@@ -96,7 +98,8 @@ class Reporter:
         self._box = box
         self._inventory = inventory
         self._unbounded = unbounded
-        self._verifier = verifier
+        self._placement_check = placement_check
+        self._reconciler = reconciler
         self._engine = engine
         self._link = link
         self._config_file = config_file
@@ -105,7 +108,7 @@ class Reporter:
         self._clock = clock
         self._started_s = self._ticked_s = self._headline_s = clock()
         self._stalled_s = _STALLED_S
-        self._tick_failures = self._swept = 0
+        self._tick_failures = 0
         self._tick_failed = False
         self._discarded, self._discarded_for = 0, ""
         """So many readings, one after the other, were no measurements, and why the last was none."""
@@ -120,7 +123,7 @@ class Reporter:
         """Tells whether kubelet uses criproxy; to be set."""
         self.kubelets_driver: Callable[[], Driver | None] = lambda: None
         """Tells kubelet's cgroup driver, as far as its pods have told; to be set."""
-        self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
+        self.overhead: Callable[[], tuple[OutsideLoad, str]] = lambda: (OutsideLoad(), "")
         """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
         self.disks: Callable[[], Sequence[DiskWeight]] = tuple
         """Tells which disks keep to the box's weight; to be set."""
@@ -167,10 +170,6 @@ class Reporter:
 
     # --- the rest of the daemon -------------------------------------------------------------------------------------
 
-    def swept(self, count: int) -> None:
-        self._swept += count
-        self._metrics.box_swept(count)
-
     def configured(
         self, config: Config, errors: Sequence[ConfigError], needs_restart: tuple[str, ...], *, pass_through: bool
     ) -> None:
@@ -212,7 +211,7 @@ class Reporter:
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.running_pods))
         self._metrics.pids(self._box.state().pids)
-        self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
+        self._metrics.misplaced(len(self._placement_check.unbounded), len(self._placement_check.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
         self._metrics.runtime_overloaded(bool(self.overhead()[1]))
@@ -241,7 +240,7 @@ class Reporter:
             effect = "nothing new is placed" if self._colocation == "pass-through" else "the one before holds"
             yield f"the config file has errors, so {effect}"
         yield from self._unbounded_box()
-        if misplaced := len(self._verifier.misplaced):
+        if misplaced := len(self._placement_check.unbounded):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self._unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
@@ -335,10 +334,8 @@ class Reporter:
         return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _placement_status(self) -> PlacementStatus:
-        verifier = self._verifier
-        return PlacementStatus(
-            verifier.verified, tuple(map(_stray, verifier.misplaced)), tuple(map(_stray, verifier.unknown))
-        )
+        check = self._placement_check
+        return PlacementStatus(check.verified, tuple(map(_stray, check.unbounded)), tuple(map(_stray, check.unknown)))
 
     def _box_status(self) -> BoxStatus:
         box, last = self._box.state(), None
@@ -348,7 +345,7 @@ class Reporter:
         return BoxStatus(
             path=box.path,
             drift=box.drift,
-            swept=self._swept,
+            swept=self._reconciler.swept,
             tick_failures=self._tick_failures,
             cpu=cpu_status(*last, box.limits) if last else None,
             memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
@@ -357,13 +354,13 @@ class Reporter:
         )
 
 
-def _overhead(work: Work) -> OverheadStatus:
-    loudest = [pod for pod in work.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+def _overhead(load: OutsideLoad) -> OverheadStatus:
+    loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
     pods = [
         PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
         for one in loudest
     ]
-    return OverheadStatus(work.runtime_cores, work.shim_cores, work.log_bytes_per_s, tuple(pods))
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
 
 
 def _stray(finding: Finding) -> StrayContainer:

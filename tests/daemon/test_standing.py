@@ -8,7 +8,7 @@ from criproxy.config.settings import Colocation, Control, Cpu, Memory
 from criproxy.daemon import derive
 from criproxy.daemon.standing import Standing
 from criproxy.daemon.timetable import Timetable
-from criproxy.pods.memory_relief import Settings as ReliefSettings
+from criproxy.pods.memory_relief import ReliefSettings
 
 
 def standing(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> Standing:
@@ -29,7 +29,7 @@ def standing(colocation: Colocation, pass_through: bool = False, dry_run: bool =
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
     given: Standing, evicts: bool
 ) -> None:
-    assert given.verify().evict == evicts
+    assert given.placement_check().stop == given.realtime().stop == evicts
 
 
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
@@ -38,11 +38,11 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     bad = Standing(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     policy = derive.policy(Config())
     assert (bad.loop().policy.cpu, bad.loop().policy.memory) == (policy.cpu, policy.memory)
-    assert (bad.loop().dry_run, bad.upkeep().adopt, bad.upkeep().when_off) == (False, True, None)
+    assert (bad.loop().dry_run, bad.reconciler().adopt, bad.reconciler().when_off) == (False, True, None)
     assert not bad.writes
     assert bad.guard().law is None
     dry = replace(bad, dry_run=True)
-    assert (dry.loop().dry_run, dry.upkeep().adopt) == (True, False)
+    assert (dry.loop().dry_run, dry.reconciler().adopt) == (True, False)
 
 
 @pytest.mark.parametrize(

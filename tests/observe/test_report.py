@@ -32,7 +32,7 @@ from criproxy.observe.status import (
     PodOverhead,
     Status,
 )
-from criproxy.pods.overhead import PodWork, Work
+from criproxy.pods.overhead import OutsideLoad, PodLoad
 from criproxy.pods.placement_check import Finding
 
 GIB = 1 << 30
@@ -112,9 +112,14 @@ class Unbounded:
 
 
 @dataclass
-class Verifier:
+class Reconciler:
+    swept: int = 0
+
+
+@dataclass
+class PlacementCheck:
     verified: int = 3
-    misplaced: tuple[Finding, ...] = ()
+    unbounded: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
 
 
@@ -131,7 +136,8 @@ class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
-        self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
+        self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
+        self.reconciler = Reconciler()
         self.engine = Engine()
         self.reporter = Reporter(
             Metrics("1"),
@@ -140,7 +146,8 @@ class Bench:
             self.link,  # type: ignore[arg-type]
             self.notifier,  # type: ignore[arg-type]
             unbounded=self.unbounded,  # type: ignore[arg-type]
-            verifier=self.verifier,  # type: ignore[arg-type]
+            placement_check=self.check,  # type: ignore[arg-type]
+            reconciler=self.reconciler,  # type: ignore[arg-type]
             engine=self.engine,
             config_file=Path("/c.toml"),
             dry_run=False,
@@ -219,7 +226,7 @@ def test_status_tells_all_parts() -> None:
     bench = Bench()
     bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
-    bench.reporter.swept(2)
+    bench.reconciler.swept = 2
     status = bench.status()
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
@@ -344,8 +351,8 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
-    bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
     placement = bench.status().placement
     assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
@@ -464,7 +471,7 @@ def _fail_tick(bench: Bench) -> None:
 
 
 def _misplace(bench: Bench) -> None:
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:
@@ -567,7 +574,7 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
 def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
     bench = Bench()
     sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.reporter.overhead = lambda: (Work(0.75, (PodWork(sandbox, 0.25, 2e7),)), "the runtime works too much")
+    bench.reporter.overhead = lambda: (OutsideLoad(0.75, (PodLoad(sandbox, 0.25, 2e7),)), "the runtime works too much")
     bench.reporter.realtime = lambda: {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
     status = bench.status()
     assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
