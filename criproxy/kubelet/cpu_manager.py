@@ -5,7 +5,7 @@ everybody else. Before a container that gets CPUs is started, they are in kubele
 the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone. What kubelet asks for a
 container of the box passes on to the runtime, within these.
 
-The file is looked at each second while the policy is static, otherwise each minute, and whenever a pod starts.
+The file is looked at each second while the policy is static, otherwise each minute; and when pods start.
 
 Source: kubernetes/pkg/kubelet/cm/cpumanager/state/checkpoint.go; policy_static.go.
 """
@@ -173,9 +173,15 @@ class CpuManager:
     # --- in the background ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled."""
+        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled.
+
+        While nobody is bound to CPUs, starts within a second share a look at its end: only a restart of kubelet changes
+        that, which takes longer, and an offline container with CPUs of its own waits for `within`.
+        """
         while True:
             every_s = await self.round()
+            if every_s == IDLE_EVERY_S:
+                await asyncio.sleep(STATIC_EVERY_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._due.wait()

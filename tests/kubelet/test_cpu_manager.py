@@ -10,6 +10,7 @@ import structlog
 
 from criproxy.cgroup.cpulist import format_cpus
 from criproxy.cgroup.driver import CgroupError
+from criproxy.kubelet import cpu_manager
 from criproxy.kubelet.cpu_manager import (
     IDLE_EVERY_S,
     NOBODY_BOUND,
@@ -240,6 +241,38 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
 
     node.write(static("0-1"))
     asyncio.run(look())
+
+    assert node.manager.cpus() == {0}
+
+
+def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is_missed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_manager, "STATIC_EVERY_S", 0.05)
+    looks = 0
+    read = node.manager._read
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        read()
+
+    async def start_pods() -> None:
+        task = asyncio.create_task(node.manager.run())
+        for _ in range(200):
+            node.manager.pod_starts(ONLINE)
+            await asyncio.sleep(0)
+        before = looks
+        node.write(static("0", u1="1"))  # kubelet came back with another policy, and the last start was told before
+        async with asyncio.timeout(30):
+            while not node.box.confined:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        task.cancel()
+        assert before <= 2
+
+    monkeypatch.setattr(node.manager, "_read", counted)
+    node.write(NONE)
+    asyncio.run(start_pods())
 
     assert node.manager.cpus() == {0}
 
