@@ -266,7 +266,7 @@ class Loop:
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
-    def replace_settings(self, settings: LoopSettings) -> None:
+    def configure(self, settings: LoopSettings) -> None:
         """From the next tick on. The predictors keep what still fits. Raises ValueError, changing nothing."""
         if settings.predictor != self._settings.predictor:
             old = self.checkpoint()

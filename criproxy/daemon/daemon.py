@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +36,7 @@ from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.settings import PartSettings, Timetable
+from criproxy.daemon.settings import Configurable, PartSettings, Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
@@ -47,9 +47,8 @@ from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cgroup_driver import find_driver
 from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
@@ -61,14 +60,16 @@ from criproxy.observe.notify import Notifier, notify_address
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Overhead, Reader
-from criproxy.pods.placement_check import Verifier
+from criproxy.pods.overhead import OverheadReader, OverheadWatch
+from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
-from criproxy.pods.reconciler import Upkeep
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.stopping import Holds
+from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
 
@@ -133,14 +134,15 @@ class Daemon:
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
-        self._pods = PodsRuntime(footprint.trimming(self._link.call))
-        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
+        runtime = PodsRuntime(self._link, footprint.trim)
+        self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
         self._box = Box(driver, settings.box(), cpus.cpus, time.monotonic)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
-        self._make_pods(settings, cpus)
+        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir), cpus, self._box, log=self._log)
+        self._make_pods(settings, runtime)
         self._make_control(settings, driver)
         switch = bypass.of_service(os.environ)
         self._socket = ListenSocket(
@@ -164,61 +166,71 @@ class Daemon:
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: PartSettings, cpus: CpusOfBox) -> None:
+    def _make_pods(self, settings: PartSettings, runtime: PodsRuntime) -> None:
         """What looks after the pods that run."""
-        self._cpu_manager = CpuManager(Path(settings.config.kubelet.root_dir), cpus, self._box)
-        self._unbounded = Unbounded(settings.unbounded(), self._inventory, self._pods.stop)
-        self._upkeep = Upkeep(
+        log, clock = self._log, self._clock
+        self._proc_cgroups = ProcCgroupReader()
+        self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
+        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
+        self._holds = Holds(clock)
+        self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
+        self._unbounded = UnboundedPods(settings.unbounded(), self._inventory, runtime, log=log)
+        self._reconciler = Reconciler(
             settings.reconciler(),
             self._inventory,
             self._box,
-            stop_sandbox=self._pods.stop,
-            runtime_ready=lambda: self._link.ready,
-            on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
-            on_swept=self._recorder.swept,
-            bound=self._unbounded.look,
-            clock=time.monotonic,
+            runtime,
+            self._unbounded,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
         )
-        self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
-        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._overhead = Overhead(
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
+        self._placement_check = PlacementCheck(
+            settings.placement_check(),
+            self._inventory,
+            runtime,
+            self._proc_cgroups,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
+        )
+        self._overhead = OverheadWatch(
             settings.overhead(),
             self._inventory,
-            Reader(),
-            self._disk_reader,
-            runtime_pid=lambda: self._link.pid,
-            evict=self._upkeep.evict,
-            observer=self._metrics,
-            clock=self._clock,
+            runtime,
+            self._placement_check,
+            reader=OverheadReader(),
+            worker=self._disk_reader,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
         )
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
         self._realtime = RealtimeWatch(
-            settings.verify().evict,
+            settings.realtime(),
             self._inventory,
             RealtimeThreads(Tree()),
             self._looks,
-            evict=self._upkeep.evict,
-            clock=self._clock,
-        )
-        self._proc_cgroups = ProcCgroupReader()
-        self._verifier = Verifier(
-            settings.verify(),
-            self._inventory,
-            process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._proc_cgroups.read,
-            evict=self._upkeep.evict,
-            on_misplaced=self._metrics.on_misplaced,
-            clock=self._clock,
+            stopper=self._reconciler,
+            holds=self._holds,
+            clock=clock,
+            log=log,
         )
         self._relief = MemoryRelief(
             settings.relief(),
             self._inventory,
             self._box,
-            stop_sandbox=self._pods.stop,
+            runtime,
             read_hard=partial(_eviction_hard, settings.config.proxy.listen_path),
             worker=self._disk_reader,
-            on_stopped=self._metrics.on_memory_eviction,
-            clock=self._clock,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
         )
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
@@ -249,17 +261,18 @@ class Daemon:
     def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
+        self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
         self._interceptor = HookInterceptor(
-            settings.intercept(),
+            settings.admission(),
             offline_chain(),
             self._inventory,
             self._admissions,
-            self._metrics,
-            child_quota=driver.capabilities.child_quota,
-            on_started=self._pod_started,
-            on_removed=self._pod_removed,
             cpu_manager=self._cpu_manager,
-            held=self._held,
+            kubelets_driver=self._kubelets_driver,
+            holds=self._holds,
+            counters=self._metrics,
+            child_quota=driver.capabilities.child_quota,
+            log=self._log,
         )
         self._engine = ChosenEngine(
             settings.config.proxy.carried_by,
@@ -283,11 +296,13 @@ class Daemon:
             inventory=self._inventory,
             link=self._link,
             engine=self._engine,
-            interceptor=self._interceptor,
+            kubelets_driver=self._kubelets_driver,
             history=self._loop.history,
             guard=self._guard,
             unbounded=self._unbounded,
-            verifier=self._verifier,
+            placement_check=self._placement_check,
+            reconciler=self._reconciler,
+            holds=self._holds,
             overhead=self._overhead,
             realtime=self._realtime,
             relief=self._relief,
@@ -311,7 +326,8 @@ class Daemon:
             admissions=self._admissions,
             box=self._box,
             cpu_manager=self._cpu_manager,
-            upkeep=self._upkeep,
+            reconciler=self._reconciler,
+            holds=self._holds,
             learned=self._loop.checkpoint,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, os.environ, os.getpid()),
@@ -325,34 +341,34 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
-            self._relief.relieve(),
-            self._relief.follow_kubelet(),
-            self._upkeep.run(),
-            self._upkeep.tend(),
+            self._relief.run(),
+            self._reconciler.run(),
             self._cpu_manager.run(),
-            self._verifier.run(),
+            self._placement_check.run(),
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
             self._checkpointer.run(),
-            self._reload.reload_when_asked(),
-            self._reload.watch_config(),
-            self._reload.follow_schedule(),
+            self._reload.run(),
         )
 
     def _apply(self, settings: PartSettings) -> None:
-        """Set the parts to what holds."""
-        self._box.configure(settings.box())
-        self._interceptor.settings = settings.intercept()
-        self._loop.replace_settings(settings.loop())
-        self._guard.configure(settings.guard())
-        self._unbounded.settings = settings.unbounded()
-        self._upkeep.configure(settings.reconciler())
-        self._verifier.configure(settings.verify())
-        self._realtime.evicts = settings.verify().evict
-        self._overhead.settings = settings.overhead()
-        self._relief.configure(settings.relief())
-        self._bypass.configure(settings.config.proxy.bypass)
+        """The one way in for settings."""
+        parts: tuple[tuple[Configurable, Callable[[PartSettings], object]], ...] = (
+            (self._box, PartSettings.box),
+            (self._interceptor, PartSettings.admission),
+            (self._loop, PartSettings.loop),
+            (self._guard, PartSettings.guard),
+            (self._unbounded, PartSettings.unbounded),
+            (self._reconciler, PartSettings.reconciler),
+            (self._placement_check, PartSettings.placement_check),
+            (self._realtime, PartSettings.realtime),
+            (self._overhead, PartSettings.overhead),
+            (self._relief, PartSettings.relief),
+            (self._bypass, PartSettings.bypass_after_s),
+        )
+        for part, of in parts:
+            part.configure(of(settings))
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -412,13 +428,6 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload.asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._upgrades.ask)
 
-    def _held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
-        if not self._admissions.is_ours:
-            return ""
-        who = (self._verifier, self._overhead, self._realtime, self._relief)
-        return next((why for one in who if (why := one.held(pod))), "")
-
     # --- the runtime ------------------------------------------------------------------------------------------------
 
     async def _connected(self, _: RuntimeInfo) -> None:
@@ -426,28 +435,26 @@ class Daemon:
         if self._upgrades.waiting:
             await self._inventory.refresh()
         else:
-            await self._upkeep.connected()
+            await self._reconciler.connected()
         self._upgrades.listed.set()
-        if self._interceptor.kubelets_driver is None:
-            self._tasks.keep(self._find_driver())
+        self._tasks.keep(self._kubelets_driver.find())
 
-    async def _find_driver(self) -> None:
-        driver = await find_driver(
-            self._inventory,
-            process_of=self._pods.process_of,
-            cgroups_of=self._proc_cgroups.read,
-        )
-        self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
-    def _pod_started(self, running: Running) -> None:
+class _PodsOfDaemon(PodObserver):
+    """What box, guard and the other process of a hand-over need to know of pods."""
+
+    def __init__(self, box: Box, guard: Guard, admissions: Admissions) -> None:
+        self._box = box
+        self._guard = guard
+        self._admissions = admissions
+
+    def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
         self._guard.wake()
-        self._verifier.started(running)
         self._admissions.changed()
 
-    def _pod_removed(self, sandbox: Sandbox) -> None:
-        self._upkeep.removed(sandbox)
+    def pod_removed(self, sandbox: Sandbox) -> None:
         self._admissions.changed()
 
 
@@ -474,10 +481,3 @@ def _eviction_hard(listen: str) -> EvictionHard:
     from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
 
     return read(listen)
-
-
-def _exists(driver: CgroupDriver, placement: str) -> bool:
-    try:
-        return driver.exists(placement)
-    except CgroupError:  # of another shape than this driver's
-        return False

@@ -9,11 +9,9 @@ Measured with glibc 2.36 and CPython 3.11: 5.5 MB and 10 ms of modules; ten list
 import gc
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, ParamSpec
-
-P = ParamSpec("P")
+from typing import Final
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -21,10 +19,6 @@ _M_MMAP_THRESHOLD: Final = -3
 
 _LARGE_BYTES: Final = 512 * 1024
 """More than one read of the relay, so that what passes all the time comes from the heap; lists are larger."""
-
-_LARGE_ANSWER_BYTES: Final = 1024 * 1024
-_READ_S: Final = 2.0
-"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 LATE_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
@@ -86,17 +80,3 @@ def trim() -> None:
         import ctypes
 
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def trimming(call: Callable[P, Awaitable[bytes]]) -> Callable[P, Awaitable[bytes]]:
-    """The call, after whose large answers memory is given back a moment later."""
-
-    async def trimmed(*args: P.args, **kwargs: P.kwargs) -> bytes:
-        import asyncio
-
-        answer = await call(*args, **kwargs)
-        if len(answer) > _LARGE_ANSWER_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, trim)
-        return answer
-
-    return trimmed

@@ -61,6 +61,8 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
+            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+                error = error.exceptions[0]
             self._log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
             self.failure = self.failure or error
             self.stop.set()

@@ -116,6 +116,12 @@ class Reload:
         self._tell_config(loaded)
         self._tell_stage()
 
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self.reload_when_asked(), self.watch_config(), self.follow_schedule()):
+                group.create_task(part)
+
     async def reload_when_asked(self) -> None:
         """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
         while True:

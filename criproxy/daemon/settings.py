@@ -1,6 +1,6 @@
 """What holds at a moment, by config, schedule and command line, and what each part is set to by it. Pure."""
 
-from typing import Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -14,13 +14,14 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSet
 from criproxy.control.schedule import Mode as WindowMode
 from criproxy.control.schedule import Phase, Schedule, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
-from criproxy.fronts.cri.interception import Settings as InterceptSettings
 from criproxy.model.modes import LimitsUse, Mode, Modes
-from criproxy.pods.memory_relief import Settings as ReliefSettings
-from criproxy.pods.overhead import Settings as OverheadSettings
-from criproxy.pods.placement_check import Settings as VerifySettings
-from criproxy.pods.reconciler import Settings as ReconcilerSettings
-from criproxy.pods.unbounded import Settings as UnboundedSettings
+from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.memory_relief import ReliefSettings
+from criproxy.pods.overhead import OverheadSettings
+from criproxy.pods.placement_check import PlacementCheckSettings
+from criproxy.pods.realtime import RealtimeSettings
+from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.unbounded import UnboundedSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -74,6 +75,12 @@ class Timetable:
         return f"the schedule turns off at {clock_in_words(self._schedule, phase.closes_s)}, within {grace_s:g} s"
 
 
+class Configurable(Protocol):
+    """A part whose settings may change at any time."""
+
+    def configure(self, settings: Any, /) -> None: ...
+
+
 class PartSettings(Struct, frozen=True):
     """What holds now; a method per part tells its settings. `pass_through`: the config had errors at the start.
 
@@ -97,9 +104,9 @@ class PartSettings(Struct, frozen=True):
         }
         return Modes({mode: reason if isinstance(reason, str) else "" for mode, reason in why.items() if reason})
 
-    def intercept(self) -> InterceptSettings:
+    def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
-        return InterceptSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
+        return AdmissionSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
 
     def box(self) -> BoxSettings:
         shares = {"pids": self.config.pids.max_ratio}
@@ -119,18 +126,24 @@ class PartSettings(Struct, frozen=True):
     def unbounded(self) -> UnboundedSettings:
         colocation = self.config.colocation
         rules = colocation.offline_rules() if self.modes.writes else None
-        return UnboundedSettings(rules, evict=colocation.on_unbounded == "evict")
+        return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
 
-    def verify(self) -> VerifySettings:
-        return VerifySettings(evict=self.modes.writes and self.config.colocation.on_unbounded == "evict")
+    def placement_check(self) -> PlacementCheckSettings:
+        return PlacementCheckSettings(stop=self.modes.writes and self.config.colocation.on_unbounded == "evict")
+
+    def realtime(self) -> RealtimeSettings:
+        return RealtimeSettings(stop=self.placement_check().stop)
 
     def overhead(self) -> OverheadSettings:
         colocation = self.config.colocation
-        evict = self.modes.writes and colocation.on_runtime_overload == "evict"
-        return OverheadSettings(colocation.runtime_max_cores, evict)
+        stop = self.modes.writes and colocation.on_runtime_overload == "evict"
+        return OverheadSettings(colocation.runtime_max_cores, stop)
 
     def relief(self) -> ReliefSettings:
-        return ReliefSettings(active=self.modes.writes, evict=self.config.memory.on_over_limit == "evict")
+        return ReliefSettings(active=self.modes.writes, stop=self.config.memory.on_over_limit == "evict")
+
+    def bypass_after_s(self) -> float | None:
+        return self.config.proxy.bypass
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits

@@ -5,7 +5,7 @@ everybody else. Before a container that gets CPUs is started, they are in kubele
 the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone. What kubelet asks for a
 container of the box passes on to the runtime, within these.
 
-The file is looked at each second while the policy is static, otherwise each minute, and whenever a pod starts.
+The file is looked at each second while the policy is static, otherwise each minute; and when pods start.
 
 Source: kubernetes/pkg/kubelet/cm/cpumanager/state/checkpoint.go; policy_static.go.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, Sandbox, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 STATIC_EVERY_S: Final = 1.0
@@ -38,7 +38,7 @@ _FILE: Final = "cpu_manager_state"
 _STATIC: Final = "static"
 
 
-class State(Struct, frozen=True):
+class CpuAssignments(Struct, frozen=True):
     """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
 
     `exclusive`: the CPUs that containers have for themselves, by the uid of their pod.
@@ -48,7 +48,7 @@ class State(Struct, frozen=True):
     exclusive: Mapping[str, Cpus] = field(default_factory=dict)
 
 
-NOBODY_BOUND: Final = State(None)
+NOBODY_BOUND: Final = CpuAssignments(None)
 
 
 class _Checkpoint(Struct, rename="camel"):
@@ -62,7 +62,7 @@ class _Checkpoint(Struct, rename="camel"):
     entries: dict[str, object] = {}
 
 
-def parse_state(content: bytes) -> State:
+def parse_state(content: bytes) -> CpuAssignments:
     """The state that a cpu_manager_state file holds. Raises ValueError."""
     checkpoint = msgspec.json.decode(content, type=_Checkpoint)
     if checkpoint.policy_name != _STATIC:
@@ -72,10 +72,10 @@ def parse_state(content: bytes) -> State:
         for uid, containers in checkpoint.entries.items()
         if isinstance(containers, dict)
     }
-    return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
+    return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class ConfinesBox(Protocol):
+class ConfinedBox(Protocol):
     """What is asked of the box (`criproxy.cgroup.box`)."""
 
     async def confine(self) -> tuple[LimitChange, ...]:
@@ -114,7 +114,7 @@ class CpuManager:
     `problem`: what is wrong with that, in words; "": nothing.
     """
 
-    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: ConfinesBox) -> None:
+    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: ConfinedBox, *, log: FilteringBoundLogger) -> None:
         self.file: Final = root_dir / _FILE
         self._of_box = of_box
         self._box = box
@@ -124,7 +124,7 @@ class CpuManager:
         self._due = asyncio.Event()
         self._resting = False
         self._unreadable = self._unfollowed = self._contradicted = ""
-        self._log = structlog.get_logger()
+        self._log = log
 
     @property
     def problem(self) -> str:
@@ -132,7 +132,7 @@ class CpuManager:
 
     # --- for requests -----------------------------------------------------------------------------------------------
 
-    def pod_starts(self) -> None:
+    def pod_starts(self, _: Pod) -> None:
         """A pod, online or not, is about to start: it may have been given CPUs just now."""
         self._due.set()
 
@@ -177,9 +177,15 @@ class CpuManager:
     # --- in the background ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled."""
+        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled.
+
+        While nobody is bound to CPUs, starts within a second share a look at its end: only a restart of kubelet changes
+        that, which takes longer, and an offline container with CPUs of its own waits for `within`.
+        """
         while True:
             every_s = await self.round()
+            if every_s == IDLE_EVERY_S:
+                await asyncio.sleep(STATIC_EVERY_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._due.wait()

@@ -49,7 +49,7 @@ class Recorder:
         self._ticked_s = self._headline_s = self.started_s
         self._stalled_s = _STALLED_S
         self._last: tuple[Snapshot, Decision, Colocation] | None = None
-        self.tick_failures = self.swept_count = 0
+        self.tick_failures = 0
         self.tick_failed_last = False
         self.discarded, self.discarded_for = 0, ""
         """So many readings, one after the other, were no measurements, and why the last was none."""
@@ -90,10 +90,6 @@ class Recorder:
         self._metrics.ticks_missed(count)
 
     # --- the rest of the daemon -------------------------------------------------------------------------------------
-
-    def swept(self, count: int) -> None:
-        self.swept_count += count
-        self._metrics.box_swept(count)
 
     def configured(self, config: ConfigStatus, interval_s: float) -> None:
         """`interval_s`: from tick to tick."""

@@ -12,7 +12,6 @@ from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import Guard
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
-from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.model import PodRef
@@ -43,11 +42,14 @@ from criproxy.observe.status import (
     pids_status,
 )
 from criproxy.pods.inventory import Inventory
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Overhead, Work
-from criproxy.pods.placement_check import Finding, Verifier
+from criproxy.pods.overhead import OutsideLoad, OverheadWatch
+from criproxy.pods.placement_check import Finding, PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.stopping import Holds
+from criproxy.pods.unbounded import UnboundedPods
 
 _DECISIONS: Final = 5
 _LOUDEST: Final = 3
@@ -75,12 +77,14 @@ class Sources(Struct, frozen=True):
     inventory: Inventory
     link: RuntimeLink
     engine: ChosenEngine
-    interceptor: HookInterceptor
+    kubelets_driver: KubeletsDriver
     history: History
     guard: Guard
-    unbounded: Unbounded
-    verifier: Verifier
-    overhead: Overhead
+    unbounded: UnboundedPods
+    placement_check: PlacementCheck
+    reconciler: Reconciler
+    holds: Holds
+    overhead: OverheadWatch
     realtime: RealtimeWatch
     relief: MemoryRelief
     cpu_manager: CpuManager
@@ -108,7 +112,7 @@ class Reporter:
         metrics.guard_ceiling(of.guard.status().ceiling_cores)
         metrics.runtime_ready(of.link.ready)
         metrics.offline_sandboxes(len(of.inventory.running_pods))
-        metrics.misplaced(len(of.verifier.misplaced), len(of.verifier.unknown))
+        metrics.misplaced(len(of.placement_check.unbounded), len(of.placement_check.unknown))
         metrics.unbounded_pods(len(of.unbounded.pods()))
         metrics.bypass(of.bypass.status())
         metrics.runtime_overloaded(bool(of.overhead.problem))
@@ -160,7 +164,7 @@ class Reporter:
             decisions=latest_decisions(of.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
-            overhead=_overhead(of.overhead.work),
+            overhead=_overhead(of.overhead.load),
             disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in of.disk_watch.disks),
             eviction=of.relief.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
@@ -186,7 +190,7 @@ class Reporter:
                 found[Mode.NO_CGROUPS] = "this machine has no cgroup hierarchy for a box, so offline pods are refused"
             if not state.welcome:
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
-            found[Mode.HELD] = of.relief.held(_ANY) or None
+            found[Mode.HELD] = of.holds.held(_ANY) or None
         found[Mode.BLIND if of.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = of.engine.problem
         if bypass is not None and bypass.open_since_s is not None:
             found[Mode.BYPASS] = "kubelet's calls pass by criproxy: the bypass is open"
@@ -205,7 +209,7 @@ class Reporter:
         yield from of.relief.problems()
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
-        if misplaced := len(of.verifier.misplaced):
+        if misplaced := len(of.placement_check.unbounded):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(of.unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
@@ -221,23 +225,21 @@ class Reporter:
             yield attached.problem
 
     def _cgroup_status(self) -> CgroupStatus:
-        box, driver = self._of.box.state(), self._of.interceptor.kubelets_driver
+        box, driver = self._of.box.state(), self._of.kubelets_driver.driver
         if driver is None and box.path is not None:
             driver = parse_box(box.path).driver
         return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _placement_status(self) -> PlacementStatus:
-        verifier = self._of.verifier
-        return PlacementStatus(
-            verifier.verified, tuple(map(_stray, verifier.misplaced)), tuple(map(_stray, verifier.unknown))
-        )
+        check = self._of.placement_check
+        return PlacementStatus(check.verified, tuple(map(_stray, check.unbounded)), tuple(map(_stray, check.unknown)))
 
     def _box_status(self) -> BoxStatus:
         box, last = self._of.box.state(), self._of.recorder.last
         return BoxStatus(
             path=box.path,
             drift=box.drift,
-            swept=self._of.recorder.swept_count,
+            swept=self._of.reconciler.swept,
             tick_failures=self._of.recorder.tick_failures,
             cpu=cpu_status(*last, box.limits) if last else None,
             memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
@@ -246,13 +248,13 @@ class Reporter:
         )
 
 
-def _overhead(work: Work) -> OverheadStatus:
-    loudest = [pod for pod in work.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+def _overhead(load: OutsideLoad) -> OverheadStatus:
+    loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
     pods = [
         PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
         for one in loudest
     ]
-    return OverheadStatus(work.runtime_cores, work.shim_cores, work.log_bytes_per_s, tuple(pods))
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
 
 
 def _stray(finding: Finding) -> StrayContainer:

@@ -1,4 +1,4 @@
-"""The runtime, as far as pods are concerned: what it knows of them, and how one is stopped. A front implements it."""
+"""The runtime as a port: what it knows of pods, and how one is stopped. A front implements it."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -54,7 +54,17 @@ class Process(Struct, frozen=True):
 
 
 class Runtime(Protocol):
-    """Each raises ConnectionError when the runtime gives no answer, and ValueError when it gives one of no sense."""
+    """Each call raises ConnectionError when the runtime gives no answer, and ValueError when that makes no sense."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its lists can be relied upon now."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 when that is not known."""
+        ...
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         """All of them, or those whose id begins like this."""

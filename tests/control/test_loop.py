@@ -412,7 +412,7 @@ def test_run_is_ended_by_cancellation(node):
 def test_settings_replaced_keep_what_the_predictors_know(node):
     node.ticks(20)
     before = node.loop.predictors()
-    node.loop.replace_settings(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, watermark_ratio=0.5))))
+    node.loop.configure(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, watermark_ratio=0.5))))
     assert node.loop.predictors() == before
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
@@ -420,7 +420,7 @@ def test_settings_replaced_keep_what_the_predictors_know(node):
 
 def test_settings_with_another_percentile_keep_the_level(node):
     node.ticks(20)
-    node.loop.replace_settings(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", percentile_ratio=0.95)))
+    node.loop.configure(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", percentile_ratio=0.95)))
     cpu = node.loop.predictors()["cpu"]
     assert (cpu.kind, cpu.samples) == ("calibrated", 19)
     assert cpu.level == pytest.approx(1.0, abs=0.06)
@@ -429,7 +429,7 @@ def test_settings_with_another_percentile_keep_the_level(node):
 
 def test_settings_with_another_half_life_start_cold_and_say_so(node):
     node.ticks(20)
-    node.loop.replace_settings(replace(SETTINGS, predictor=PredictorSettings(kind="histogram", half_life_s=60.0)))
+    node.loop.configure(replace(SETTINGS, predictor=PredictorSettings(kind="histogram", half_life_s=60.0)))
     assert node.log.names() == ["predictor_starts_cold"] * len(node.loop.predictors())
     assert node.loop.predictors()["cpu"].samples == 0
 
@@ -438,7 +438,7 @@ def test_settings_that_are_bad_change_nothing(node):
     node.ticks(20)
     before = node.loop.predictors()
     with pytest.raises(ValueError, match="quantile"):
-        node.loop.replace_settings(replace(SETTINGS, interval_s=9.0, predictor=PredictorSettings(percentile_ratio=2.0)))
+        node.loop.configure(replace(SETTINGS, interval_s=9.0, predictor=PredictorSettings(percentile_ratio=2.0)))
     assert node.loop.predictors() == before
     assert node.run(2) == [1.0, 1.0]
 

@@ -9,7 +9,7 @@ from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
-from criproxy.pods.memory_relief import Settings as ReliefSettings
+from criproxy.pods.memory_relief import ReliefSettings
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool =
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
     given: PartSettings, evicts: bool
 ) -> None:
-    assert given.verify().evict == evicts
+    assert given.placement_check().stop == given.realtime().stop == evicts
 
 
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
@@ -97,7 +97,7 @@ def test_parts_do_what_the_table_of_modes_says(
     parts = PartSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
     owners = {bool(one) for one in (parts.guard().law, parts.unbounded().rules, parts.relief().active)}
-    intercept, reconciler, (writes,) = parts.intercept(), parts.reconciler(), owners
+    intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
     applies = not parts.loop().dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
     assert found == expected

@@ -9,16 +9,17 @@ import pytest
 import structlog
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.kubelet import cpu_manager
 from criproxy.kubelet.cpu_manager import (
     IDLE_EVERY_S,
     NOBODY_BOUND,
     STATIC_EVERY_S,
+    CpuAssignments,
     CpuManager,
     CpusOfBox,
-    State,
     parse_state,
 )
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
 from criproxy.model.cpulist import format_cpus
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
@@ -42,26 +43,26 @@ NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        pytest.param(STATIC, State(frozenset({0, 4, 5, 6, 7}), {"u1": frozenset({1, 2, 3})}), id="1.20"),
-        pytest.param(static("0-1"), State(frozenset({0, 1})), id="nobody-has-any"),
+        pytest.param(STATIC, CpuAssignments(frozenset({0, 4, 5, 6, 7}), {"u1": frozenset({1, 2, 3})}), id="1.20"),
+        pytest.param(static("0-1"), CpuAssignments(frozenset({0, 1})), id="nobody-has-any"),
         pytest.param(
-            b'{"policyName":"static","defaultCpuSet":"0-1","checksum":1}', State(frozenset({0, 1})), id="bare"
+            b'{"policyName":"static","defaultCpuSet":"0-1","checksum":1}', CpuAssignments(frozenset({0, 1})), id="bare"
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"containerd://1":"1"},"checksum":1}',
-            State(frozenset({0})),
+            CpuAssignments(frozenset({0})),
             id="before-1.18",
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
-            State(frozenset({0}), {"u1": frozenset()}),
+            CpuAssignments(frozenset({0}), {"u1": frozenset()}),
             id="of-a-kubelet-to-come",
         ),
         pytest.param(NONE, NOBODY_BOUND, id="none"),
         pytest.param(b'{"policyName":"none","defaultCpuSet":"0-1","entries":{}}', NOBODY_BOUND, id="none-again"),
     ],
 )
-def test_state_is_what_the_file_says(content: bytes, state: State) -> None:
+def test_state_is_what_the_file_says(content: bytes, state: CpuAssignments) -> None:
     assert parse_state(content) == state
 
 
@@ -73,6 +74,9 @@ def test_state_is_what_the_file_says(content: bytes, state: State) -> None:
 def test_file_that_is_none_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_state(content)
+
+
+ONLINE = Pod(PodRef("on", "shop", "on"))
 
 
 @dataclass
@@ -105,7 +109,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.of_box = CpusOfBox(self.inventory)
-        self.manager = CpuManager(self.root_dir, self.of_box, self.box)
+        self.manager = CpuManager(self.root_dir, self.of_box, self.box, log=structlog.get_logger())
 
     def write(self, content: bytes) -> None:
         """As kubelet does: another file takes the place of the old one."""
@@ -231,7 +235,7 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
         while node.of_box.cpus() is UNLIMITED:  # noqa: ASYNC110  # a thread reads the file
             await asyncio.sleep(0.001)
         node.write(static("0", u1="1"))
-        node.manager.pod_starts()
+        node.manager.pod_starts(ONLINE)
         async with asyncio.timeout(0.9 * STATIC_EVERY_S):
             while len(node.box.confined) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -239,6 +243,38 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
 
     node.write(static("0-1"))
     asyncio.run(look())
+
+    assert node.of_box.cpus() == {0}
+
+
+def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is_missed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_manager, "STATIC_EVERY_S", 0.05)
+    looks = 0
+    read = node.manager._read
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        read()
+
+    async def start_pods() -> None:
+        task = asyncio.create_task(node.manager.run())
+        for _ in range(200):
+            node.manager.pod_starts(ONLINE)
+            await asyncio.sleep(0)
+        before = looks
+        node.write(static("0", u1="1"))  # kubelet came back with another policy, and the last start was told before
+        async with asyncio.timeout(30):
+            while not node.box.confined:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        task.cancel()
+        assert before <= 2
+
+    monkeypatch.setattr(node.manager, "_read", counted)
+    node.write(NONE)
+    asyncio.run(start_pods())
 
     assert node.of_box.cpus() == {0}
 

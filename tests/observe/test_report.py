@@ -38,7 +38,7 @@ from criproxy.observe.status import (
     Status,
 )
 from criproxy.observe.status_text import render
-from criproxy.pods.overhead import PodWork, Work
+from criproxy.pods.overhead import OutsideLoad, PodLoad
 from criproxy.pods.placement_check import Finding
 
 GIB = 1 << 30
@@ -118,9 +118,14 @@ class Unbounded:
 
 
 @dataclass
-class Verifier:
+class Reconciler:
+    swept: int = 0
+
+
+@dataclass
+class PlacementCheck:
     verified: int = 3
-    misplaced: tuple[Finding, ...] = ()
+    unbounded: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
 
 
@@ -135,18 +140,14 @@ class Notifier:
 
 @dataclass
 class Overhead:
-    work: Work = field(default_factory=Work)
+    load: OutsideLoad = field(default_factory=OutsideLoad)
     problem: str = ""
 
 
 @dataclass
 class Relief:
     over: str = ""
-    evicts: bool = True
     told: EvictionStatus = field(default_factory=lambda: EvictionStatus("", "", None, None, None, ""))
-
-    def held(self, _: PodRef) -> str:
-        return self.over if self.evicts else ""
 
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.over,))
@@ -167,10 +168,12 @@ class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
-        self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
+        self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
+        self.reconciler = Reconciler()
         self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
         self.realtime = SimpleNamespace(found={})
-        self.interceptor = SimpleNamespace(kubelets_driver=None)
+        self.kubelets_driver = SimpleNamespace(driver=None)
+        self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)
         self.cpu_manager = SimpleNamespace(problem="")
         self.disk_watch = SimpleNamespace(disks=())
         self.log_writer = SimpleNamespace(missing=0)
@@ -190,6 +193,7 @@ class Bench:
             "recorder": self.recorder,
             "guard": SimpleNamespace(status=lambda: self.guard),
             "listeners": (self.listener,),
+            "placement_check": self.check,
             "attachment": lambda: self.attachment,
         }
         fields = Sources.__struct_fields__
@@ -283,7 +287,7 @@ def test_status_tells_all_parts() -> None:
     bench = Bench()
     bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
-    bench.recorder.swept(2)
+    bench.reconciler.swept = 2
     status = bench.status()
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
@@ -408,8 +412,8 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
-    bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
     placement = bench.status().placement
     assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
@@ -433,7 +437,7 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 ) -> None:
     bench = Bench()
     bench.box.path, bench.box.version = path, version
-    bench.interceptor.kubelets_driver = told
+    bench.kubelets_driver.driver = told
     status = bench.status()
     assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
 
@@ -528,7 +532,7 @@ def _fail_tick(bench: Bench) -> None:
 
 
 def _misplace(bench: Bench) -> None:
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:
@@ -631,7 +635,7 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
 def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
     bench = Bench()
     sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.overhead.work = Work(0.75, (PodWork(sandbox, 0.25, 2e7),))
+    bench.overhead.load = OutsideLoad(0.75, (PodLoad(sandbox, 0.25, 2e7),))
     bench.overhead.problem = "the runtime works too much"
     bench.realtime.found = {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
     status = bench.status()
@@ -673,7 +677,7 @@ def _close(bench: Bench) -> None:
 
 
 def _hold(bench: Bench) -> None:
-    bench.relief.over = "the node is near kubelet's eviction"
+    bench.relief.over = bench.holds.everybody = "the node is near kubelet's eviction"
 
 
 def _give_the_relay_up(bench: Bench) -> None:
@@ -721,5 +725,5 @@ def test_modes_that_were_asked_for_are_all_told() -> None:
 
 def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None:
     bench = Bench()
-    bench.relief.over, bench.relief.evicts = "the node is near kubelet's eviction", False
+    bench.relief.over = "the node is near kubelet's eviction"
     assert (bench.status().modes, len(bench.status().problems)) == ((), 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -13,7 +14,8 @@ from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, Settings
+from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
+from criproxy.pods.stopping import Holds
 
 T = TypeVar("T")
 
@@ -65,21 +67,24 @@ class Inventory:
 
 
 class Bench:
-    def __init__(self, *, active: bool = True, evict: bool = True) -> None:
+    def __init__(self, *, active: bool = True, stop: bool = True) -> None:
         self.clock, self.box, self.inventory = Clock(), Box(), Inventory()
         self.stopped: list[str] = []
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
+        self.holds = Holds(self.clock)  # type: ignore[arg-type]
         self.relief = MemoryRelief(
-            Settings(active, evict),
+            ReliefSettings(active, stop),
             self.inventory,
             self.box,
-            stop_sandbox=self.stop,
+            self,  # type: ignore[arg-type]
             read_hard=lambda: self.hard,
-            worker=self,
-            on_stopped=self.count,
-            clock=self.clock,
+            worker=self,  # type: ignore[arg-type]
+            holds=self.holds,
+            counters=self,
+            clock=self.clock,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
         self.relief.hard = HARD
         self.runner = asyncio.Runner()
@@ -96,12 +101,12 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def count(self) -> None:
+    def on_memory_eviction(self) -> None:
         self.counted += 1
 
     async def seconds(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
-        """A tick each second, while `relieve` runs."""
-        relieving = asyncio.create_task(self.relief.relieve())
+        """A tick each second, while `_relieve` runs."""
+        relieving = asyncio.create_task(self.relief._relieve())
         for _ in range(count):
             self.clock.now_s += 1.0
             self.relief.sampled(snapshot(self.clock.now_s, available, box))
@@ -150,16 +155,16 @@ def test_no_pod_is_stopped(available: int, box: int) -> None:
     bench.pass_by(30, available, box)
 
     assert bench.stopped == []
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_report_tells_and_stops_nothing_and_keeps_nobody_out() -> None:
-    bench = Bench(evict=False)
+    bench = Bench(stop=False)
     bench.pass_by(30)
 
     assert bench.stopped == []
     assert "kubelet evicts pods below 100.00 MiB" in next(bench.relief.problems())
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_nothing_is_done_while_the_limits_are_not_ours_to_set() -> None:
@@ -172,15 +177,15 @@ def test_nothing_is_done_while_the_limits_are_not_ours_to_set() -> None:
 def test_stopped_pod_is_held_for_a_while_and_others_while_it_is_over() -> None:
     bench = Bench()
     bench.pass_by(3)
-    over = bench.relief.held(SMALL.pod), bench.relief.held(LARGE.pod)
+    over = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
     bench.pass_by(1, GIB, 100 * MIB)
-    after = bench.relief.held(SMALL.pod), bench.relief.held(LARGE.pod)
+    after = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
     bench.clock.now_s += HOLD_S
 
     assert all(over)
     assert after[0] == ""
     assert "not let in for" in after[1]
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:

@@ -5,8 +5,8 @@ import itertools
 
 from criproxy.cgroup.naming import PodParent
 from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Resize
-from criproxy.fronts.cri.interception import Admission
 from criproxy.model import AdmissionError
+from criproxy.pods.admission import AdmitsPods
 
 
 class Admissions:
@@ -14,7 +14,7 @@ class Admissions:
     whose start has ended meanwhile.
     """
 
-    def __init__(self, box: Admission) -> None:
+    def __init__(self, box: AdmitsPods) -> None:
         self._at = box
         self._remote: Remote | None = None
         self._forgotten: list[str] = []

@@ -27,7 +27,8 @@ from criproxy.fronts.socket import ListenSocket
 from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
-from criproxy.pods.reconciler import Upkeep
+from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.stopping import Holds
 
 _RUNTIME_S: Final = 10.0
 """For so long a new process waits for the runtime before it says that it is ready all the same."""
@@ -47,7 +48,8 @@ class Parts(Struct, frozen=True):
     admissions: Admissions
     box: Box
     cpu_manager: CpuManager
-    upkeep: Upkeep
+    reconciler: Reconciler
+    holds: Holds
     learned: Callable[[], Mapping[str, PredictorState]]
     active: ActiveParts
     watchdog: Watchdog
@@ -105,7 +107,7 @@ class Upgrades:
         self._parts.box.expect(take.admitted)
         if take.box is not None:
             await self._parts.cpu_manager.look()
-            await self._parts.upkeep.take_over(parse_box(take.box))
+            await self._parts.reconciler.take_over(parse_box(take.box))
         return True
 
     async def begin(self) -> asyncio.Task[None]:
@@ -136,7 +138,7 @@ class Upgrades:
 
     async def _relist(self) -> None:
         try:
-            await self._parts.upkeep.connected()
+            await self._parts.reconciler.connected()
         except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
             self._log.warning("not_relisted", error=str(error))
 
@@ -167,6 +169,7 @@ class Upgrades:
         await parts.active.cease()
         parts.admissions.hold()
         parts.cpu_manager.rest()
+        parts.holds.rest()
         try:
             await parts.box.settle()
         except CgroupError as error:
@@ -187,6 +190,7 @@ class Upgrades:
         parts = self._parts
         parts.admissions.resume()
         parts.cpu_manager.resume()
+        parts.holds.resume()
         parts.socket.clear_leftovers()
         if parts.active.goes_on:
             return

@@ -33,15 +33,6 @@ class CodecError(ValueError):
     """
 
 
-class AuditEntry(Struct, frozen=True):
-    """One field that a rewrite changed; `new` is None when it was cleared."""
-
-    field: str
-    old: str | int | None
-    new: str | int | None
-    reason: str
-
-
 class Part(Struct, frozen=True):
     """One sandbox or container of a request: its facts, and the protobuf messages that adjustments go into."""
 
@@ -117,8 +108,11 @@ class Request:
         limit = resources.memory_limit_in_bytes
         return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
 
-    def apply(self, part: Part, adjustments: Iterable[Adjustment]) -> list[AuditEntry]:
-        """Write adjustments into the message. Raises ValueError for a field that this part does not have."""
+    def apply(self, part: Part, adjustments: Iterable[Adjustment]) -> list[dict[str, object]]:
+        """Write adjustments into the message; returns what has changed, for the log.
+
+        Raises ValueError for a field that this part does not have.
+        """
         return [_apply(part, adjustment) for adjustment in adjustments]
 
     def encode(self) -> bytes:
@@ -299,7 +293,7 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
 
 
-def _apply(part: Part, adjustment: Adjustment) -> AuditEntry:
+def _apply(part: Part, adjustment: Adjustment) -> dict[str, object]:
     old: str | int | None
     match adjustment.field:
         case "annotations" if part.sandbox_message is not None:
@@ -312,7 +306,8 @@ def _apply(part: Part, adjustment: Adjustment) -> AuditEntry:
             old = _set_scalar(part.sandbox_message.linux, adjustment)
         case _:
             old = _set_scalar(part.resources_message, adjustment)
-    return AuditEntry(adjustment.place, old, adjustment.value, adjustment.reason)
+    where = {"container": part.container} if part.container else {}
+    return {**where, "field": adjustment.place, "old": old, "new": adjustment.value, "reason": adjustment.reason}
 
 
 def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:

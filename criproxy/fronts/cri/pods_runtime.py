@@ -5,9 +5,10 @@ The first process of a sandbox or container is in the verbose status, which is e
 
 from __future__ import annotations  # the messages in them are not imported yet
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -18,11 +19,9 @@ from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 
-Query = Callable[[str, bytes, float], Awaitable[bytes]]
-"""Calls a RuntimeService method of the runtime, bytes in and out, within so many s.
-
-Raises ConnectionError when it gives no answer, CallError when that is an error.
-"""
+_LARGE_BYTES: Final = 1024 * 1024
+_READ_S: Final = 2.0
+"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
@@ -46,18 +45,41 @@ class _Info(msgspec.Struct):
     runtimeSpec: _Spec | None = None
 
 
-class PodsRuntime:
-    """A `pods.runtime.Runtime` over CRI. `query` as `Query` says."""
+class Link(Protocol):
+    """The link to the runtime (`criproxy.fronts.cri.runtime`)."""
 
-    def __init__(self, query: Query) -> None:
-        self._query: Final = query
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Call a method of RuntimeService. Raises CallError."""
+        ...
+
+
+class PodsRuntime:
+    """A `pods.runtime.Runtime` over CRI. `trim` gives memory back to the kernel; called after a large list."""
+
+    def __init__(self, link: Link, trim: Callable[[], None] = lambda: None) -> None:
+        self._link: Final = link
+        self._trim: Final = trim
+
+    @property
+    def ready(self) -> bool:
+        return self._link.ready
+
+    @property
+    def pid(self) -> int:
+        return self._link.pid
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
-        answer = await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id), _LIST_TIMEOUT_S)
+        answer = await self._call("ListPodSandbox", codec.list_sandboxes(sandbox_id), _LIST_TIMEOUT_S)
         return codec.listed_sandboxes(answer)
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
-        answer = await self._query("ListContainers", codec.list_containers(container_id), _LIST_TIMEOUT_S)
+        answer = await self._call("ListContainers", codec.list_containers(container_id), _LIST_TIMEOUT_S)
         return codec.listed_containers(answer)
 
     async def process_of(self, running: Running) -> Process:
@@ -68,7 +90,7 @@ class PodsRuntime:
             else cri.PodSandboxStatusRequest(pod_sandbox_id=_wire(running.id), verbose=True)
         )
         try:
-            answer = await self._query(method, request.SerializeToString(), _STATUS_TIMEOUT_S)
+            answer = await self._call(method, request.SerializeToString(), _STATUS_TIMEOUT_S)
         except CallError as error:
             if error.code == _NOT_FOUND:
                 raise UnknownError(str(error)) from error
@@ -82,7 +104,13 @@ class PodsRuntime:
             raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
 
     async def stop(self, sandbox_id: str) -> None:
-        await self._query("StopPodSandbox", codec.stop_sandbox(sandbox_id), _STOP_TIMEOUT_S)
+        await self._call("StopPodSandbox", codec.stop_sandbox(sandbox_id), _STOP_TIMEOUT_S)
+
+    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        answer = await self._link.call(method, request, timeout_s)
+        if len(answer) > _LARGE_BYTES:
+            asyncio.get_running_loop().call_later(_READ_S, self._trim)
+        return answer
 
 
 def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
