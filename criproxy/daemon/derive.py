@@ -1,11 +1,14 @@
 """What the config means to each part. Pure."""
 
 from criproxy.config import Config
+from criproxy.config.settings import Cpu, Memory
 from criproxy.config.windows import WindowTable
 from criproxy.control.guardlaw import GuardSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
+from criproxy.control.resources import RESOURCES, Resource
 from criproxy.control.schedule import Mode, Schedule
 from criproxy.control.series import PredictorSettings
+from criproxy.model import UNLIMITED
 
 _HORIZON_S = 60.0
 _HORIZON_TICKS = 3
@@ -57,33 +60,30 @@ def guard(config: Config) -> GuardSettings | None:
 
 
 def _policy(config: Config, mode: Mode, window: WindowTable | None, words: str = "") -> PolicySettings:
-    cpu, memory = config.cpu, config.memory
-    cores, size = cpu.static_cores, memory.static_bytes
-    if window is not None:
-        cores, size = window.cores or cores, window.bytes or size
-    cpu_law = _law(config, cpu.min_cores, cpu.max_cores, cpu.reserve_cores, cpu.watermark_ratio)
-    memory_law = _law(config, memory.min_bytes, memory.max_bytes, memory.reserve_bytes, memory.watermark_ratio)
-    return PolicySettings(_resource(mode, cores, cpu_law), _resource(mode, size, memory_law), words)
+    return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
 
 
-def _law(
-    config: Config, floor: float, ceiling: float | None, reserve: float, watermark_ratio: float
-) -> DynamicSettings:
-    control = config.control
-    return DynamicSettings(
-        floor=floor,
-        watermark_ratio=watermark_ratio,
-        ceiling=ceiling,
-        reserve=reserve,
-        raise_threshold_ratio=control.raise_threshold_ratio,
-        raise_after_s=control.raise_after_s,
-        max_raise_ratio=control.max_raise_ratio,
-    )
-
-
-def _resource(mode: Mode, static: float | None, law: DynamicSettings) -> ResourceSettings:
+def _resource(config: Config, row: Resource, mode: Mode, window: WindowTable | None) -> ResourceSettings:
+    section = getattr(config, row.name)
+    static: float | None = getattr(window, row.unit, None) or getattr(section, f"static_{row.unit}")
+    if row.sampling is None:
+        return StaticSettings(UNLIMITED if static is None else static)
+    law = _law(config, section, row.unit)
     if mode == "off":
         return StaticSettings(law.floor, law.floor, law.reserve, "the floor, as the schedule is off")
     if mode == "static" and static is not None:
         return StaticSettings(static, min(law.floor, static), law.reserve)
     return law
+
+
+def _law(config: Config, section: Cpu | Memory, unit: str) -> DynamicSettings:
+    control = config.control
+    return DynamicSettings(
+        floor=getattr(section, f"min_{unit}"),
+        watermark_ratio=section.watermark_ratio,
+        ceiling=getattr(section, f"max_{unit}"),
+        reserve=getattr(section, f"reserve_{unit}"),
+        raise_threshold_ratio=control.raise_threshold_ratio,
+        raise_after_s=control.raise_after_s,
+        max_raise_ratio=control.max_raise_ratio,
+    )

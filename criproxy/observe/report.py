@@ -8,14 +8,14 @@ from typing import Final, Literal, Protocol
 from msgspec.structs import replace
 
 from criproxy import __version__
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import Driver, parse_box
 from criproxy.config import Config, ConfigError
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, LimitChange, PodRef, Snapshot
+from criproxy.model import MEMORY, UNLIMITED, Decision, LimitChange, PodRef, Snapshot
 from criproxy.observe import why
 from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.metrics import Metrics
@@ -36,11 +36,10 @@ from criproxy.observe.status import (
     Status,
     StrayContainer,
     UpgradeStatus,
-    cpu_status,
     latest_decisions,
-    memory_status,
     offline_pod,
     pids_status,
+    resource_status,
 )
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
@@ -316,7 +315,7 @@ class Reporter:
         if asked_s is not None:
             return why.answer(history, asked_s)
         state = self._box.state()
-        return why.answer(history, None, state.limits, state.memory.used_bytes if state.memory else None)
+        return why.answer(history, None, state.limits, _used(state))
 
     def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
         """What is decided while colocation is off is not applied: then the kernel's limits are told."""
@@ -325,8 +324,12 @@ class Reporter:
         reason = f"what the kernel holds, as colocation is {self._colocation}"
         if self._colocation == "on":
             reason = "what the kernel holds until the next tick, the first since colocation is on"
-        limits = self._box.state().limits or {CPU: UNLIMITED, MEMORY: UNLIMITED}
-        return replace(decision, limits=limits, cpu_reason=reason, memory_reason=reason)
+        limits = self._box.state().limits or {}
+        held = {
+            name: replace(decided, limit=limits.get(name, UNLIMITED), reason=reason)
+            for name, decided in decision.resources.items()
+        }
+        return replace(decision, resources=held)
 
     def _cgroup_status(self) -> CgroupStatus:
         box, driver = self._box.state(), self.kubelets_driver()
@@ -341,20 +344,24 @@ class Reporter:
         )
 
     def _box_status(self) -> BoxStatus:
-        box, last = self._box.state(), None
+        box, resources = self._box.state(), {}
         if self._last is not None:
             snapshot, decision, decided = self._last
-            last = snapshot, self._in_force(decision, decided)
+            resources = resource_status(snapshot, self._in_force(decision, decided), box.limits, _used(box))
         return BoxStatus(
             path=box.path,
             drift=box.drift,
             swept=self._swept,
             tick_failures=self._tick_failures,
-            cpu=cpu_status(*last, box.limits) if last else None,
-            memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
+            resources=resources,
             cpus=box.cpus,
             pids=None if box.pids is None else pids_status(box.pids),
         )
+
+
+def _used(box: BoxState) -> dict[str, float | None]:
+    """All that a limit of the box bounds, where that is more than what counts as its use."""
+    return {MEMORY: box.memory.used_bytes if box.memory else None}
 
 
 def _overhead(work: Work) -> OverheadStatus:

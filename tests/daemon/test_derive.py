@@ -14,10 +14,10 @@ GIB = 1 << 30
 
 def test_policy_of_the_default_config_is_dynamic_with_the_floors() -> None:
     settings = derive.policy(Config())
-    assert isinstance(settings.cpu, DynamicSettings)
-    assert isinstance(settings.memory, DynamicSettings)
-    assert (settings.cpu.floor, settings.memory.floor) == (0.1, 128 << 20)
-    assert (settings.cpu.ceiling, settings.memory.ceiling) == (None, None)
+    assert isinstance(settings.resources["cpu"], DynamicSettings)
+    assert isinstance(settings.resources["memory"], DynamicSettings)
+    assert (settings.resources["cpu"].floor, settings.resources["memory"].floor) == (0.1, 128 << 20)
+    assert (settings.resources["cpu"].ceiling, settings.resources["memory"].ceiling) == (None, None)
 
 
 def test_guard_keeps_to_the_cpus_floor_watermark_and_reserve() -> None:
@@ -43,7 +43,7 @@ def test_policy_takes_each_resource_s_own_values() -> None:
     )
     found = [
         (r.floor, r.ceiling, r.watermark_ratio, r.raise_threshold_ratio, r.raise_after_s)
-        for r in (derive.policy(config).cpu, derive.policy(config).memory)
+        for r in (derive.policy(config).resources["cpu"], derive.policy(config).resources["memory"])
         if isinstance(r, DynamicSettings)
     ]
     assert found == [(0.5, 3.0, 0.7, 0.2, 7.0), (GIB, 4 * GIB, 0.6, 0.2, 7.0)]
@@ -52,8 +52,8 @@ def test_policy_takes_each_resource_s_own_values() -> None:
 def test_policy_static_is_the_static_limits_also_before_the_first_decision() -> None:
     config = Config(cpu=Cpu(static_cores=1.5), memory=Memory(static_bytes=GIB), control=Control(policy="static"))
     settings = derive.policy(config)
-    assert isinstance(settings.cpu, StaticSettings)
-    assert isinstance(settings.memory, StaticSettings)
+    assert isinstance(settings.resources["cpu"], StaticSettings)
+    assert isinstance(settings.resources["memory"], StaticSettings)
     safe = safe_limits(settings)
     assert (safe["cpu"], safe["memory"]) == (1.5, GIB)
 

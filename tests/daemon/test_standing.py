@@ -37,7 +37,7 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
     bad = Standing(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     policy = derive.policy(Config())
-    assert (bad.loop().policy.cpu, bad.loop().policy.memory) == (policy.cpu, policy.memory)
+    assert bad.loop().policy.resources == policy.resources
     assert (bad.loop().dry_run, bad.upkeep().adopt, bad.upkeep().when_off) == (False, True, None)
     assert not bad.writes
     assert bad.guard().law is None

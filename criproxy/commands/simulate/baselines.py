@@ -17,7 +17,7 @@ from msgspec import Struct
 from criproxy.commands.simulate.replay import Plan
 from criproxy.commands.simulate.score import first_scored
 from criproxy.commands.simulate.trace import Trace
-from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, LevelHistogram
+from criproxy.control.histogram import LevelHistogram
 
 Margin = Literal["of itself", "of capacity", "sigma"]
 """The scale of a margin: the base, the capacity, or the standard deviation."""
@@ -60,8 +60,7 @@ def _percentile(half_life_s: float, percentile_ratio: float) -> Callable[[Trace,
     """Each sample weighs the same but for its age: a percentile of time, not of area."""
 
     def forecast(trace: Trace, plan: Plan) -> Forecast:
-        buckets = CPU_BUCKETS if plan.resource == "cpu" else MEMORY_BUCKETS
-        histogram, bases = LevelHistogram(buckets, half_life_s, percentile_ratio, "weight"), array("d")
+        histogram, bases = LevelHistogram(plan.buckets, half_life_s, percentile_ratio, "weight"), array("d")
         for t_s, usage in zip(trace.times_s, trace.usages, strict=True):
             histogram.add(t_s, usage * plan.unit)
             bases.append((histogram.percentile() or 0.0) / plan.unit)
