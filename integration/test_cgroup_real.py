@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
-from criproxy.cgroup.cpulist import Cpus
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -266,7 +266,7 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
     ground.driver.write(ground.box, {"cpu": 1.0, "memory": 1600 * MIB})
     child = ground.start(ground.pod("poda"))
     place = parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/podb")
-    box = Box(ground.driver, {"cpu": 0.2, "memory": 64 * MIB}, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
 
     async def timed(call: Callable[[], Awaitable[object]]) -> float:
         began_s = time.monotonic()
@@ -332,7 +332,7 @@ def test_quota_below_a_childs_holds(ground: Ground) -> None:
 
 def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
     places = [parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb")]
-    box = Box(ground.driver, {"cpu": 0.2, "memory": 64 * MIB}, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
 
     async def scenario() -> None:
         for place in places:

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
@@ -24,6 +24,7 @@ from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard, Settings
 from criproxy.control.guardlaw import GuardSettings, Outlook
+from criproxy.model import UNLIMITED
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -80,7 +81,7 @@ def mounts() -> list[str]:
 def node() -> Iterator[Node]:
     tree = Tree()
     driver = detect(tree)
-    box = Box(driver, {"cpu": 0.1, "memory": 64 << 20}, time.monotonic)
+    box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, time.monotonic)
     prefix = f"/criproxy-guard-{os.getpid()}"
     counters = CpuTimes(driver.cpu_counter(f"{prefix}/offline"), node=driver.cpu_counter(prefix))
     node = Node(driver, box, prefix, counters)

@@ -155,6 +155,20 @@ def directory_of(path: str) -> str:
     return path
 
 
+def is_slice(path: str) -> bool:
+    """Whether systemd makes this cgroup: one made by hand below a slice loses its controllers."""
+    return path.endswith(".slice")
+
+
+def pod_named(box: str, directory: str) -> str | None:
+    """What the pod is called whose cgroup in the box is this directory; None: it is no pod's."""
+    try:
+        pod = parse_placement(directory if is_slice(box) else f"{box}/{directory}")
+    except ValueError:
+        return None
+    return pod.name if pod.box.path == box else None
+
+
 def _check_length(path: str) -> None:
     if len(path) > _LONGEST:
         raise ValueError(f"cgroup path {path[:64]!r}… has {len(path)} characters, more than {_LONGEST}")

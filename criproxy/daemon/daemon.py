@@ -12,17 +12,15 @@ from typing import Any, Final
 import structlog
 
 from criproxy import __version__
-from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whereabouts import Whereabouts
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
@@ -30,8 +28,7 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.control.policy import safe_limits
-from criproxy.daemon import bypass, derive, footprint, late
+from criproxy.daemon import bypass, footprint, late
 from criproxy.daemon.active_parts import Work
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.reload import Reload, Told
@@ -51,7 +48,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.kubelet.cgroup_driver import find_driver
-from criproxy.kubelet.cpu_manager import CpuManager
+from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
 from criproxy.model import PodRef, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
@@ -132,9 +129,6 @@ class Daemon:
         stage = timetable.stage(self._clock.wall_s())
         standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
 
-        floor, pids_ratio = safe_limits(derive.policy(loaded.config)), loaded.config.pids.max_ratio
-        self._box = Box(driver, floor, time.monotonic, pids_ratio=pids_ratio)
-        self._box.only_lower = standing.pass_through
         self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
         self._make_pods(standing, driver)
         self._bypass = bypass.of_service(os.environ)
@@ -170,8 +164,9 @@ class Daemon:
         """What looks after the pods that run."""
         self._pods = PodsRuntime(self._query)
         self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
-        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
-        self._box.cpus = self._cpu_manager.cpus
+        cpus = CpusOfBox(self._inventory)
+        self._box = Box(driver, standing.box(), cpus.cpus, time.monotonic)
+        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), cpus, self._box)
         self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._pods.stop)
         self._upkeep = Upkeep(
             standing.upkeep(),
@@ -205,12 +200,12 @@ class Daemon:
             evict=self._upkeep.evict,
             clock=self._clock,
         )
-        self._whereabouts = Whereabouts()
+        self._proc_cgroups = ProcCgroupReader()
         self._verifier = Verifier(
             standing.verify(),
             self._inventory,
             process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
             evict=self._upkeep.evict,
             on_misplaced=self._metrics.on_misplaced,
             clock=self._clock,
@@ -334,9 +329,7 @@ class Daemon:
 
     def _apply(self, standing: Standing) -> None:
         """Set the parts to how things stand."""
-        self._box.floor = safe_limits(derive.policy(standing.config))
-        self._box.only_lower = standing.pass_through
-        self._box.pids_ratio = standing.config.pids.max_ratio
+        self._box.configure(standing.box())
         self._interceptor.settings = standing.intercept()
         self._loop.replace_settings(standing.loop())
         self._guard.replace_settings(standing.guard())
@@ -393,7 +386,7 @@ class Daemon:
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()
-        self._whereabouts.close()
+        self._proc_cgroups.close()
         self._looks.close()
         self._disk_reader.close()
         self._work.release_sockets()
@@ -438,7 +431,7 @@ class Daemon:
         driver = await find_driver(
             self._inventory,
             process_of=self._pods.process_of,
-            cgroups_of=self._whereabouts.read,
+            cgroups_of=self._proc_cgroups.read,
         )
         self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 

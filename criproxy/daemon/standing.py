@@ -4,9 +4,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
 from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
+from criproxy.control.policy import safe_limits
 from criproxy.daemon import derive
 from criproxy.daemon.timetable import Stage
 from criproxy.fronts.cri.interception import Settings as InterceptSettings
@@ -43,6 +45,10 @@ class Standing(Struct, frozen=True):
     def intercept(self) -> InterceptSettings:
         rules = self.config.colocation.offline_rules()
         return InterceptSettings(self.enabled, rules, self.dry_run, self.stage.closed)
+
+    def box(self) -> BoxSettings:
+        shares = {"pids": self.config.pids.max_ratio}
+        return BoxSettings(safe_limits(derive.policy(self.config)), shares, self.pass_through)
 
     def loop(self) -> LoopSettings:
         interval_s, predictor = self.config.control.interval_s, derive.predictor(self.config)

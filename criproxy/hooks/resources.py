@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.model import UNLIMITED, Call, Change, type_unlimited
+from criproxy.model.cpulist import format_cpus, parse_cpus
 
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 

@@ -21,10 +21,10 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""
@@ -75,7 +75,7 @@ def parse_state(content: bytes) -> State:
     return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class Box(Protocol):
+class ConfinesBox(Protocol):
     """What is asked of the box (`criproxy.cgroup.box`)."""
 
     async def confine(self) -> tuple[LimitChange, ...]:
@@ -83,7 +83,7 @@ class Box(Protocol):
         ...
 
 
-class Inventory(Protocol):
+class PlacedPods(Protocol):
     """What is asked of the inventory (`criproxy.pods.inventory`)."""
 
     @property
@@ -92,18 +92,33 @@ class Inventory(Protocol):
         ...
 
 
+class CpusOfBox:
+    """The CPUs that kubelet's CPU manager leaves to the box, by the state that was read last. Safe in any thread."""
+
+    def __init__(self, inventory: PlacedPods) -> None:
+        self._inventory = inventory
+        self.state = NOBODY_BOUND
+
+    def cpus(self) -> Cpus | type_unlimited:
+        """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
+        state = self.state
+        if state.shared is None:
+            return UNLIMITED
+        uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
+        return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
+
+
 class CpuManager:
-    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells.
+    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells; keeps the box to `of_box`.
 
     `problem`: what is wrong with that, in words; "": nothing.
     """
 
-    def __init__(self, root_dir: Path, inventory: Inventory, box: Box) -> None:
+    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: ConfinesBox) -> None:
         self.file: Final = root_dir / _FILE
-        self._inventory = inventory
+        self._of_box = of_box
         self._box = box
         self._reader = Worker("cpu-manager-reader", _READ_S)
-        self._state = NOBODY_BOUND
         self._seen: tuple[int, int, int] | None = None
         self._in_force: Cpus | type_unlimited = UNLIMITED
         self._due = asyncio.Event()
@@ -114,17 +129,6 @@ class CpuManager:
     @property
     def problem(self) -> str:
         return self._unreadable or self._unfollowed or self._contradicted
-
-    def cpus(self) -> Cpus | type_unlimited:
-        """The CPUs that the box may run on: all but those that online pods have alone. Safe to ask for in any thread.
-
-        Empty when kubelet has given away all there are.
-        """
-        state = self._state
-        if state.shared is None:
-            return UNLIMITED
-        uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
-        return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
     # --- for requests -----------------------------------------------------------------------------------------------
 
@@ -137,10 +141,10 @@ class CpuManager:
 
         Raises AdmissionError, also when none of `asked` is among them.
         """
-        cpus = self.cpus()
+        cpus = self._of_box.cpus()
         if cpus is UNLIMITED or not asked <= cpus:
             await self.look()
-            cpus = self.cpus()
+            cpus = self._of_box.cpus()
         if cpus is UNLIMITED:
             self._contradicted = (
                 f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
@@ -184,7 +188,7 @@ class CpuManager:
         """One look and what follows from it; returns in how many s to look again. Never raises."""
         self._due.clear()
         await self.look()
-        cpus = self.cpus()
+        cpus = self._of_box.cpus()
         unfollowed = ""
         try:
             if cpus != self._in_force:
@@ -226,5 +230,5 @@ class CpuManager:
             return
         if status.st_size > _LARGEST_BYTES:
             raise ValueError(f"it has {status.st_size} bytes")
-        self._state = parse_state(self.file.read_bytes())
+        self._of_box.state = parse_state(self.file.read_bytes())
         self._seen = seen

@@ -14,9 +14,8 @@ from typing import Final, Protocol
 import structlog
 from msgspec import Struct
 
-from criproxy.cgroup import procstat
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.whereabouts import astray
+from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
@@ -170,8 +169,8 @@ class Reader:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
         return Counters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
-    def _stat(self, pid: int) -> procstat.ProcessStat | None:
-        return procstat.read(self._proc, pid, self._ticks_per_s)
+    def _stat(self, pid: int) -> ProcessStat | None:
+        return read_stat(self._proc, pid, self._ticks_per_s)
 
     def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         now = self._stat(shim[0])

@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.whereabouts import astray
+from criproxy.cgroup.processes import astray
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.runtime import Process, Running, UnknownError

@@ -26,7 +26,7 @@ class Inventory(Protocol):
 
 
 class Threads(Protocol):
-    """See `criproxy.cgroup.realtime.RealtimeThreads`."""
+    """See `criproxy.cgroup.processes.RealtimeThreads`."""
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]: ...
 

@@ -8,8 +8,8 @@ from fake_systemd import FakeSystemd
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.kernel_files import Properties
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.systemd.slices import Properties
 
 BOX, POD = "offline.slice", "offline-poda.slice"
 BESTEFFORT, BURSTABLE = "kubepods-besteffort-criproxy.slice", "kubepods-burstable-criproxy.slice"

@@ -10,13 +10,16 @@ import pytest
 from fake_driver import FakeDriver
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
+from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxSettings, BoxState, Held
 from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 FLOOR = {"cpu": 0.1, "memory": 64 << 20}
 DECIDED = {"cpu": 1.5, "memory": 512 << 20}
+SETTINGS = BoxSettings(FLOOR)
+QUARTER = BoxSettings(FLOOR, {"pids": 0.25})
 LIFTED = {"cpu": UNLIMITED, "memory": UNLIMITED}
 A, B = parse_kubelet_parent("/kubepods/poda"), parse_kubelet_parent("/kubepods/besteffort/podb")
 ELSEWHERE = parse_kubelet_parent("/kubelet/kubepods/podc")
@@ -42,9 +45,28 @@ def clock() -> Clock:
     return Clock()
 
 
+class Allowed:
+    """The CPUs that kubelet leaves to the box."""
+
+    def __init__(self) -> None:
+        self.cpus: Cpus | type_unlimited = UNLIMITED
+
+    def __call__(self) -> Cpus | type_unlimited:
+        return self.cpus
+
+
 @pytest.fixture
-def box(driver: FakeDriver, clock: Clock) -> Iterator[Box]:
-    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+def allowed() -> Allowed:
+    return Allowed()
+
+
+def made(driver: FakeDriver, clock: Clock, settings: BoxSettings = SETTINGS, timeout_s: float = 60.0) -> Box:
+    return Box(driver, settings, lambda: UNLIMITED, clock, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def box(driver: FakeDriver, clock: Clock, allowed: Allowed) -> Iterator[Box]:
+    box = Box(driver, SETTINGS, allowed, clock, timeout_s=60.0)
     yield box
     box.close()
 
@@ -65,8 +87,8 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- CPUs --------------------------------------------------------------------------------------------------------
 
 
-def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({0, 2})
+def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({0, 2})
 
     run(lambda: box.admit(A, 0))
 
@@ -77,15 +99,15 @@ def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: F
     assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
 
 
-def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver) -> None:
+def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
     run(lambda: box.admit(A, 0))
     free = dict(driver.cpus), box.state().cpus
     held = []
     for cpus, step in (({0}, box.confine), ({0, 1}, lambda: box.apply(DECIDED))):
-        box.cpus = lambda cpus=cpus: frozenset(cpus)
+        allowed.cpus = frozenset(cpus)
         run(step)
         held.append(driver.cpus["/offline"])
-    box.cpus = lambda: UNLIMITED
+    allowed.cpus = UNLIMITED
     run(box.confine)
 
     assert free == ({}, "")
@@ -93,17 +115,17 @@ def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver:
     assert (driver.cpus["/offline"], box.state().cpus) == (UNLIMITED, "")
 
 
-def test_confine_without_a_box_makes_none(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({0})
+def test_confine_without_a_box_makes_none(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({0})
 
     assert run(box.confine) == [()]
     assert driver.log == []
 
 
 def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_all_the_same(
-    box: Box, driver: FakeDriver
+    box: Box, driver: FakeDriver, allowed: Allowed
 ) -> None:
-    box.cpus = lambda: frozenset({0})
+    allowed.cpus = frozenset({0})
     driver.fail_on = {"confine"}
 
     with pytest.raises(AdmissionError, match="cannot confine: EIO"):
@@ -114,8 +136,8 @@ def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_al
     assert not box.state().welcome
 
 
-def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({1})
+def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({1})
     driver.ensure("/offline")
     driver.log.clear()
 
@@ -130,7 +152,7 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_pids", "write", "ensure_pod"]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_limit", "write", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -185,7 +207,7 @@ def test_tend_where_nothing_needs_an_anchor_asks_nobody(
     driver: FakeDriver, clock: Clock, version: int, place: PodParent
 ) -> None:
     driver.capabilities = replace(driver.capabilities, version=version)
-    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+    box = made(driver, clock)
 
     run(lambda: box.admit(place, 0), box.tend)
     box.close()
@@ -236,10 +258,10 @@ def kubelets(driver: FakeDriver) -> PodLimits:
 
 
 def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
     run(lambda: box.admit(A, 0))
     first = box.state().pids
-    driver.pids["/offline"] = 1.0
+    driver.limits["/offline", "pids"] = 1000
 
     (changes,) = run(lambda: box.apply(FLOOR))
     box.close()
@@ -249,7 +271,7 @@ def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: Fak
 
 
 def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), box.release)
     box.close()
@@ -258,22 +280,22 @@ def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock:
 
 
 def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
 
     run(lambda: box.adopt(A.box))
     box.close()
 
-    assert driver.pids["/offline"] == 0.25
+    assert driver.limits["/offline", "pids"] == 250
 
 
-@pytest.mark.parametrize("fails", ["confine", "write_pids"])
+@pytest.mark.parametrize("fails", ["confine", "write_limit"])
 def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
-    box: Box, driver: FakeDriver, fails: str
+    box: Box, driver: FakeDriver, allowed: Allowed, fails: str
 ) -> None:
     async def go() -> None:
         await box.admit(A, 0)
         await box.apply({"cpu": 1.0, "memory": 4000})
-        box.cpus = lambda: frozenset({0})
+        allowed.cpus = frozenset({0})
         driver.fail_on = {fails}
         driver.log.clear()
         with pytest.raises(CgroupError, match=f"cannot {fails}"):
@@ -285,12 +307,32 @@ def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
 
 
 def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
-    driver.boxes["/offline"], driver.pids["/offline"] = FLOOR, 0.05
-    box = Box(driver, FLOOR, clock, pids_ratio=0.33)
-    box.only_lower = True
+    driver.boxes["/offline"], driver.limits["/offline", "pids"] = FLOOR, 50
+    box = made(driver, clock, BoxSettings(FLOOR, {"pids": 0.33}, only_lower=True))
     run(lambda: box.adopt(A.box), lambda: box.apply(FLOOR))
     box.close()
-    assert driver.pids["/offline"] == 0.05
+    assert driver.limits["/offline", "pids"] == 50
+
+
+def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver, clock: Clock) -> None:
+    box = made(driver, clock, QUARTER)
+
+    run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
+    decided = driver.limits["/offline", "pids"]
+    run(lambda: box.apply(DECIDED))
+    box.close()
+
+    assert (decided, driver.limits["/offline", "pids"]) == (100, 250)
+
+
+def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:
+    box = made(driver, clock)
+    box.configure(BoxSettings(DECIDED, {"pids": 0.5}))
+
+    run(lambda: box.admit(A, 0))
+    box.close()
+
+    assert (driver.boxes["/offline"], driver.limits["/offline", "pids"]) == (DECIDED, 500)
 
 
 def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
@@ -299,9 +341,9 @@ def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
 
 
 def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
-    driver.fail_on = {"write_pids"}
+    driver.fail_on = {"write_limit"}
 
-    with pytest.raises(AdmissionError, match="cannot write_pids"):
+    with pytest.raises(AdmissionError, match="cannot write_limit"):
         run(lambda: box.admit(A, 0))
 
     assert driver.boxes["/offline"] == FLOOR
@@ -526,14 +568,14 @@ def test_limits_are_only_lowered_while_the_config_is_not_known(
     box: Box, driver: FakeDriver, held: Limits, decided: Limits, then: Limits
 ) -> None:
     driver.boxes["/offline"] = held
-    box.only_lower = True
+    box.configure(BoxSettings(FLOOR, only_lower=True))
 
     run(lambda: box.apply(decided), lambda: box.adopt(parse_box("/offline")))
     assert (driver.boxes["/offline"], box.state().limits) == (held, held)
     run(lambda: box.apply(FLOOR), lambda: box.apply(decided))
     assert (driver.boxes["/offline"], box.state().limits) == (then, then)
 
-    box.only_lower = False
+    box.configure(SETTINGS)
     run(lambda: box.apply(decided))
     assert driver.boxes["/offline"] == decided
 
@@ -696,7 +738,7 @@ def test_sweep_without_a_box_removes_nothing(box: Box) -> None:
 
 
 def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, timeout_s=2.0)
+    box = made(driver, clock, timeout_s=2.0)
     driver.gate.clear()
 
     async def scenario() -> None:
@@ -864,7 +906,7 @@ def test_reclaim_that_fails_is_told_by_the_next_apply_and_tried_again(box: Box, 
 
 
 def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, timeout_s=0.05)
+    box = made(driver, clock, timeout_s=0.05)
 
     async def steps() -> BoxState:
         await until(lambda: box.state().timeouts > 0)

@@ -11,10 +11,10 @@ from fake_systemd import FakeSystemd, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.cgroup.detect import detect, detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED
+from criproxy.model.cpulist import format_cpus, parse_cpus
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 CONTAINER = f"{POD}/container"

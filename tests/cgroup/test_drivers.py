@@ -10,7 +10,8 @@ from sinking import bring
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.v2 import V2Driver
+from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import UNLIMITED, LimitChange, Usage
 
 BOX = "/kubelet/offline"
@@ -287,7 +288,8 @@ def test_node_usage_of_v1_is_the_root_cgroups_cpu_and_the_nodes_memory(tmp_path:
 def test_node_usage_of_v2_is_what_its_cpus_were_not_idle_and_the_nodes_memory(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 2)
     now_s = [100.0]
-    driver = V2Driver(f"{tmp_path}/cg", kernel, str(tmp_path), lambda: now_s[0])
+    version = V2Hierarchy(f"{tmp_path}/cg", kernel, str(tmp_path), lambda: now_s[0])
+    driver = KernelDriver(version, kernel, str(tmp_path))
 
     kernel.idle({0: 10.0, 1: 20.0})
     first = driver.node_usage()

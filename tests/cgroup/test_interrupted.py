@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
@@ -213,7 +213,7 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
         return Node(tmp_path / str(number), version, lacks)
 
     for number, node in interrupted(make):
-        box = Box(node.driver, SMALL, lambda: 0.0, timeout_s=60.0)
+        box = Box(node.driver, BoxSettings(SMALL), lambda: UNLIMITED, lambda: 0.0, timeout_s=60.0)
         try:
             asyncio.run(box.admit(PLACE, 0))
         except AdmissionError:

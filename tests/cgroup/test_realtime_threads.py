@@ -9,7 +9,7 @@ from fake_kernel import FakeKernel
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import PodLimits
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import RealtimeThreads
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.naming import PodParent
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.interception import HookInterceptor, Settings
@@ -26,6 +25,7 @@ from criproxy.model import (
     Sandbox,
     type_unlimited,
 )
+from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running
 

@@ -3,50 +3,35 @@
 Source: systemd.resource-control(5); systemd.slice(5).
 """
 
-from collections.abc import Mapping
 from typing import Final
 
-from criproxy.cgroup.cpulist import mask_of
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import PodLimits
-from criproxy.cgroup.files import CFS_PERIOD_US
-from criproxy.model import CPU, MEMORY, UNLIMITED, Limits, type_unlimited
-
-Value = bool | int | bytes | str
-"""A property's value; its type in Python tells the one on the bus (`b`, `t`, `ay`, `s`)."""
-
-Properties = Mapping[str, Value]
-
-INFINITY: Final = (1 << 64) - 1
-"""No limit, in properties that are counts."""
-
-_CPU_IDLE: Final = 0
-"""What CPUWeight=idle is on the bus."""
+from criproxy.cgroup.kernel_files import Properties, properties
+from criproxy.model import CPU, MEMORY, UNLIMITED, Limits
+from criproxy.model.cpulist import mask_of
 
 _ANCHOR: Final = "criproxy"
 
 
-def standing_properties(version: int, *, cpu_idle: bool) -> Properties:
+def priority_properties(version: int, *, cpu_idle: bool) -> Properties:
     """What the box's slice has besides limits: the lowest priority, and files in every controller.
 
     `cpu_idle`: the kernel has cpu.idle. Systemd does not know it on v1.
     """
-    weight = _CPU_IDLE if cpu_idle else 1
-    cpu = {"CPUShares": 2} if version == 1 else {"CPUWeight": weight}
-    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **cpu, "IOWeight": 1}
+    weight = {rows.CPU_WEIGHT: 2} if version == 1 else {rows.CPU_IDLE: True} if cpu_idle else {rows.CPU_WEIGHT: 1}
+    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **properties(version, {**weight, rows.IO_WEIGHT: 1})}
 
 
 def pod_properties(version: int, limits: PodLimits) -> Properties:
     """What a pod's slice has; systemd knows no limits on huge pages."""
-    weight = {"CPUShares": limits.cpu_weight or 2} if version == 1 else {"CPUWeight": limits.cpu_weight or 1}
-    quota = {} if limits.cpu_cores is None else _quota_properties(limits.cpu_cores)
-    pids = {} if limits.pids is None else pids_properties(limits.pids)
-    memory = {} if limits.memory_bytes is None else {"MemoryMax": limits.memory_bytes}
-    return {**_accounting("CPU", "Memory", "Tasks"), **weight, **quota, **pids, **memory}
-
-
-def pids_properties(limit: int | type_unlimited) -> Properties:
-    """The property that makes systemd write this limit on processes and threads."""
-    return {"TasksMax": INFINITY if limit is UNLIMITED else limit}
+    values = {
+        rows.CPU_WEIGHT: limits.cpu_weight or (2 if version == 1 else 1),
+        rows.CPU_QUOTA: limits.cpu_cores,
+        rows.PIDS_MAX: limits.pids,
+        rows.MEMORY_MAX: limits.memory_bytes,
+    }
+    return {**_accounting("CPU", "Memory", "Tasks"), **properties(version, values)}
 
 
 def limit_properties(version: int, limits: Limits) -> Properties:
@@ -54,16 +39,11 @@ def limit_properties(version: int, limits: Limits) -> Properties:
 
     MemoryHigh is never below MemoryMax, which the usage never exceeds: so systemd never waits for reclaim.
     """
-    size = INFINITY if limits[MEMORY] is UNLIMITED else int(limits[MEMORY])
-    cpu = _quota_properties(limits[CPU])
-    if version == 1:
-        return {**cpu, "MemoryMax": size}
-    return {**cpu, "MemoryHigh": size, "MemoryMax": size, "MemorySwapMax": INFINITY if size == INFINITY else 0}
-
-
-def _quota_properties(cores: float | type_unlimited) -> dict[str, int]:
-    quota = INFINITY if cores is UNLIMITED else round(cores * 1_000_000)
-    return {"CPUQuotaPerSecUSec": quota, "CPUQuotaPeriodUSec": CFS_PERIOD_US}
+    cores, size = limits[CPU], limits[MEMORY]
+    swap = UNLIMITED if size is UNLIMITED else 0
+    return properties(
+        version, {rows.CPU_QUOTA: cores, rows.MEMORY_HIGH: size, rows.MEMORY_MAX: size, rows.SWAP_MAX: swap}
+    )
 
 
 def _accounting(*names: str) -> dict[str, bool]:

@@ -14,13 +14,13 @@ from typing import Final, Protocol
 import structlog
 from msgspec import Struct
 
-from criproxy.cgroup.cpulist import Cpus, parse_cpus
 from criproxy.cgroup.naming import Driver, PodParent, parse_kubelet_parent, parse_placement
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Forward, Refuse, Verdict
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import UNLIMITED, AdmissionError, Call, Operation, Pod, PodRef, Sandbox, type_unlimited
+from criproxy.model.cpulist import Cpus, parse_cpus
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running
 
