@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
-from criproxy.model import CPU, MEMORY, Capacity, Usage
+from criproxy.model import CPU, MEMORY, PIDS, Capacity, Usage
 
 
 class Sampling(Struct, frozen=True):
@@ -123,3 +123,17 @@ _ROWS: Final = (
 )
 
 RESOURCES: Final = {row.name: row for row in _ROWS}
+
+
+class Share(Struct, frozen=True):
+    """A row of what the box has a fixed share of, lest pods of it take all: `max_ratio` of what the node can have.
+
+    The box itself counts it out when it is made, as no pod may enter before; so there is no decision about it.
+    """
+
+    name: str
+    title: str
+    bounded_by: str
+
+
+SHARES: Final = {PIDS: Share(PIDS, "processes and threads", "pids controller")}

@@ -9,6 +9,7 @@ from criproxy.config import Config
 from criproxy.control.guard import Settings as GuardSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import safe_limits
+from criproxy.control.resources import SHARES
 from criproxy.daemon import derive
 from criproxy.daemon.timetable import Stage
 from criproxy.fronts.cri.interception import Settings as InterceptSettings
@@ -47,7 +48,7 @@ class Standing(Struct, frozen=True):
         return InterceptSettings(self.enabled, rules, self.dry_run, self.stage.closed)
 
     def box(self) -> BoxSettings:
-        shares = {"pids": self.config.pids.max_ratio}
+        shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
         return BoxSettings(safe_limits(derive.policy(self.config)), shares, self.pass_through)
 
     def loop(self) -> LoopSettings:

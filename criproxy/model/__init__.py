@@ -178,6 +178,7 @@ class Snapshot(Struct, frozen=True):
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
+PIDS: Final = "pids"
 
 Limit = float | type_unlimited
 
@@ -187,11 +188,11 @@ cpu.idle) is not a limit: it always holds.
 """
 
 
-class Pids(Struct, frozen=True):
-    """Processes and threads of a cgroup: how many there are, and how many there may be."""
+class InUse(Struct, frozen=True):
+    """What of a resource is in use in a cgroup (None: the kernel does not tell), and how much may be."""
 
-    current: int
-    limit: int | type_unlimited
+    current: int | None
+    limit: Limit
 
 
 class ResourcePrediction(Struct, frozen=True):

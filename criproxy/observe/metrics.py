@@ -1,16 +1,16 @@
 """What criproxy counts and measures, for Prometheus, in a registry of its own."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from criproxy.control.resources import RESOURCES, Resource
+from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.model import (
     UNLIMITED,
     Decision,
+    InUse,
     LimitChange,
     Limits,
-    Pids,
     ResourceDecision,
     ResourceSample,
     Snapshot,
@@ -144,6 +144,7 @@ class Metrics:
 
     def _init_samples(self) -> None:
         registry = self._registry
+        self._shares: dict[str, tuple[Gauge, Gauge]] = {}
         self._resources = {row.name: _ResourceMetrics(row, registry) for row in RESOURCES.values()}
         self._box_memory = _unknown(
             "criproxy_box_memory_bytes", "What counts towards the box's memory limit, page cache included", registry
@@ -166,8 +167,12 @@ class Metrics:
             "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
             registry=registry,
         )
-        self._pids = _unknown("criproxy_box_pids", "Processes and threads in the box", registry)
-        self._limit_pids = _unknown("criproxy_limit_pids", "The box's limit on processes and threads", registry)
+        for name, row in SHARES.items():
+            title = f"{row.title[0].upper()}{row.title[1:]}"
+            self._shares[name] = (
+                _unknown(f"criproxy_box_{name}", f"{title} in the box", registry),
+                _unknown(f"criproxy_limit_{name}", f"The box's limit on {row.title}", registry),
+            )
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -316,10 +321,12 @@ class Metrics:
         """For how long a resource of the box has been above its bound; 0: it is within."""
         self._above.set(seconds, resource)
 
-    def pids(self, pids: Pids | None) -> None:
-        """None: not known."""
-        self._pids.set(_number(pids.current if pids else None))
-        self._limit_pids.set(_number(pids.limit if pids else None))
+    def in_use(self, found: Mapping[str, InUse | None]) -> None:
+        """What of the resources that the box has a share of is in use, and how much may be; None: not known."""
+        for name, (current, limit) in self._shares.items():
+            held = found.get(name)
+            current.set(_number(held.current if held else None))
+            limit.set(_number(held.limit if held else None))
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""

@@ -38,8 +38,8 @@ from criproxy.observe.status import (
     UpgradeStatus,
     latest_decisions,
     offline_pod,
-    pids_status,
     resource_status,
+    share_status,
 )
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.memory_relief import MemoryRelief
@@ -210,7 +210,7 @@ class Reporter:
         self._metrics.guard_ceiling(guard.ceiling_cores)
         self._metrics.runtime_ready(self._link.ready)
         self._metrics.offline_sandboxes(len(self._inventory.running_pods))
-        self._metrics.pids(self._box.state().pids)
+        self._metrics.in_use(self._box.state().in_use)
         self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
         self._metrics.unbounded_pods(len(self._unbounded.pods()))
         self._metrics.bypass(self.bypass())
@@ -355,7 +355,7 @@ class Reporter:
             tick_failures=self._tick_failures,
             resources=resources,
             cpus=box.cpus,
-            pids=None if box.pids is None else pids_status(box.pids),
+            shares=share_status(box.in_use),
         )
 
 

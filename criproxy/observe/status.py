@@ -11,8 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.resources import RESOURCES
-from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Pids, Sandbox, Snapshot
+from criproxy.control.resources import RESOURCES, SHARES
+from criproxy.model import CPU, UNLIMITED, Decision, InUse, Limit, Limits, Sandbox, Snapshot
 
 
 class BypassStatus(Struct, frozen=True):
@@ -55,19 +55,19 @@ _AMOUNTS: Final = ("capacity", "node", "online", "box", "prediction", "hour", "l
 """Keys that end with the resource's unit in JSON."""
 
 
-class PidsStatus(Struct, frozen=True):
-    """Processes and threads in the box, and how many may be there."""
+class ShareStatus(Struct, frozen=True):
+    """What the box has a share of: how much is in use, and how much may be."""
 
-    current: int
-    limit: int | Literal["unlimited"]
+    current: int | None
+    limit: ShownLimit
 
 
 class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod. No `resources`: no sample yet.
 
     `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
-    offline pods ("0-3,8"), "": it bounds nobody. `pids` None: there was no box to bound yet, or the kernel has no pids
-    controller.
+    offline pods ("0-3,8"), "": it bounds nobody. `shares` lacks what is not bounded: there was no box yet, or the
+    kernel can't.
     """
 
     path: str | None
@@ -76,7 +76,7 @@ class BoxStatus(Struct, frozen=True):
     tick_failures: int
     resources: Mapping[str, ResourceStatus]
     cpus: str = ""
-    pids: PidsStatus | None = None
+    shares: Mapping[str, ShareStatus] = {}
 
 
 class RuntimeStatus(Struct, frozen=True):
@@ -265,8 +265,9 @@ def shown_limit(limit: Limit) -> ShownLimit:
     return "unlimited" if limit is UNLIMITED else limit
 
 
-def pids_status(pids: Pids) -> PidsStatus:
-    return PidsStatus(pids.current, "unlimited" if pids.limit is UNLIMITED else pids.limit)
+def share_status(in_use: Mapping[str, InUse | None]) -> dict[str, ShareStatus]:
+    shares = {name: held for name in SHARES if (held := in_use.get(name)) is not None}
+    return {name: ShareStatus(held.current, shown_limit(held.limit)) for name, held in shares.items()}
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:
@@ -313,7 +314,8 @@ def to_json(status: Status) -> str:
     """
     data = msgspec.to_builtins(status)
     box, decisions = data["box"], data["decisions"]
-    resources = box.pop("resources")
+    resources, shares = box.pop("resources"), box.pop("shares")
+    box.update({name: shares.get(name) for name in SHARES})
     for name, row in RESOURCES.items():
         shown = resources.get(name)
         box[name] = shown and {f"{key}_{row.unit}" if key in _AMOUNTS else key: shown[key] for key in shown}
@@ -333,6 +335,7 @@ def from_json(text: str) -> Status:
             if shown := box.pop(name, None):
                 resources[name] = {key.removesuffix(f"_{row.unit}"): value for key, value in shown.items()}
         box["resources"] = resources
+        box["shares"] = {name: share for name in SHARES if (share := box.pop(name, None))}
         for decision in data.get("decisions", ()):
             decision["limits"] = {
                 name: decision[key] for name, row in RESOURCES.items() if (key := f"limit_{row.unit}") in decision

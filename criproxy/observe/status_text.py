@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.resources import RESOURCES, Resource, bytes_in_a_cell
+from criproxy.control.resources import RESOURCES, SHARES, Resource, Share, bytes_in_a_cell
 from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
@@ -19,8 +19,8 @@ from criproxy.observe.status import (
     DecisionStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PlacementStatus,
+    ShareStatus,
     Status,
     StrayContainer,
 )
@@ -180,7 +180,7 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     if box.cpus:
         yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
     if box.path is not None:
-        yield f"  {_pids(box.pids)}"
+        yield from (f"  {_share(row, box.shares.get(name))}" for name, row in SHARES.items())
     if not box.resources:
         yield "  no sample yet"
         return
@@ -217,10 +217,10 @@ def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
         yield f"  stopped last: {eviction.last}"
 
 
-def _pids(pids: PidsStatus | None) -> str:
-    if pids is None:
-        return "processes and threads are not bounded, as there is no pids controller, or not yet"
-    return f"processes and threads: {pids.current}, limit {pids.limit}"
+def _share(row: Share, share: ShareStatus | None) -> str:
+    if share is None:
+        return f"{row.title} are not bounded, as there is no {row.bounded_by}, or not yet"
+    return f"{row.title}: {share.current}, limit {share.limit}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:

@@ -20,7 +20,7 @@ from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Sandbox
+from criproxy.model import UNLIMITED, Decision, InUse, Limits, PodRef, Sandbox
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
@@ -28,8 +28,8 @@ from criproxy.observe.status import (
     BypassStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PodOverhead,
+    ShareStatus,
     Status,
 )
 from criproxy.pods.overhead import PodWork, Work
@@ -63,7 +63,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: Pids | None = None
+    pids: InUse | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -78,7 +78,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
-            pids=self.pids,
+            in_use={"pids": self.pids},
         )
 
 
@@ -305,16 +305,16 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("pids", "told", "limit"),
     [
-        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(InUse(12, 10813), ShareStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(InUse(12, UNLIMITED), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
         pytest.param(None, None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: InUse | None, told: ShareStatus | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
-    assert bench.status().box.pids == told
+    assert bench.status().box.shares.get("pids") == told
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 

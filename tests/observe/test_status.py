@@ -13,10 +13,10 @@ from criproxy.observe.status import (
     CgroupStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PlacementStatus,
     PodOverhead,
     ScheduleStatus,
+    ShareStatus,
     StrayContainer,
     from_json,
     to_json,
@@ -72,7 +72,7 @@ def test_text_shows(shown: str) -> None:
     ("change", "shown"),
     [
         pytest.param(
-            {"box": replace(STATUS.box, pids=PidsStatus(12, 10813))},
+            {"box": replace(STATUS.box, shares={"pids": ShareStatus(12, 10813)})},
             "\n  processes and threads: 12, limit 10813\n",
             id="pids",
         ),
