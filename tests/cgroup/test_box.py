@@ -318,11 +318,12 @@ def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver,
     box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
-    decided = driver.limits["/offline", "pids"]
+    decided, told = driver.limits["/offline", "pids"], box.state().limits
     run(lambda: box.apply(DECIDED))
     box.close()
 
     assert (decided, driver.limits["/offline", "pids"]) == (100, 250)
+    assert (told, box.state().limits) == ({**DECIDED, "pids": 100}, DECIDED)
 
 
 def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:

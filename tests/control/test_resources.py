@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from criproxy.control.history import History, Record
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide, safe_limits
-from criproxy.control.resources import RESOURCES, Resource, Sampling
+from criproxy.control.resources import RESOURCES, SHARES, Resource, Sampling, Share
 from criproxy.control.sampler import Reading, Sampler
-from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage
+from criproxy.model import Capacity, InUse, ResourcePrediction, ResourceSample, Snapshot, Usage
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import from_json, latest_decisions, resource_status, to_json
+from criproxy.observe.status import from_json, latest_decisions, resource_status, share_status, to_json
 from criproxy.observe.status_text import render
 from criproxy.observe.why import answer
 from criproxy.observe.why import from_json as why_from_json
@@ -108,3 +108,19 @@ def test_row_is_in_the_metrics(disk):
     assert "criproxy_limit_bytes_per_s 50000000.0\n" in text
     assert "criproxy_limit_in_force_bytes_per_s 40000000.0\n" in text
     assert "criproxy_usage_bytes_per_s" not in text
+
+
+def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
+    monkeypatch.setitem(SHARES, "files", Share("files", "open files", "files controller"))
+    shares = share_status({"files": InUse(5, 80), "pids": None})
+    status = replace(STATUS, box=replace(STATUS.box, shares=shares))
+    assert json.loads(to_json(status))["box"]["files"] == {"current": 5, "limit": 80}
+    assert json.loads(to_json(status))["box"]["pids"] is None
+    assert from_json(to_json(status)) == status
+    assert "  open files: 5, limit 80\n" in render(status)
+    metrics = Metrics("1")
+    metrics.in_use({"files": InUse(5, 80)})
+    text = metrics.render().decode()
+    assert "# HELP criproxy_box_files Open files in the box\n" in text
+    assert "criproxy_box_files 5.0\n" in text
+    assert "criproxy_limit_files 80.0\n" in text
