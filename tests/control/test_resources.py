@@ -22,7 +22,7 @@ from tests.observe.status_samples import STATUS
 DISK = Resource(
     name="disk",
     title="disk",
-    unit="bytes_per_s",
+    unit="mb_per_s",
     head="disk",
     step=1 << 20,
     words=lambda value: f"{value / 1e6:.0f} MB/s",
@@ -80,8 +80,8 @@ def test_row_is_in_the_status(disk):
     shown = resource_status(SNAPSHOT, decided(), {"cpu": 1.5, "memory": 1 << 30, "disk": 5e7})
     status = replace(STATUS, box=replace(STATUS.box, resources=shown), decisions=latest_decisions([record], 1))
     data = json.loads(to_json(status))
-    assert (data["box"]["disk"]["limit_bytes_per_s"], data["box"]["disk"]["in_force_bytes_per_s"]) == (5e7, 5e7)
-    assert (data["decisions"][0]["limit_bytes_per_s"], data["decisions"][0]["disk_reason"]) == (
+    assert (data["box"]["disk"]["limit_mb_per_s"], data["box"]["disk"]["in_force_mb_per_s"]) == (5e7, 5e7)
+    assert (data["decisions"][0]["limit_mb_per_s"], data["decisions"][0]["disk_reason"]) == (
         5e7,
         "static, as configured: 50 MB/s",
     )
@@ -105,9 +105,9 @@ def test_row_is_in_the_metrics(disk):
     metrics.ticked(SNAPSHOT, decided(), (), 0.1)
     metrics.box_held({"disk": 4e7}, None)
     text = metrics.render().decode()
-    assert "criproxy_limit_bytes_per_s 50000000.0\n" in text
-    assert "criproxy_limit_in_force_bytes_per_s 40000000.0\n" in text
-    assert "criproxy_usage_bytes_per_s" not in text
+    assert "criproxy_limit_mb_per_s 50000000.0\n" in text
+    assert "criproxy_limit_in_force_mb_per_s 40000000.0\n" in text
+    assert "criproxy_usage_mb_per_s" not in text
 
 
 def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
