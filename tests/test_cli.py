@@ -25,7 +25,7 @@ STATUS = Status(
     colocation="on",
     runtime=RuntimeStatus("/r", ready=False, version="", problem="gone"),
     config=ConfigStatus("/c", (), ()),
-    box=BoxStatus("/offline", 0, 0, 0, None, None),
+    box=BoxStatus("/offline", 0, 0, 0, {}),
     pods=(),
 )
 OFFLINE_POD = """

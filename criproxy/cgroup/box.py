@@ -50,7 +50,7 @@ from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, InUse, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class BoxState(Struct, frozen=True):
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
-    `pids` are as of the last write, too; None: there was none, or there is no pids controller.
+    `in_use` is of the resources of `kernel_files.LIMITS`, as of the last write; None: the kernel can't bound it.
     """
 
     path: str | None
@@ -98,7 +98,7 @@ class BoxState(Struct, frozen=True):
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: Pids | None = None
+    in_use: Mapping[str, InUse | None] = field(default_factory=dict)
 
 
 class UsageReading(Struct, frozen=True):
@@ -158,7 +158,7 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
-        self._in_force: dict[str, Pids | None] = {}
+        self._in_use: dict[str, InUse | None] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
@@ -364,7 +364,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
-            pids=self._in_force.get("pids"),
+            in_use=dict(self._in_use),
         )
 
     def close(self) -> None:
@@ -485,7 +485,7 @@ class Box:
         floor = self._settings.floor
         if self._wanted is None and self._driver.exists(path):
             held = self._driver.read(path).items()
-            self._wanted = {name: floor[name] if limit is UNLIMITED else limit for name, limit in held}
+            self._wanted = {**floor, **{name: limit for name, limit in held if limit is not UNLIMITED}}
         self._bound(path, self._wanted or floor)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
@@ -539,7 +539,8 @@ class Box:
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
-        self._limits = self._driver.read(path)
+        others = {name: held.limit for name, held in self._in_use.items() if held is not None and name in limits}
+        self._limits = {**self._driver.read(path), **others}
         return changes
 
     def _bound_in(self, path: str, name: str, limit: float | type_unlimited | None) -> tuple[LimitChange, ...]:
@@ -553,7 +554,7 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
-        self._in_force[name] = self._driver.read_limit(path, name)
+        self._in_use[name] = self._driver.read_limit(path, name)
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct, field
 
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
-from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import InUse, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class CgroupDriver(Protocol):
         """
         ...
 
-    def read_limit(self, path: str, name: str) -> Pids | None:
+    def read_limit(self, path: str, name: str) -> InUse | None:
         """What a cgroup has and may have of a resource of `kernel_files.LIMITS`; None: the kernel does not tell."""
         ...
 

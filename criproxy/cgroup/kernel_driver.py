@@ -21,7 +21,7 @@ from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, InUse, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
@@ -130,10 +130,10 @@ class KernelDriver:
     def can_limit(self, box: str, name: str) -> bool:
         return self._access.has(LIMITS[name].limit, checked_box(box))
 
-    def read_limit(self, path: str, name: str) -> Pids | None:
+    def read_limit(self, path: str, name: str) -> InUse | None:
         path, row = checked_path(path), LIMITS[name]
         limit = self._access.read(row.limit, path)
-        return None if limit is None or row.usage is None else Pids(self._access.read(row.usage, path), limit)
+        return None if limit is None else InUse(self._access.read(row.usage, path) if row.usage else None, limit)
 
     # --- pods --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from cgroupspy.interfaces import BaseFileInterface, CommaDashSetFile, FlagFile, 
 from msgspec import Struct
 
 from criproxy.cgroup.files import CFS_PERIOD_US, parse_flat_keyed, quota_us
-from criproxy.model import UNLIMITED, type_unlimited
+from criproxy.model import PIDS, UNLIMITED, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
 PropertyValue = bool | int | bytes | str
@@ -268,7 +268,7 @@ PIDS_CURRENT: Final = KernelFile(v1=Column("pids.current", _NUMBER), v2=Column("
 # --- what is gone through row by row ---------------------------------------------------------------------------------
 
 LIMITS: Final[Mapping[str, BoxLimit]] = {
-    "pids": BoxLimit(PIDS_MAX, PIDS_CURRENT, ("pid_max", "threads-max")),
+    PIDS: BoxLimit(PIDS_MAX, PIDS_CURRENT, ("pid_max", "threads-max")),
 }
 """What bounds the box beside CPU and memory, by the name of the resource. Each is a single file that takes any value at
 once; CPU and memory, which are written in an order of their own, are code of the drivers.

@@ -7,23 +7,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.model import Capacity
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _MEM_TOTAL: Final = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 _ENOUGH_BYTES: Final = 1 << 16
 """The kernel gives such a file in one read, as far as there is room."""
-
-
-class Capacity(Struct, frozen=True):
-    """What online and offline share.
-
-    `outside_cores`: CPUs that are online, but not in the root cpuset (isolated). What they run counts as the node's.
-    """
-
-    cores: float
-    memory_bytes: int
-    outside_cores: float = 0.0
 
 
 class CapacityReader(Struct, frozen=True):

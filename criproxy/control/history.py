@@ -1,12 +1,12 @@
 """The decisions of the last hour, to answer why a limit was what it was."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from criproxy.model import CPU, MEMORY, Decision, Snapshot
+from criproxy.model import Decision, Snapshot
 
 SPAN_S: Final = 3600.0
 EVERY_S: Final = 10.0
@@ -30,11 +30,10 @@ class Record(Struct, frozen=True):
 
 
 class Past(Struct, frozen=True):
-    """What held at a moment, and the decisions that its limits date from; None: from before the record."""
+    """What held at a moment, and the decisions that its limits date from, by resource; None: from before the record."""
 
     record: Record
-    cpu_since: Record | None
-    memory_since: Record | None
+    since: Mapping[str, Record | None]
 
 
 class History:
@@ -72,14 +71,14 @@ class History:
         past = records[: at + 1]
         return Past(
             record=records[at],
-            cpu_since=_since([(record.decision.limits[CPU], record) for record in past]),
-            memory_since=_since([(record.decision.limits[MEMORY], record) for record in past]),
+            since={name: _since(name, past) for name in records[at].decision.resources},
         )
 
 
-def _since(past: Sequence[tuple[object, Record]]) -> Record | None:
+def _since(name: str, past: Sequence[Record]) -> Record | None:
     """The record that brought the last limit."""
-    for (limit, record), (before, _) in zip(reversed(past), reversed(past[:-1]), strict=False):
-        if limit != before:
+    limits = [record.decision.resources.get(name) for record in past]
+    for record, decided, before in zip(reversed(past), reversed(limits), reversed(limits[:-1]), strict=False):
+        if decided is not None and (before is None or decided.limit != before.limit):
             return record
-    return past[0][1] if past[0][1].decision.before is None else None
+    return past[0] if limits[0] is not None and limits[0].before is None else None

@@ -9,16 +9,30 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.control.capacity import Capacity
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import Outlook
-from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
+from criproxy.control.resources import RESOURCES
 from criproxy.control.sampler import Reading, Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
-from criproxy.model import Decision, GuardCeiling, LimitChange, Limits, Prediction, Snapshot, Usage
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    Capacity,
+    Decision,
+    GuardCeiling,
+    LimitChange,
+    Limits,
+    Prediction,
+    ResourcePrediction,
+    Snapshot,
+    Usage,
+)
+
+_HOUR: Final = "_hour"
+"""Ends the name of a resource's predictor that looks an hour ahead."""
 
 HOUR_S: Final = 3600.0
 HOUR_ALPHA_RATIO: Final = 0.05
@@ -173,27 +187,22 @@ class Loop:
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
         t_s, wall_s = snapshot.t_s, self._clock.wall_s()
-        cores = snapshot.online_cores, snapshot.capacity_cores
-        size = float(snapshot.online_bytes), float(snapshot.capacity_bytes)
-        samples = {"cpu": cores, "memory": size, "cpu_hour": cores, "memory_hour": size}
-        predicted = {
-            name: _known(predictor.observe(t_s, wall_s, *samples[name])) for name, predictor in self._predictors.items()
-        }
-        return Prediction(
-            cpu_cores=predicted["cpu"],
-            memory_bytes=predicted["memory"],
-            cpu_note=self._predictors["cpu"].describe().note,
-            memory_note=self._predictors["memory"].describe().note,
-            hour_cores=predicted["cpu_hour"],
-            hour_bytes=predicted["memory_hour"],
-        )
+        found = {}
+        for name, sample in snapshot.of.items():
+            now, hour = self._predictors[name], self._predictors[f"{name}{_HOUR}"]
+            found[name] = ResourcePrediction(
+                level=_known(now.observe(t_s, wall_s, sample.online, sample.capacity)),
+                note=now.describe().note,
+                hour=_known(hour.observe(t_s, wall_s, sample.online, sample.capacity)),
+            )
+        return found
 
     async def _apply(
         self, snapshot: Snapshot, prediction: Prediction, starting: int = 0
     ) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
         settings = self._settings
-        kept_bytes = self._kept_free(snapshot.capacity_bytes)
+        kept = {MEMORY: self._kept_free(snapshot.of[MEMORY].capacity)}
         decision, self._state = decide(
             snapshot,
             prediction,
@@ -201,11 +210,12 @@ class Loop:
             settings.policy,
             self._guard.ceiling(),
             starting=starting,
-            kept_bytes=kept_bytes,
+            kept=kept,
         )
-        limit = self._state.cpu.limit
+        limit = self._state.resources[CPU].limit
         limit_cores = math.inf if limit is None else limit
-        self._guard.decided(Outlook(snapshot.capacity_cores, limit_cores, prediction.cpu_cores))
+        cpu = decision.resources[CPU].prediction.level
+        self._guard.decided(Outlook(snapshot.of[CPU].capacity, limit_cores, cpu))
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)
         self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
@@ -217,7 +227,7 @@ class Loop:
         if last is None or t_s - last.t_s <= self._settings.predictor.horizon_s:
             return
         note = f"no sample for {t_s - last.t_s:.0f} s"
-        await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+        await self._apply(replace(last, t_s=t_s), dict.fromkeys(last.of, ResourcePrediction(None, note)))
 
     def _tell_discarded(self) -> None:
         """Each to the observer; to the log once, until a reading was a measurement."""
@@ -293,10 +303,10 @@ class Loop:
 def _predictors(settings: PredictorSettings) -> dict[str, Predictor]:
     hour = replace(settings, alpha_ratio=HOUR_ALPHA_RATIO, horizon_s=HOUR_S, cold_start_probes=HOUR_COLD_START_PROBES)
     return {
-        "cpu": make_predictor(settings, CPU_BUCKETS),
-        "memory": make_predictor(settings, MEMORY_BUCKETS),
-        "cpu_hour": make_predictor(hour, CPU_BUCKETS),
-        "memory_hour": make_predictor(hour, MEMORY_BUCKETS),
+        f"{row.name}{reach}": make_predictor(chosen, row.sampling.buckets)
+        for reach, chosen in (("", settings), (_HOUR, hour))
+        for row in RESOURCES.values()
+        if row.sampling is not None
     }
 
 

@@ -6,14 +6,17 @@ from msgspec import Struct
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
+from criproxy.config.settings import Cpu, Memory
 from criproxy.config.windows import WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
+from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import Mode as WindowMode
 from criproxy.control.schedule import Phase, Schedule, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
+from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.memory_relief import ReliefSettings
@@ -109,7 +112,7 @@ class PartSettings(Struct, frozen=True):
         return AdmissionSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
 
     def box(self) -> BoxSettings:
-        shares = {"pids": self.config.pids.max_ratio}
+        shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
         return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
 
     def loop(self) -> LoopSettings:
@@ -198,33 +201,30 @@ def guard(config: Config) -> GuardLaw | None:
 
 
 def _policy(config: Config, mode: WindowMode, window: WindowTable | None, words: str = "") -> PolicySettings:
-    cpu, memory = config.cpu, config.memory
-    cores, size = cpu.static_cores, memory.static_bytes
-    if window is not None:
-        cores, size = window.cores or cores, window.bytes or size
-    cpu_law = _law(config, cpu.min_cores, cpu.max_cores, cpu.reserve_cores, cpu.watermark_ratio)
-    memory_law = _law(config, memory.min_bytes, memory.max_bytes, memory.reserve_bytes, memory.watermark_ratio)
-    return PolicySettings(_resource(mode, cores, cpu_law), _resource(mode, size, memory_law), words)
+    return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
 
 
-def _law(
-    config: Config, floor: float, ceiling: float | None, reserve: float, watermark_ratio: float
-) -> DynamicSettings:
-    control = config.control
-    return DynamicSettings(
-        floor=floor,
-        watermark_ratio=watermark_ratio,
-        ceiling=ceiling,
-        reserve=reserve,
-        raise_threshold_ratio=control.raise_threshold_ratio,
-        raise_after_s=control.raise_after_s,
-        max_raise_ratio=control.max_raise_ratio,
-    )
-
-
-def _resource(mode: WindowMode, static: float | None, law: DynamicSettings) -> ResourceSettings:
+def _resource(config: Config, row: Resource, mode: WindowMode, window: WindowTable | None) -> ResourceSettings:
+    section = getattr(config, row.name)
+    static: float | None = getattr(window, row.unit, None) or getattr(section, f"static_{row.unit}")
+    if row.sampling is None:
+        return StaticSettings(UNLIMITED if static is None else static)
+    law = _law(config, section, row.unit)
     if mode == "off":
         return StaticSettings(law.floor, law.floor, law.reserve, "the floor, as the schedule is off")
     if mode == "static" and static is not None:
         return StaticSettings(static, min(law.floor, static), law.reserve)
     return law
+
+
+def _law(config: Config, section: Cpu | Memory, unit: str) -> DynamicSettings:
+    control = config.control
+    return DynamicSettings(
+        floor=getattr(section, f"min_{unit}"),
+        watermark_ratio=section.watermark_ratio,
+        ceiling=getattr(section, f"max_{unit}"),
+        reserve=getattr(section, f"reserve_{unit}"),
+        raise_threshold_ratio=control.raise_threshold_ratio,
+        raise_after_s=control.raise_after_s,
+        max_raise_ratio=control.max_raise_ratio,
+    )

@@ -8,7 +8,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.cgroup.box import BoxState
-from criproxy.control.policy import bytes_in_words, cores_in_words
+from criproxy.control.resources import bytes_in_words, cores_in_words
 from criproxy.model import CPU, UNLIMITED
 
 Resource = Literal["cpu", "memory"]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, LimitChange, Snapshot
+from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.metrics import Metrics
@@ -142,5 +142,9 @@ class Recorder:
         reason = f"what the kernel holds, as colocation is {colocation}"
         if colocation == "on":
             reason = "what the kernel holds until the next tick, the first since colocation is on"
-        limits = self._box.state().limits or {CPU: UNLIMITED, MEMORY: UNLIMITED}
-        return replace(decision, limits=limits, cpu_reason=reason, memory_reason=reason)
+        limits = self._box.state().limits or {}
+        held = {
+            name: replace(one, limit=limits.get(name, UNLIMITED), reason=reason)
+            for name, one in decision.resources.items()
+        }
+        return replace(decision, resources=held)

@@ -7,14 +7,14 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from criproxy import __version__
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import Guard
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import PodRef
+from criproxy.model import MEMORY, PodRef
 from criproxy.model.attachment import AttachStatus
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
@@ -35,11 +35,10 @@ from criproxy.observe.status import (
     ScheduleStatus,
     Status,
     StrayContainer,
-    cpu_status,
     latest_decisions,
-    memory_status,
     offline_pod,
-    pids_status,
+    resource_status,
+    share_status,
 )
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -120,7 +119,7 @@ class Reporter:
         for disk in of.disk_watch.disks:
             metrics.disk_weight(disk.disk, bool(disk.keeper))
         state = of.box.state()
-        metrics.pids(state.pids)
+        metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         eviction = of.relief.status()
         metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
@@ -174,7 +173,7 @@ class Reporter:
         if asked_s is not None:
             return why.answer(self._of.history, asked_s)
         state = self._of.box.state()
-        return why.answer(self._of.history, None, state.limits, state.memory.used_bytes if state.memory else None)
+        return why.answer(self._of.history, None, state.limits, _used(state))
 
     # --- what they are made of --------------------------------------------------------------------------------------
 
@@ -241,11 +240,15 @@ class Reporter:
             drift=box.drift,
             swept=self._of.reconciler.swept,
             tick_failures=self._of.recorder.tick_failures,
-            cpu=cpu_status(*last, box.limits) if last else None,
-            memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
+            resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
-            pids=None if box.pids is None else pids_status(box.pids),
+            shares=share_status(box.in_use),
         )
+
+
+def _used(box: BoxState) -> dict[str, float | None]:
+    """All that a limit of the box bounds, where that is more than what counts as its use."""
+    return {MEMORY: box.memory.used_bytes if box.memory else None}
 
 
 def _overhead(load: OutsideLoad) -> OverheadStatus:

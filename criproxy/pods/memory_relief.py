@@ -26,8 +26,8 @@ from criproxy.control.memory_pressure import (
     halfway_bytes,
     kept_free_bytes,
 )
-from criproxy.control.policy import bytes_in_words
-from criproxy.model import UNLIMITED, Sandbox, Snapshot
+from criproxy.control.resources import bytes_in_words
+from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
 from criproxy.pods.realtime import RunningPods
 from criproxy.pods.runtime import Runtime
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
@@ -138,13 +138,13 @@ class MemoryRelief:
 
     def sampled(self, snapshot: Snapshot) -> None:
         """Judge this moment, also when the limits could not be written: then it is needed most."""
-        held = self._box.state().memory
+        held, memory = self._box.state().memory, snapshot.of[MEMORY]
         bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
         self._evidence = Evidence(
             t_s=snapshot.t_s,
-            capacity=snapshot.capacity_bytes,
-            node=snapshot.node_bytes,
-            box=snapshot.box_bytes,
+            capacity=memory.capacity,
+            node=memory.node,
+            box=memory.box,
             bound=bound if self._settings.active else None,
             hard=self.hard,
         )

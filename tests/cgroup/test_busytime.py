@@ -72,4 +72,4 @@ def test_busy_time_of_any_idle_times_makes_no_sample_above_the_cpus(steps: Steps
         cores = float(max(1, len(idle_s)))
         usage = Usage(busy.add(t_s, idle_s), 0)
         snapshot = sampler.sample(Reading(t_s, t_s, usage, None, Capacity(cores, 1)))
-        assert snapshot is None or 0.0 <= snapshot.online_cores <= cores
+        assert snapshot is None or 0.0 <= snapshot.of["cpu"].online <= cores

@@ -24,7 +24,7 @@ STATUS = Status(
     colocation="on",
     runtime=RuntimeStatus("/r", ready=True, version="", problem=""),
     config=ConfigStatus("/c", (), ()),
-    box=BoxStatus(None, 0, 0, 0, None, None),
+    box=BoxStatus(None, 0, 0, 0, {}),
     pods=(),
 )
 

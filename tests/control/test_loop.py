@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from criproxy.control.capacity import Capacity
 from criproxy.control.loop import Loop, LoopSettings
-from criproxy.control.policy import DynamicSettings, PolicySettings, StaticSettings
+from criproxy.control.policy import DynamicSettings, StaticSettings
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED, GuardCeiling
+from tests.rows import laws
 
-POLICY = PolicySettings(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
+POLICY = laws(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
 SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))
 FLOORS = {"cpu": 0.1, "memory": GIB}
 
@@ -96,14 +97,14 @@ def test_tick_tells_the_guard_what_it_has_decided_from_the_guard_aside():
     assert before is None
     assert node.box.limits["cpu"] == 0.5 < free
     assert (outlook.capacity_cores, outlook.limit_cores) == (4.0, pytest.approx(free, abs=0.1))
-    assert outlook.predicted_cores == node.observer.seen[-1][1].prediction.cpu_cores
+    assert outlook.predicted_cores == node.observer.seen[-1][1].resources["cpu"].prediction.level
     node.held = None
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(free, abs=0.1)
 
 
 def test_tick_tells_the_guard_that_an_unlimited_box_is_infinite():
-    node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(UNLIMITED), StaticSettings(UNLIMITED))))
+    node = Node(replace(SETTINGS, policy=laws(StaticSettings(UNLIMITED), StaticSettings(UNLIMITED))))
     node.ticks(3)
     assert node.outlook.limit_cores == math.inf
 
@@ -116,13 +117,13 @@ def test_tick_first_one_has_no_rates_and_changes_nothing(node):
 def test_tick_cold_start_gives_the_floor_and_says_so(node):
     node.ticks(3)
     assert node.box.limits == FLOORS
-    assert "cold start, 2 of 3 samples" in node.observer.seen[-1][1].cpu_reason
+    assert "cold start, 2 of 3 samples" in node.observer.seen[-1][1].resources["cpu"].reason
 
 
 def test_tick_steady_load_leaves_the_rest_to_the_box(node):
     node.ticks(20)
     snapshot, decision, _ = node.observer.seen[-1]
-    assert snapshot.online_cores == pytest.approx(1.0)
+    assert snapshot.of["cpu"].online == pytest.approx(1.0)
     assert node.box.limits["cpu"] == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
     assert node.box.limits["memory"] == pytest.approx(16 * GIB * 0.9 - 4 * GIB, rel=0.03)
     assert decision.limits == node.box.limits
@@ -133,7 +134,7 @@ def test_tick_online_step_up_lowers_in_the_same_tick(node):
     node.box.online_cores = 3.0
     node.ticks()
     assert node.box.limits["cpu"] <= 4 * 0.9 - 3.0 + 1e-9
-    assert node.observer.seen[-1][1].cpu_reason.startswith("lowered")
+    assert node.observer.seen[-1][1].resources["cpu"].reason.startswith("lowered")
     assert len(node.observer.seen[-1][2]) == 1
 
 
@@ -152,7 +153,7 @@ def test_tick_memory_unplugged_bounds_the_box_in_the_same_tick(node):
 
 
 def test_tick_capacity_plugged_in_is_given_by_and_by():
-    node = Node(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, max_raise_ratio=0.1))))
+    node = Node(replace(SETTINGS, policy=laws(DynamicSettings(0.1, max_raise_ratio=0.1), POLICY.resources["memory"])))
     node.ticks(40)
     before = node.box.limits["cpu"]
     node.capacity.value = replace(node.capacity.value, cores=8.0)
@@ -168,20 +169,20 @@ def test_tick_cold_start_of_the_calibrated_predictor_gives_the_floor_and_says_so
     node = Node(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated")))
     node.ticks(60)
     assert node.box.limits == FLOORS
-    reason = node.observer.seen[-1][1].cpu_reason
+    reason = node.observer.seen[-1][1].resources["cpu"].reason
     assert reason.startswith(
         "held at 0.10 cores: the floor, above 4.00 cores x 0.90 - predicted 4.00 cores (learning, 0 "
     )
     node.ticks(60)
     decision = node.observer.seen[-1][1]
     assert decision.limits["cpu"] <= 4 * 0.9 - 1.25
-    assert "(learning, " in decision.cpu_reason
+    assert "(learning, " in decision.resources["cpu"].reason
     node.ticks(300)
     decision = node.observer.seen[-1][1]
-    assert decision.cpu_reason.endswith("(falling slowly from an earlier, higher one)")
+    assert decision.resources["cpu"].reason.endswith("(falling slowly from an earlier, higher one)")
     node.ticks(3600)
     _, decision, _ = node.observer.seen[-1]
-    assert (decision.prediction.cpu_note, decision.prediction.memory_note) == ("", "")
+    assert {decided.prediction.note for decided in decision.resources.values()} == {""}
     assert decision.limits["cpu"] > 2.0
 
 
@@ -224,7 +225,7 @@ def test_tick_dry_run_decides_and_writes_nothing():
 
 
 def test_tick_static_policy_applies_what_is_configured():
-    node = Node(replace(SETTINGS, policy=PolicySettings(StaticSettings(1.5), StaticSettings(UNLIMITED))))
+    node = Node(replace(SETTINGS, policy=laws(StaticSettings(1.5), StaticSettings(UNLIMITED))))
     node.ticks(5)
     assert node.box.limits == {"cpu": 1.5, "memory": UNLIMITED}
 
@@ -296,7 +297,7 @@ def test_tick_without_samples_for_a_horizon_falls_back_to_the_floor_once(node):
     assert node.box.limits == high
     node.ticks(1)
     assert node.box.limits == FLOORS
-    assert "can't be predicted (no sample for 61 s)" in node.loop.history.records()[-1].decision.cpu_reason
+    assert "can't be predicted (no sample for 61 s)" in node.loop.history.records()[-1].decision.resources["cpu"].reason
     assert len(node.observer.seen) == heard
     node.box.usage_error = None
     node.ticks(3)
@@ -331,7 +332,7 @@ def test_tick_after_the_machine_was_suspended_goes_on_as_before(node):
     before = node.box.limits
     node.clock.suspend(3600.0)
     node.ticks(2)
-    assert node.observer.seen[-1][0].online_cores == pytest.approx(1.0)
+    assert node.observer.seen[-1][0].of["cpu"].online == pytest.approx(1.0)
     assert node.box.limits["cpu"] == pytest.approx(before["cpu"], abs=0.06)
     assert node.observer.discarded == []
 
@@ -412,7 +413,9 @@ def test_run_is_ended_by_cancellation(node):
 def test_settings_replaced_keep_what_the_predictors_know(node):
     node.ticks(20)
     before = node.loop.predictors()
-    node.loop.configure(replace(SETTINGS, policy=replace(POLICY, cpu=DynamicSettings(0.1, watermark_ratio=0.5))))
+    node.loop.configure(
+        replace(SETTINGS, policy=laws(DynamicSettings(0.1, watermark_ratio=0.5), POLICY.resources["memory"]))
+    )
     assert node.loop.predictors() == before
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
@@ -456,5 +459,5 @@ def test_history_holds_changes_and_reasons(node):
     node.ticks(100)
     records = node.loop.history.records()
     assert 8 < len(records) < 20
-    assert all(math.isfinite(record.snapshot.online_cores) for record in records)
+    assert all(math.isfinite(record.snapshot.of["cpu"].online) for record in records)
     assert all(record.applied for record in records)

@@ -40,7 +40,7 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
     bad = PartSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
-    assert (bad.loop().policy.cpu, bad.loop().policy.memory) == (safe.cpu, safe.memory)
+    assert bad.loop().policy.resources == safe.resources
     assert (bad.loop().dry_run, bad.reconciler().adopt, bad.reconciler().when_off) == (False, True, None)
     assert not bad.modes.writes
     assert bad.guard().law is None
@@ -107,10 +107,10 @@ def test_parts_do_what_the_table_of_modes_says(
 
 def test_policy_of_the_default_config_is_dynamic_with_the_floors() -> None:
     found = policy(Config())
-    assert isinstance(found.cpu, DynamicSettings)
-    assert isinstance(found.memory, DynamicSettings)
-    assert (found.cpu.floor, found.memory.floor) == (0.1, 128 << 20)
-    assert (found.cpu.ceiling, found.memory.ceiling) == (None, None)
+    assert isinstance(found.resources["cpu"], DynamicSettings)
+    assert isinstance(found.resources["memory"], DynamicSettings)
+    assert (found.resources["cpu"].floor, found.resources["memory"].floor) == (0.1, 128 << 20)
+    assert (found.resources["cpu"].ceiling, found.resources["memory"].ceiling) == (None, None)
 
 
 def test_guard_keeps_to_the_cpus_floor_watermark_and_reserve() -> None:
@@ -136,7 +136,7 @@ def test_policy_takes_each_resource_s_own_values() -> None:
     )
     values = [
         (r.floor, r.ceiling, r.watermark_ratio, r.raise_threshold_ratio, r.raise_after_s)
-        for r in (policy(config).cpu, policy(config).memory)
+        for r in (policy(config).resources["cpu"], policy(config).resources["memory"])
         if isinstance(r, DynamicSettings)
     ]
     assert values == [(0.5, 3.0, 0.7, 0.2, 7.0), (GIB, 4 * GIB, 0.6, 0.2, 7.0)]
@@ -145,8 +145,8 @@ def test_policy_takes_each_resource_s_own_values() -> None:
 def test_policy_static_is_the_static_limits_also_before_the_first_decision() -> None:
     config = Config(cpu=Cpu(static_cores=1.5), memory=Memory(static_bytes=GIB), control=Control(policy="static"))
     found = policy(config)
-    assert isinstance(found.cpu, StaticSettings)
-    assert isinstance(found.memory, StaticSettings)
+    assert isinstance(found.resources["cpu"], StaticSettings)
+    assert isinstance(found.resources["memory"], StaticSettings)
     safe = safe_limits(found)
     assert (safe["cpu"], safe["memory"]) == (1.5, GIB)
 

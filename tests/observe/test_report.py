@@ -20,9 +20,9 @@ from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, InUse, Limits, PodRef, Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.model.modes import TABLE, Mode, Modes, Ready, in_words
 from criproxy.observe.metrics import Metrics
@@ -33,33 +33,23 @@ from criproxy.observe.status import (
     ConfigStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PodOverhead,
+    ShareStatus,
     Status,
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.overhead import OutsideLoad, PodLoad
 from criproxy.pods.placement_check import Finding
+from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
 ON = Config(colocation=Colocation(enabled=True))
-SNAPSHOT = Snapshot(
-    t_s=1.0,
-    capacity_cores=4.0,
-    capacity_bytes=8 * GIB,
-    node_cores=2.0,
-    node_bytes=4 * GIB,
-    box_cores=0.5,
-    box_bytes=GIB,
-    online_cores=1.5,
-    online_bytes=3 * GIB,
-    throttled_ratio=0.25,
-)
+SNAPSHOT = snapshot(1.0, (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB), throttled_ratio=0.25)
 
 
 def decision() -> Decision:
-    settings = PolicySettings(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
-    return decide(SNAPSHOT, Prediction(None, None), PolicyState(), settings)[0]
+    settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
+    return decide(SNAPSHOT, predictions(None, None), PolicyState(), settings)[0]
 
 
 @dataclass
@@ -79,7 +69,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: Pids | None = None
+    pids: InUse | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -94,7 +84,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
-            pids=self.pids,
+            in_use={"pids": self.pids},
         )
 
 
@@ -280,7 +270,7 @@ def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
 
 def test_status_before_the_first_tick_has_no_sample() -> None:
     status = Bench().status()
-    assert (status.box.cpu, status.box.memory, status.box.path) == (None, None, "/offline")
+    assert (status.box.resources, status.box.path) == ({}, "/offline")
 
 
 def test_status_tells_all_parts() -> None:
@@ -293,8 +283,8 @@ def test_status_tells_all_parts() -> None:
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
     assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
-    assert status.box.cpu is not None
-    assert (status.box.cpu.limit_cores, status.box.cpu.online_cores) == (1.5, 1.5)
+    cpu = status.box.resources["cpu"]
+    assert (cpu.limit, cpu.online) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -313,10 +303,8 @@ def test_limits_that_are_decided_but_not_applied_are_not_told(
     bench.box.limits = held
     bench.tick()
     box = bench.status().box
-    assert box.cpu is not None
-    assert box.memory is not None
-    assert (box.cpu.limit_cores, box.memory.limit_bytes) == (cores, size)
-    assert bench.status().colocation in box.cpu.reason
+    assert {name: one.limit for name, one in box.resources.items()} == {"cpu": cores, "memory": size}
+    assert bench.status().colocation in box.resources["cpu"].reason
     assert bench.metric("criproxy_limit_cores") == (float("inf") if cores == "unlimited" else cores)
 
 
@@ -326,9 +314,8 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
     told = []
     for config in (ON, Config()):
         bench.configure(config)
-        cpu = bench.status().box.cpu
-        assert cpu is not None
-        told.append((bench.status().colocation, cpu.limit_cores, cpu.reason))
+        cpu = bench.status().box.resources["cpu"]
+        told.append((bench.status().colocation, cpu.limit, cpu.reason))
         bench.tick()
     assert told == [
         ("on", "unlimited", "what the kernel holds until the next tick, the first since colocation is on"),
@@ -349,10 +336,10 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
     bench = Bench()
     mib = 1 << 20
     for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
-        made = replace(decision(), t_s=t_s * 100.0, limits={"cpu": 1.0, "memory": size})
+        made = limited(replace(decision(), t_s=t_s * 100.0), cpu=1.0, memory=size)
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
-    assert [(one.decided_s, one.limit_bytes) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
+    assert [(one.decided_s, one.limits["memory"]) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
     assert len(bench.history.records()) == 4
 
 
@@ -386,16 +373,16 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("pids", "told", "limit"),
     [
-        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(InUse(12, 10813), ShareStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(InUse(12, UNLIMITED), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
         pytest.param(None, None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: InUse | None, told: ShareStatus | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
-    assert bench.status().box.pids == told
+    assert bench.status().box.shares.get("pids") == told
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
@@ -445,13 +432,14 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
-        made = replace(decision(), t_s=t_s * 100.0, limits={"cpu": cores, "memory": UNLIMITED})
+        made = limited(replace(decision(), t_s=t_s * 100.0), cpu=cores, memory=UNLIMITED)
         bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
-    assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [
-        (1000.0 + t_s, cores, "unlimited") for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
+    assert [(one.decided_s, one.limits) for one in told] == [
+        (1000.0 + t_s, {"cpu": cores, "memory": "unlimited"})
+        for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
     ]
-    assert told[0].cpu_reason == decision().cpu_reason
+    assert told[0].reasons["cpu"] == decision().resources["cpu"].reason
 
 
 # --- what is wanted, and what is in force ------------------------------------------------------------------------
@@ -471,14 +459,15 @@ def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> No
     bench.tick()
     bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
     box, why = bench.status().box, bench.endpoints.why(None).decision
-    assert box.cpu is not None and box.memory is not None and why is not None
-    assert (box.cpu.in_force_cores, box.memory.in_force_bytes, box.memory.used_bytes) == (1.5, 509 * MIB, 501 * MIB)
-    assert (why.memory.in_force, why.memory.used, why.cpu.in_force) == (509 * MIB, 501 * MIB, 1.5)
+    assert why is not None
+    for resources in (box.resources, why.resources):
+        assert {name: one.in_force for name, one in resources.items()} == {"cpu": 1.5, "memory": 509 * MIB}
+        assert resources["memory"].used == 501 * MIB
     assert bench.metric("criproxy_limit_in_force_bytes") == 509 * MIB
     assert bench.metric("criproxy_limit_in_force_cores") == 1.5
     assert bench.metric("criproxy_box_memory_bytes") == 501 * MIB
     past = bench.endpoints.why(1.7e9 + 1).decision
-    assert past is not None and past.memory.in_force is None
+    assert past is not None and past.resources["memory"].in_force is None
 
 
 def test_memory_that_stays_above_the_bound_is_a_problem_and_a_metric() -> None:

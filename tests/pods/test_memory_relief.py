@@ -16,6 +16,7 @@ from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
 from criproxy.pods.stopping import Holds
+from tests import rows
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline
 
 def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     node = 4 * GIB - available
-    return Snapshot(t_s, 4.0, 4 * GIB, 1.0, node, 0.0, box, 1.0, max(0, node - box), 0.0)
+    return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
 
 
 class Clock:

@@ -13,10 +13,10 @@ from simulate_helpers import PLAN, trace
 from criproxy.commands.simulate.replay import limit, predict
 from criproxy.commands.simulate.trace import example
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
-from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
-from criproxy.model import UNLIMITED, Prediction, Snapshot
+from criproxy.model import ResourcePrediction, ResourceSample, Snapshot
 
 no_deadline = hypothesis_settings(deadline=None)
 GIB = 2.0**30
@@ -133,7 +133,7 @@ def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept
         kind=plan.kind, alpha_ratio=plan.alpha_ratio, horizon_s=60.0, cold_start_probes=plan.cold_start_probes
     )
     predictor = make_predictor(settings, CPU_BUCKETS)
-    policy = PolicySettings(DynamicSettings(plan.floor, plan.watermark_ratio), StaticSettings(UNLIMITED))
+    policy = PolicySettings({"cpu": DynamicSettings(plan.floor, plan.watermark_ratio)})
     state = PolicyState()
     for i, (t, usage) in enumerate(zip(course.times_s, course.usages, strict=True)):
         if i == at:
@@ -144,8 +144,8 @@ def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept
         assert usage <= predicted
         if i == at and not kept:
             assert predicted == 32.0
-        snapshot = Snapshot(t, 32.0, 0, usage, 0, 0.0, 0, usage, 0, 0.0)
-        decision, state = decide(snapshot, Prediction(predicted, None), state, policy)
+        snapshot = Snapshot(t, {"cpu": ResourceSample(32.0, usage, 0.0, usage)}, 0.0)
+        decision, state = decide(snapshot, {"cpu": ResourcePrediction(predicted)}, state, policy)
         assert plan.floor <= decision.limits["cpu"] <= max(plan.floor, 32.0 * plan.watermark_ratio - usage + 1e-9)
 
 
