@@ -45,7 +45,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
@@ -158,7 +158,7 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
-        self._in_force: dict[str, Pids | None] = {}
+        self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
@@ -346,7 +346,7 @@ class Box:
         return self._path
 
     def state(self) -> BoxState:
-        stuck = self._writer.stuck
+        stuck, pids = self._writer.stuck, self._held.get("pids")
         return BoxState(
             path=self._path,
             version=self._version,
@@ -359,7 +359,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
-            pids=self._in_force.get("pids"),
+            pids=None if pids is None else Pids(pids.used or 0, pids.limit),
         )
 
     def close(self) -> None:
@@ -497,7 +497,7 @@ class Box:
             return ()
         self._wanted = {**wanted, CPU: cores}
         changes = self._counted_drift(self._driver.squeeze(self._path, cores))
-        self._limits = self._driver.read(self._path)
+        self._limits = {**(self._limits or {}), **self._driver.read(self._path)}
         return changes
 
     def _release(self) -> tuple[LimitChange, ...]:
@@ -534,7 +534,8 @@ class Box:
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
-        self._limits = self._driver.read(path)
+        others = {name: held.limit for name, held in self._held.items() if name in limits}
+        self._limits = {**self._driver.read(path), **others}
         return changes
 
     def _bound_in(self, path: str, name: str, limit: float | type_unlimited | None) -> tuple[LimitChange, ...]:
@@ -548,7 +549,10 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
-        self._in_force[name] = self._driver.read_limit(path, name)
+        if held := self._driver.read_limit(path, name):
+            self._held[name] = held
+        else:
+            self._held.pop(name, None)
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:

@@ -319,10 +319,13 @@ def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver,
 
     run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
     decided = driver.limits["/offline", "pids"]
+    held = box.state().limits
     run(lambda: box.apply(DECIDED))
     box.close()
 
     assert (decided, driver.limits["/offline", "pids"]) == (100, 250)
+    assert held == {**DECIDED, "pids": 100}
+    assert box.state().limits == DECIDED
 
 
 def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:
