@@ -502,7 +502,7 @@ class Box:
             return ()
         self._wanted = {**wanted, CPU: cores}
         changes = self._counted_drift(self._driver.squeeze(self._path, cores))
-        self._limits = self._driver.read(self._path)
+        self._limits = {**(self._limits or {}), **self._driver.read(self._path)}
         return changes
 
     def _release(self) -> tuple[LimitChange, ...]:

@@ -120,7 +120,7 @@ class KernelDriver:
         beside = [checked_path(parse_box(box).online)]
         while path := path.rpartition("/")[0]:
             beside.append(path)
-        held = [self._access.read(row, path) if self._access.has(row, path) else None for path in beside]
+        held = [self._access.read(row, path) for path in beside]
         node = [int(self._tree.read(f"{self._proc}/sys/kernel/{file}")) for file in LIMITS[name].node]
         return min((*node, *(limit for limit in held if isinstance(limit, int))), default=None)
 
