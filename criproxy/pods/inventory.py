@@ -5,24 +5,16 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedSandbox, Running, Runtime
 
 _Edit = Callable[["Inventory"], object]
-
-
-class Cgroups(Protocol):
-    """The kernel's cgroups (`criproxy.cgroup.driver`)."""
-
-    def exists(self, path: str) -> bool:
-        """Raises CgroupError for a path of another shape than this driver's."""
-        ...
 
 
 class PodObserver:
@@ -50,7 +42,7 @@ class Inventory:
     must be there.
     """
 
-    def __init__(self, runtime: Runtime, cgroups: Cgroups) -> None:
+    def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
         self._runtime: Final = runtime
         self._cgroups: Final = cgroups
         self._observers: list[PodObserver] = []

@@ -10,17 +10,11 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
 from criproxy.model import Pod, Sandbox
 from criproxy.pods.admission import kubelets_place
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running, Runtime
 
 ASKED_MOST: Final = 5
 """So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
-
-
-class OutsidePods(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def outside(self) -> Mapping[str, Pod]: ...
 
 
 class ProcCgroups(Protocol):
@@ -35,7 +29,7 @@ class KubeletsDriver:
     """`driver` is None as long as no pod has told."""
 
     def __init__(
-        self, inventory: OutsidePods, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
+        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
     ) -> None:
         self.driver: Driver | None = None
         self._inventory = inventory

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -20,7 +20,9 @@ from criproxy.cgroup.whereabouts import astray
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Process, Running, Runtime
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.runtime import PodCounters, Running, Runtime
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds, StopsPods
 
 EVERY_S: Final = 10.0
@@ -221,40 +223,21 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class RunningInBox(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running(self) -> tuple[Running, ...]: ...
-
-
-class KnownProcesses(Protocol):
-    """What the runtime has told of processes and logs, as somebody asked (`criproxy.pods.placement_check`)."""
-
-    def process(self, id: str) -> Process | None: ...
-
-
-class CountsOverhead(Protocol):
-    """Where it is counted."""
-
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None: ...
-
-
 class OverheadWatch:
     """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
 
     def __init__(
         self,
         settings: OverheadSettings,
-        inventory: RunningInBox,
+        inventory: Inventory,
         runtime: Runtime,
-        processes: KnownProcesses,
+        processes: PlacementCheck,
         *,
         reader: OverheadReader,
         worker: Worker,
         stopper: StopsPods,
         holds: Holds,
-        counters: CountsOverhead,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:

@@ -5,7 +5,7 @@ It looks off every call's path: right after each start, and at everything with e
 
 import asyncio
 from collections.abc import Collection, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -16,7 +16,7 @@ from criproxy.control.clock import Clock
 from criproxy.model import PodRef
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import ProcCgroups
-from criproxy.pods.runtime import Process, Running, Runtime, UnknownError
+from criproxy.pods.runtime import PodCounters, Process, Running, Runtime, UnknownError
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
 
 CONFIRM_S: Final = 1.0
@@ -49,12 +49,6 @@ class PlacementCheckSettings(Struct, frozen=True):
     stop: bool
 
 
-class CountsUnbounded(Protocol):
-    """Where it is counted how many containers were found outside the box."""
-
-    def on_misplaced(self) -> None: ...
-
-
 class Finding(Struct, frozen=True):
     """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that can't be told."""
 
@@ -75,7 +69,7 @@ class PlacementCheck(PodObserver):
         *,
         stopper: StopsPods,
         holds: Holds,
-        counters: CountsUnbounded,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:

@@ -53,6 +53,30 @@ class Process(Struct, frozen=True):
     log: str = ""
 
 
+class PodCounters(Protocol):
+    """Where it is counted what was done with pods."""
+
+    def on_rewrite(self, operation: str) -> None: ...
+
+    def on_refusal(self, operation: str, reason: str) -> None: ...
+
+    def on_misplaced(self) -> None:
+        """A container of the box was found outside it."""
+        ...
+
+    def on_memory_eviction(self) -> None:
+        """A pod was stopped for memory."""
+        ...
+
+    def box_swept(self, count: int) -> None:
+        """So many cgroups of pods were removed."""
+        ...
+
+    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
+        """The runtime and the shims of offline pods did this outside the box."""
+        ...
+
+
 class Runtime(Protocol):
     """Each call raises ConnectionError when the runtime gives no answer, and ValueError when that makes no sense."""
 

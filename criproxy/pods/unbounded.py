@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
-from criproxy.pods.kubelets_driver import OutsidePods
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
 from criproxy.pods.stopping import PodStopper
 
@@ -29,7 +29,7 @@ class UnboundedPods:
     """The offline pods that started outside the box."""
 
     def __init__(
-        self, settings: UnboundedSettings, inventory: OutsidePods, runtime: Runtime, *, log: FilteringBoundLogger
+        self, settings: UnboundedSettings, inventory: Inventory, runtime: Runtime, *, log: FilteringBoundLogger
     ) -> None:
         self._settings = settings
         self._inventory = inventory

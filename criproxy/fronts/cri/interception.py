@@ -39,6 +39,9 @@ from criproxy.pods.admission import (
     judge,
 )
 from criproxy.pods.inventory import Inventory
+from criproxy.pods.kubelets_driver import KubeletsDriver
+from criproxy.pods.runtime import PodCounters
+from criproxy.pods.stopping import Holds
 
 FAILED_PRECONDITION: Final = 9
 INTERNAL: Final = 13
@@ -63,32 +66,16 @@ _OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 
 
-class PodStarts(Protocol):
-    """Who wants to know of each start of a pod, online or not, before the runtime does."""
-
-    def pod_starts(self, pod: Pod) -> None: ...
-
-
-class BoxCpus(PodStarts, Protocol):
+class BoxCpus(Protocol):
     """Kubelet's CPU manager, as far as requests need it."""
+
+    def pod_starts(self, pod: Pod) -> None:
+        """A pod, online or not, is about to start."""
+        ...
 
     async def within(self, asked: Cpus) -> Cpus | type_unlimited:
         """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
         ...
-
-
-class HoldsPods(Protocol):
-    """Who may not start in the box for now (`criproxy.pods.stopping.Holds`)."""
-
-    def held(self, pod: PodRef) -> str: ...
-
-
-class CountsRewrites(Protocol):
-    """Where it is counted what was done."""
-
-    def on_rewrite(self, operation: str) -> None: ...
-
-    def on_refusal(self, operation: str, reason: str) -> None: ...
 
 
 class _Learn(Struct, frozen=True):
@@ -108,9 +95,9 @@ class HookInterceptor:
         box: AdmitsPods,
         *,
         cpu_manager: BoxCpus,
-        kubelets_driver: PodStarts,
-        holds: HoldsPods,
-        counters: CountsRewrites,
+        kubelets_driver: KubeletsDriver,
+        holds: Holds,
+        counters: PodCounters,
         child_quota: bool,
         log: FilteringBoundLogger,
     ) -> None:
@@ -125,14 +112,12 @@ class HookInterceptor:
         self._child_quota = child_quota
         self._log = log
         observed = {
-            "StartContainer": lambda request: inventory.container_started(codec.started_container(request)),
-            "StopPodSandbox": lambda request: inventory.sandbox_stopped(codec.stopped_sandbox(request)),
-            "RemovePodSandbox": lambda request: inventory.sandbox_removed(codec.removed_sandbox(request)),
-            "RemoveContainer": lambda request: inventory.container_removed(codec.removed_container(request)),
+            "StartContainer": inventory.container_started,
+            "StopPodSandbox": inventory.sandbox_stopped,
+            "RemovePodSandbox": inventory.sandbox_removed,
+            "RemoveContainer": inventory.container_removed,
         }
-        self._observed: Mapping[str, Callable[[bytes], None]] = {
-            f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()
-        }
+        self._observed = {f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()}
 
     def configure(self, settings: AdmissionSettings) -> None:
         self._settings = settings
@@ -143,8 +128,8 @@ class HookInterceptor:
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         operation = _OPERATIONS.get(method)
         if operation is None:
-            learn = self._observed[method]
-            return Forward(message, _Learn(lambda _: learn(message)))
+            learn, name = self._observed[method], method.rpartition("/")[2]
+            return Forward(message, _Learn(lambda _: learn(codec.requested_id(name, message))))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
