@@ -78,7 +78,7 @@ def parse_state(content: bytes) -> CpuAssignments:
 
 
 class CpuManager:
-    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells.
+    """Kubelet's CPU manager, as its file in `root_dir` (kubelet's --root-dir) shows it.
 
     `problem`: what is wrong with that, in words; "": nothing.
     """

@@ -18,7 +18,7 @@ _Edit = Callable[["Inventory"], object]
 
 
 class PodObserver:
-    """What the inventory tells of, at once and on the event loop; whoever needs some of it overrides that."""
+    """What happens to the pods of the box, as it happens, on the event loop. Observers override what they need."""
 
     def pod_started(self, running: Running) -> None:
         """The runtime has started this in the box."""
@@ -36,10 +36,9 @@ class _KnownContainer(Struct, frozen=True):
 
 
 class Inventory:
-    """Sandboxes and containers by id. `cgroups` tells whether a placement exists in the kernel.
+    """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
-    An annotation alone proves nothing, since a pod may carry any: it must name the pod's own cgroup in a box, and that
-    must be there.
+    An annotation alone proves nothing, since a pod may carry any: it must also name the pod's own cgroup in a box.
     """
 
     def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
@@ -88,7 +87,7 @@ class Inventory:
         return {id: pod for id, pod in self._outside.items() if id in self._running}
 
     def watch(self, observer: PodObserver) -> None:
-        """Have the observer told of what happens from now on."""
+        """Call the observer from now on."""
         self._observers.append(observer)
 
     def __len__(self) -> int:

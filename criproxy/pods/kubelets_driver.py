@@ -1,4 +1,4 @@
-"""Kubelet's cgroup driver: the cgroup_parent of each pod that starts tells it, and before that the place of one."""
+"""Kubelet's cgroup driver, as its pods show it: by the cgroup_parent at their start, or by where one runs."""
 
 import contextlib
 from collections.abc import Collection, Mapping
@@ -26,7 +26,7 @@ class ProcCgroups(Protocol):
 
 
 class KubeletsDriver:
-    """`driver` is None as long as no pod has told."""
+    """`driver` is None until a pod has shown it."""
 
     def __init__(
         self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
@@ -36,7 +36,7 @@ class KubeletsDriver:
         self._runtime = runtime
         self._proc_cgroups = proc_cgroups
         self._learned_below = ""
-        """The cgroup that the last pod was in which told."""
+        """The parent of the cgroup of the pod that showed it last."""
         self._log = log
 
     def pod_starts(self, pod: Pod) -> None:
@@ -46,7 +46,7 @@ class KubeletsDriver:
                 self.driver, self._learned_below = kubelets_place(pod).box.driver, below
 
     async def find(self) -> None:
-        """Ask the pods that run, unless one has told. Never raises."""
+        """Look at the pods that run, unless the driver is known. Never raises."""
         for sandbox_id, pod in list(self._inventory.outside.items())[:ASKED_MOST]:
             if self.driver is not None:
                 return

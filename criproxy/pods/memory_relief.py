@@ -45,7 +45,7 @@ LEAST_BYTES: Final = 1 << 20
 
 
 class ReliefSettings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only told."""
+    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only logged."""
 
     active: bool
     stop: bool

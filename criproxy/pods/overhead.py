@@ -1,8 +1,8 @@
-"""Measures what the runtime does for offline pods outside the box, and tells when that is too much.
+"""Measures what the runtime does for offline pods outside the box, and says when that is too much.
 
 A pod that prints costs CPU where no limit of the box holds: its shim passes the bytes on, and the runtime writes each
-line to the log, with the time before it. The kernel tells the CPU time of each shim, and so of each pod, but the
-runtime's as a whole only; whose share that is, the growth of the pods' logs tells.
+line to the log, with the time before it. The kernel counts the CPU time of each shim, and so of each pod, but of
+the runtime only as a whole; the growth of the pods' logs shows whose share that is.
 """
 
 import os
@@ -29,7 +29,7 @@ EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
-"""So long it must have been too much before it is told: a burst of lines at a job's start or end is none."""
+"""It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, and it would go on."""

@@ -50,7 +50,7 @@ class PlacementCheckSettings(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that can't be told."""
+    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
 
     pod: PodRef
     container: str
@@ -58,7 +58,7 @@ class Finding(Struct, frozen=True):
 
 
 class PlacementCheck(PodObserver):
-    """What it was told of processes is there for others too, so that the runtime is asked only once."""
+    """Others find here what the runtime has said of processes, so that it is asked only once."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PlacementCheck(PodObserver):
         return tuple(self._unknown.values())
 
     def process(self, id: str) -> Process | None:
-        """What the runtime has told of the first process of this sandbox or container; None: nothing."""
+        """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
         return self._processes.get(id)
 
     def configure(self, settings: PlacementCheckSettings) -> None:
@@ -234,7 +234,7 @@ class PlacementCheck(PodObserver):
         """The kind of runtime, when it is none whose processes are the pod's own; "" when it is."""
         if process.runtime_type:
             return "" if _ON_HOST.intersection(process.runtime_type.split(".")) else process.runtime_type
-        if one.container:  # the sandbox's status alone tells the handler
+        if one.container:  # only the sandbox's status has the handler
             process = await self._ask(Running(one.sandbox, one.sandbox.id, ""))
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 

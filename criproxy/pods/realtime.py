@@ -1,4 +1,4 @@
-"""Looks each minute for offline pods with threads in real time, tells of them, and stops them when the config says so.
+"""Looks each minute for offline pods with threads in real time, reports them, and stops them when the config says so.
 
 A pod gets no capability for that from us (`criproxy.hooks.realtime`), but a privileged one has it all the same.
 """

@@ -41,10 +41,10 @@ class Running(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
+    """`pid`: None when the runtime does not say (CRI-O, of a sandbox that needs no process), 0 when nothing runs.
 
-    `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O
-    alone tells it, of sandboxes): "" when not told. `log`: the file with a container's output, "": none is told.
+    `runtime_type` (`io.containerd.runc.v2`) is what containerd alone says, and `handler` (of the RuntimeClass) what
+    CRI-O alone says, of sandboxes. `log` is the file with a container's output. Each is "" when it is not known.
     """
 
     pid: int | None

@@ -1,4 +1,4 @@
-"""Finds the offline pods that started outside the box, tells of them, and stops them when the config says so.
+"""Finds the offline pods that started outside the box, reports them, and stops them when the config says so.
 
 They started past criproxy (in a bypass, or before it was there) or while colocation was off. What such a pod runs
 stays where it is until the pod starts anew. The reconciler looks for them in each of its rounds.

@@ -101,14 +101,14 @@ class PodsRuntime:
 
 
 def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
-    """What can't be read of the info is not told."""
-    told = _Info()
+    """What can't be read of the info is not known."""
+    known = _Info()
     for entry in info:
         if entry.key == b"info":
             with contextlib.suppress(msgspec.DecodeError):
-                told = msgspec.json.decode(entry.value, type=_Info)
-    handler = told.runtimeSpec.annotations.get(_HANDLER, "") if told.runtimeSpec else ""
-    return Process(told.pid, told.runtimeType, handler, log)
+                known = msgspec.json.decode(entry.value, type=_Info)
+    handler = known.runtimeSpec.annotations.get(_HANDLER, "") if known.runtimeSpec else ""
+    return Process(known.pid, known.runtimeType, handler, log)
 
 
 def _wire(text: str) -> bytes:
