@@ -34,7 +34,7 @@ _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
 
 
-class _Spec(msgspec.Struct):
+class _RuntimeSpec(msgspec.Struct):
     annotations: dict[str, str] = {}
 
 
@@ -43,7 +43,7 @@ class _Info(msgspec.Struct):
 
     pid: int | None = None
     runtimeType: str = ""
-    runtimeSpec: _Spec | None = None
+    runtimeSpec: _RuntimeSpec | None = None
 
 
 class PodsRuntime:
