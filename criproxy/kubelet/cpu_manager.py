@@ -15,18 +15,16 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.box import Box
 from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Pod, type_unlimited
-from criproxy.pods.inventory import Inventory
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, Sandbox, type_unlimited
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""
@@ -77,13 +75,30 @@ def parse_state(content: bytes) -> CpuAssignments:
     return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
+class ConfinedBox(Protocol):
+    """What is asked of the box (`criproxy.cgroup.box`)."""
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        """Let the box run on its CPUs alone, as they are now. Raises CgroupError."""
+        ...
+
+
+class PlacedPods(Protocol):
+    """What is asked of the inventory (`criproxy.pods.inventory`)."""
+
+    @property
+    def placed(self) -> tuple[Sandbox, ...]:
+        """Safe to ask for from any thread."""
+        ...
+
+
 class CpuManager:
-    """Kubelet's CPU manager, as its file in `root_dir` (kubelet's --root-dir) shows it.
+    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells.
 
     `problem`: what is wrong with that, in words; "": nothing.
     """
 
-    def __init__(self, root_dir: Path, inventory: Inventory, box: Box, *, log: FilteringBoundLogger) -> None:
+    def __init__(self, root_dir: Path, inventory: PlacedPods, box: ConfinedBox, *, log: FilteringBoundLogger) -> None:
         self.file: Final = root_dir / _FILE
         self._inventory = inventory
         self._box = box

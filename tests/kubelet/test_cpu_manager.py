@@ -107,7 +107,7 @@ class Node:
     inventory: Inventory = field(default_factory=Inventory)
 
     def __post_init__(self) -> None:
-        self.manager = CpuManager(self.root_dir, self.inventory, self.box, log=structlog.get_logger())  # type: ignore[arg-type]
+        self.manager = CpuManager(self.root_dir, self.inventory, self.box, log=structlog.get_logger())
 
     def write(self, content: bytes) -> None:
         """As kubelet does: another file takes the place of the old one."""
