@@ -11,7 +11,7 @@ HIGHEST_OOM_SCORE_ADJ: Final = 1000
 _UNIFIED_DROPPED: Final = {
     "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
 }
-"""Entries of `unified` (cgroup v2 files) that offline work may not have. Source: kernel, cgroup-v2.rst."""
+"""Entries of `unified` (cgroup v2 files) that an offline pod may not have. Source: kernel, cgroup-v2.rst."""
 
 
 class ResourcesHook:
@@ -31,7 +31,9 @@ class ResourcesHook:
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         now = request.resources
         if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
-            yield Adjustment("oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "offline work is the first to go when memory ends")
+            yield Adjustment(
+                "oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "an offline pod is the first to go when memory ends"
+            )
         if (cpus := _left_of(now.cpuset_cpus, request.cpus)) != now.cpuset_cpus:
             yield Adjustment("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
         if not request.child_quota:

@@ -7,12 +7,12 @@ of its own. All rules are here:
 |--------------------------|---------------------------------------------|------------------------------------------|
 | start of a pod           | online, or colocation is off                | Pass                                     |
 |                          | offline                                     | Place, once the box has admitted it      |
-|                          | offline, and no place can be told           | Deny (no_place)                          |
+|                          | offline, and its cgroup_parent is no pod's  | Deny (no_place)                          |
 |                          | offline, while the node is closed to it     | Deny (closed)                            |
 |                          | offline, in a dry run                       | Pass, which says what would be otherwise |
 | container, update        | the sandbox is in the box                   | Place: a pod keeps the placement that it |
 |                          |                                             | started with, whatever the config says   |
-|                          | the sandbox is elsewhere, or nobody knows it| Pass                                     |
+|                          | the sandbox is not in the box, or unknown   | Pass                                     |
 | container                | offline, and the runtime does not answer    | Deny (unknown_sandbox)                   |
 | update                   | the runtime does not answer                 | Pass: its container is already bounded   |
 | can't be decoded         | pods are placed, or may be by this call     | Deny (undecodable): runtimes read some   |

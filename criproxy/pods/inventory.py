@@ -5,11 +5,11 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedSandbox, Running, Runtime
@@ -17,16 +17,8 @@ from criproxy.pods.runtime import ListedSandbox, Running, Runtime
 _Edit = Callable[["Inventory"], object]
 
 
-class Cgroups(Protocol):
-    """The kernel's cgroups (`criproxy.cgroup.driver`)."""
-
-    def exists(self, path: str) -> bool:
-        """Raises CgroupError for a path of another shape than this driver's."""
-        ...
-
-
 class PodObserver:
-    """What the inventory tells of, at once and on the event loop; whoever needs some of it overrides that."""
+    """What happens to the pods of the box, as it happens, on the event loop. Observers override what they need."""
 
     def pod_started(self, running: Running) -> None:
         """The runtime has started this in the box."""
@@ -44,13 +36,12 @@ class _KnownContainer(Struct, frozen=True):
 
 
 class Inventory:
-    """Sandboxes and containers by id. `cgroups` tells whether a placement exists in the kernel.
+    """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
-    An annotation alone proves nothing, since a pod may carry any: it must name the pod's own cgroup in a box, and that
-    must be there.
+    An annotation alone proves nothing, since a pod may carry any: it must also name the pod's own cgroup in a box.
     """
 
-    def __init__(self, runtime: Runtime, cgroups: Cgroups) -> None:
+    def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
         self._runtime: Final = runtime
         self._cgroups: Final = cgroups
         self._observers: list[PodObserver] = []
@@ -96,7 +87,7 @@ class Inventory:
         return {id: pod for id, pod in self._outside.items() if id in self._running}
 
     def watch(self, observer: PodObserver) -> None:
-        """Have the observer told of what happens from now on."""
+        """Call the observer from now on."""
         self._observers.append(observer)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Kubelet's cgroup driver: the cgroup_parent of each pod that starts tells it, and before that the place of one."""
+"""Kubelet's cgroup driver, as its pods show it: by the cgroup_parent at their start, or by where one runs."""
 
 import contextlib
 from collections.abc import Collection, Mapping
@@ -10,17 +10,11 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
 from criproxy.model import Pod, Sandbox
 from criproxy.pods.admission import kubelets_place
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running, Runtime
 
 ASKED_MOST: Final = 5
 """So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
-
-
-class OutsidePods(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def outside(self) -> Mapping[str, Pod]: ...
 
 
 class ProcCgroups(Protocol):
@@ -32,17 +26,17 @@ class ProcCgroups(Protocol):
 
 
 class KubeletsDriver:
-    """`driver` is None as long as no pod has told."""
+    """`driver` is None until a pod has shown it."""
 
     def __init__(
-        self, inventory: OutsidePods, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
+        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
     ) -> None:
         self.driver: Driver | None = None
         self._inventory = inventory
         self._runtime = runtime
         self._proc_cgroups = proc_cgroups
         self._learned_below = ""
-        """The cgroup that the last pod was in which told."""
+        """The parent of the cgroup of the pod that showed it last."""
         self._log = log
 
     def pod_starts(self, pod: Pod) -> None:
@@ -52,7 +46,7 @@ class KubeletsDriver:
                 self.driver, self._learned_below = kubelets_place(pod).box.driver, below
 
     async def find(self) -> None:
-        """Ask the pods that run, unless one has told. Never raises."""
+        """Look at the pods that run, unless the driver is known. Never raises."""
         for sandbox_id, pod in list(self._inventory.outside.items())[:ASKED_MOST]:
             if self.driver is not None:
                 return

@@ -5,13 +5,13 @@ starts a pod again that was stopped, and it would come straight back.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from msgspec import Struct, structs
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
@@ -28,8 +28,8 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.resources import bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
-from criproxy.pods.realtime import RunningPods
-from criproxy.pods.runtime import Runtime
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import PodCounters, Runtime
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
 
 READ_EVERY_S: Final = 60.0
@@ -44,25 +44,11 @@ LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
 
 
-class BoxMemory(Protocol):
-    """What is asked of the box (`criproxy.cgroup.box`)."""
-
-    def state(self) -> BoxState: ...
-
-    async def memory_of(self, pods: Collection[str]) -> Mapping[str, int]: ...
-
-
 class ReliefSettings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only told."""
+    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only logged."""
 
     active: bool
     stop: bool
-
-
-class CountsReliefs(Protocol):
-    """Where it is counted how many pods were stopped for memory."""
-
-    def on_memory_eviction(self) -> None: ...
 
 
 class MemoryRelief:
@@ -71,14 +57,14 @@ class MemoryRelief:
     def __init__(
         self,
         settings: ReliefSettings,
-        inventory: RunningPods,
-        box: BoxMemory,
+        inventory: Inventory,
+        box: Box,
         runtime: Runtime,
         *,
         read_hard: Callable[[], EvictionHard],
         worker: Worker,
         holds: Holds,
-        counters: CountsReliefs,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:

@@ -1,15 +1,15 @@
-"""Measures what the runtime does for offline pods outside the box, and tells when that is too much.
+"""Measures what the runtime does for offline pods outside the box, and says when that is too much.
 
 A pod that prints costs CPU where no limit of the box holds: its shim passes the bytes on, and the runtime writes each
-line to the log, with the time before it. The kernel tells the CPU time of each shim, and so of each pod, but the
-runtime's as a whole only; whose share that is, the growth of the pods' logs tells.
+line to the log, with the time before it. The kernel counts the CPU time of each shim, and so of each pod, but of
+the runtime only as a whole; the growth of the pods' logs shows whose share that is.
 """
 
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -19,14 +19,16 @@ from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Process, Running, Runtime
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.runtime import PodCounters, Running, Runtime
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
-"""So long it must have been too much before it is told: a burst of lines at a job's start or end is none."""
+"""It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, and it would go on."""
@@ -220,40 +222,21 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class RunningInBox(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running(self) -> tuple[Running, ...]: ...
-
-
-class KnownProcesses(Protocol):
-    """What the runtime has told of processes and logs, as somebody asked (`criproxy.pods.placement_check`)."""
-
-    def process(self, id: str) -> Process | None: ...
-
-
-class CountsOverhead(Protocol):
-    """Where it is counted."""
-
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None: ...
-
-
 class OverheadWatch:
     """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
 
     def __init__(
         self,
         settings: OverheadSettings,
-        inventory: RunningInBox,
+        inventory: Inventory,
         runtime: Runtime,
-        processes: KnownProcesses,
+        processes: PlacementCheck,
         *,
         reader: OverheadReader,
         worker: Worker,
         stopper: StopsPods,
         holds: Holds,
-        counters: CountsOverhead,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:

@@ -5,7 +5,7 @@ It looks off every call's path: right after each start, and at everything with e
 
 import asyncio
 from collections.abc import Collection, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -16,7 +16,7 @@ from criproxy.control.clock import Clock
 from criproxy.model import PodRef
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import ProcCgroups
-from criproxy.pods.runtime import Process, Running, Runtime, UnknownError
+from criproxy.pods.runtime import PodCounters, Process, Running, Runtime, UnknownError
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
 
 CONFIRM_S: Final = 1.0
@@ -49,14 +49,8 @@ class PlacementCheckSettings(Struct, frozen=True):
     stop: bool
 
 
-class CountsUnbounded(Protocol):
-    """Where it is counted how many containers were found outside the box."""
-
-    def on_misplaced(self) -> None: ...
-
-
 class Finding(Struct, frozen=True):
-    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that can't be told."""
+    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
 
     pod: PodRef
     container: str
@@ -64,7 +58,7 @@ class Finding(Struct, frozen=True):
 
 
 class PlacementCheck(PodObserver):
-    """What it was told of processes is there for others too, so that the runtime is asked only once."""
+    """Others find here what the runtime has said of processes, so that it is asked only once."""
 
     def __init__(
         self,
@@ -75,7 +69,7 @@ class PlacementCheck(PodObserver):
         *,
         stopper: StopsPods,
         holds: Holds,
-        counters: CountsUnbounded,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:
@@ -118,7 +112,7 @@ class PlacementCheck(PodObserver):
         return tuple(self._unknown.values())
 
     def process(self, id: str) -> Process | None:
-        """What the runtime has told of the first process of this sandbox or container; None: nothing."""
+        """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
         return self._processes.get(id)
 
     def configure(self, settings: PlacementCheckSettings) -> None:
@@ -240,7 +234,7 @@ class PlacementCheck(PodObserver):
         """The kind of runtime, when it is none whose processes are the pod's own; "" when it is."""
         if process.runtime_type:
             return "" if _ON_HOST.intersection(process.runtime_type.split(".")) else process.runtime_type
-        if one.container:  # the sandbox's status alone tells the handler
+        if one.container:  # only the sandbox's status has the handler
             process = await self._ask(Running(one.sandbox, one.sandbox.id, ""))
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 

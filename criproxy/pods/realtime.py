@@ -1,4 +1,4 @@
-"""Looks each minute for offline pods with threads in real time, tells of them, and stops them when the config says so.
+"""Looks each minute for offline pods with threads in real time, reports them, and stops them when the config says so.
 
 A pod gets no capability for that from us (`criproxy.hooks.realtime`), but a privileged one has it all the same.
 """
@@ -11,20 +11,14 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import PodRef
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
 
 EVERY_S: Final = 60.0
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, with the same threads."""
-
-
-class RunningPods(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running_pods(self) -> tuple[Sandbox, ...]: ...
 
 
 class RealtimeReader(Protocol):
@@ -45,7 +39,7 @@ class RealtimeWatch:
     def __init__(
         self,
         settings: RealtimeSettings,
-        inventory: RunningPods,
+        inventory: Inventory,
         threads: RealtimeReader,
         worker: Worker,
         *,

@@ -5,17 +5,17 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 
 import asyncio
 import contextlib
-from collections.abc import Collection
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
 from criproxy.control.clock import Clock
-from criproxy.model import AdmissionError, LimitChange, Sandbox
+from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import Inventory, PodObserver
-from criproxy.pods.runtime import Runtime
+from criproxy.pods.runtime import PodCounters, Runtime
 from criproxy.pods.stopping import PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -34,25 +34,6 @@ _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
 
-class ReconciledBox(Protocol):
-    """What is asked of the box (`criproxy.cgroup.box`)."""
-
-    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None: ...
-
-    async def release(self) -> tuple[LimitChange, ...]: ...
-
-    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
-
-    async def carry(self) -> tuple[str, ...]: ...
-
-    async def reap(self, uids: Collection[str]) -> tuple[str, ...]: ...
-
-    async def tend(self) -> tuple[str, ...]: ...
-
-    @property
-    def path(self) -> str | None: ...
-
-
 class ReconcilerSettings(Struct, frozen=True):
     """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
 
@@ -65,12 +46,6 @@ class ReconcilerSettings(Struct, frozen=True):
     why: str = "colocation was switched off"
 
 
-class CountsSweeps(Protocol):
-    """Where it is counted how many cgroups of pods were removed."""
-
-    def box_swept(self, count: int) -> None: ...
-
-
 class Reconciler(PodObserver):
     """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready."""
 
@@ -78,11 +53,11 @@ class Reconciler(PodObserver):
         self,
         settings: ReconcilerSettings,
         inventory: Inventory,
-        box: ReconciledBox,
+        box: Box,
         runtime: Runtime,
         unbounded: UnboundedPods,
         *,
-        counters: CountsSweeps,
+        counters: PodCounters,
         clock: Clock,
         log: FilteringBoundLogger,
     ) -> None:

@@ -41,16 +41,40 @@ class Running(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
+    """`pid`: None when the runtime does not say (CRI-O, of a sandbox that needs no process), 0 when nothing runs.
 
-    `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O
-    alone tells it, of sandboxes): "" when not told. `log`: the file with a container's output, "": none is told.
+    `runtime_type` (`io.containerd.runc.v2`) is what containerd alone says, and `handler` (of the RuntimeClass) what
+    CRI-O alone says, of sandboxes. `log` is the file with a container's output. Each is "" when it is not known.
     """
 
     pid: int | None
     runtime_type: str = ""
     handler: str = ""
     log: str = ""
+
+
+class PodCounters(Protocol):
+    """Where it is counted what was done with pods."""
+
+    def on_rewrite(self, operation: str) -> None: ...
+
+    def on_refusal(self, operation: str, reason: str) -> None: ...
+
+    def on_misplaced(self) -> None:
+        """A container of the box was found outside it."""
+        ...
+
+    def on_memory_eviction(self) -> None:
+        """A pod was stopped for memory."""
+        ...
+
+    def box_swept(self, count: int) -> None:
+        """So many cgroups of pods were removed."""
+        ...
+
+    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
+        """The runtime and the shims of offline pods did this outside the box."""
+        ...
 
 
 class Runtime(Protocol):

@@ -1,4 +1,4 @@
-"""Finds the offline pods that started outside the box, tells of them, and stops them when the config says so.
+"""Finds the offline pods that started outside the box, reports them, and stops them when the config says so.
 
 They started past criproxy (in a bypass, or before it was there) or while colocation was off. What such a pod runs
 stays where it is until the pod starts anew. The reconciler looks for them in each of its rounds.
@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
-from criproxy.pods.kubelets_driver import OutsidePods
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
 from criproxy.pods.stopping import PodStopper
 
@@ -29,7 +29,7 @@ class UnboundedPods:
     """The offline pods that started outside the box."""
 
     def __init__(
-        self, settings: UnboundedSettings, inventory: OutsidePods, runtime: Runtime, *, log: FilteringBoundLogger
+        self, settings: UnboundedSettings, inventory: Inventory, runtime: Runtime, *, log: FilteringBoundLogger
     ) -> None:
         self._settings = settings
         self._inventory = inventory

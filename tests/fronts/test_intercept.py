@@ -156,8 +156,8 @@ class Bench(PodObserver):
     held: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        runtime = PodsRuntime(self.runtime)
-        self.inventory = Inventory(runtime, Cgroups())
+        runtime = PodsRuntime(self.runtime)  # type: ignore[arg-type]
+        self.inventory = Inventory(runtime, Cgroups())  # type: ignore[arg-type]
         self.inventory.watch(self)
         self.holds = Holds(self.held)
         log = structlog.get_logger()
@@ -169,8 +169,8 @@ class Bench(PodObserver):
             self.box,
             cpu_manager=self.cpu_manager,
             kubelets_driver=self.kubelets_driver,
-            holds=self.holds,
-            counters=self.counters,
+            holds=self.holds,  # type: ignore[arg-type]
+            counters=self.counters,  # type: ignore[arg-type]
             child_quota=False,
             log=log,
         )

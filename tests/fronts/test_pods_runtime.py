@@ -40,7 +40,7 @@ def asked(container: str, **info: str) -> tuple[str, bytes, Process]:
             return cri.ContainerStatusResponse(info=entries).SerializeToString()
         return cri.PodSandboxStatusResponse(info=entries).SerializeToString()
 
-    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "id-of-it", container)))
+    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "id-of-it", container)))  # type: ignore[arg-type]
     return (*seen[0], process)
 
 
@@ -87,14 +87,14 @@ def test_answer_that_is_no_message_is_an_error(container: str) -> None:
         return b"\xff\xff\xff"
 
     with pytest.raises(CodecError, match="3 bytes are no answer to"):
-        asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "x", container)))
+        asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "x", container)))  # type: ignore[arg-type]
 
 
 def test_log_of_a_container_is_told() -> None:
     async def call(method: str, request: bytes, timeout_s: float) -> bytes:
         return cri.ContainerStatusResponse(status=cri.ContainerStatus(log_path=b"/l/\xff.log")).SerializeToString()
 
-    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "c1", "main")))
+    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "c1", "main")))  # type: ignore[arg-type]
     assert process.log == "/l/\udcff.log"
 
 
@@ -106,7 +106,7 @@ def test_memory_is_given_back_after_a_large_list_only(monkeypatch: pytest.Monkey
         async def call(method: str, request: bytes, timeout_s: float) -> bytes:
             return cri.ListContainersResponse(containers=[cri.Container(id=b"x" * size)]).SerializeToString()
 
-        await PodsRuntime(Link(call), lambda: trims.append(size)).containers()
+        await PodsRuntime(Link(call), lambda: trims.append(size)).containers()  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         return len(trims)
 

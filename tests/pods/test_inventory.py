@@ -52,6 +52,10 @@ class Cgroups:
         return self._there is None or path in self._there
 
 
+def inventory_of(runtime: Gate, cgroups: Cgroups) -> Inventory:
+    return Inventory(PodsRuntime(runtime), cgroups)  # type: ignore[arg-type]
+
+
 class Observer(PodObserver):
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -69,7 +73,7 @@ class Observer(PodObserver):
 def test_refresh_learned_meanwhile_wins_over_the_list() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("old", "gone"), _containers(c_old="old", c_gone="gone"))
-        inventory = Inventory(PodsRuntime(gate), Cgroups())
+        inventory = inventory_of(gate, Cgroups())
         refreshes = [asyncio.create_task(inventory.refresh()) for _ in range(2)]
         await asyncio.sleep(0)
         inventory.sandbox_started(Sandbox("new", POD, PLACE))
@@ -88,7 +92,7 @@ def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate), Cgroups())
+        inventory = inventory_of(gate, Cgroups())
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         inventory.container_created("c", "b", "main")
         await inventory.refresh()
@@ -105,7 +109,7 @@ def test_refresh_that_fails_keeps_what_is_known() -> None:
             raise ConnectionError
 
     async def go() -> Inventory:
-        inventory = Inventory(PodsRuntime(Down(b"", b"")), Cgroups())
+        inventory = inventory_of(Down(b"", b""), Cgroups())
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         try:
             await inventory.refresh()
@@ -120,7 +124,7 @@ def test_placement_without_a_cgroup_is_not_believed() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate), Cgroups([]))
+        inventory = inventory_of(gate, Cgroups([]))
         await inventory.refresh()
         return inventory
 
@@ -135,7 +139,7 @@ def test_placement_that_is_not_the_pod_s_own_place_in_a_box_is_not_believed(plac
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a", placement=placement), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate), Cgroups())
+        inventory = inventory_of(gate, Cgroups())
         await inventory.refresh()
         return inventory
 
@@ -149,7 +153,7 @@ def test_sandbox_keeps_its_placement_when_its_cgroup_has_vanished() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate), Cgroups(there))
+        inventory = inventory_of(gate, Cgroups(there))
         await inventory.refresh()
         there.clear()
         await inventory.refresh()
@@ -167,7 +171,7 @@ CREATED, RUNNING, EXITED = 0, 1, 2
 async def _refreshed(sandboxes: bytes, containers: bytes) -> Inventory:
     gate = Gate(sandboxes, containers)
     gate.open.set()
-    inventory = Inventory(PodsRuntime(gate), Cgroups())
+    inventory = inventory_of(gate, Cgroups())
     await inventory.refresh()
     return inventory
 
@@ -240,7 +244,7 @@ def test_outside_are_the_pods_that_run_outside_the_box() -> None:
     async def go() -> Inventory:
         gate = Gate(listed.SerializeToString(), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate), Cgroups())
+        inventory = inventory_of(gate, Cgroups())
         await inventory.refresh()
         inventory.sandbox_removed("gone")
         return inventory
@@ -252,7 +256,7 @@ def test_outside_are_the_pods_that_run_outside_the_box() -> None:
 def test_observer_is_told_of_each_listing_and_of_starts_and_removals_in_the_box() -> None:
     async def go() -> list[object]:
         gate = Gate(_sandboxes("a"), _containers())
-        inventory, observer = Inventory(PodsRuntime(gate), Cgroups()), Observer()
+        inventory, observer = inventory_of(gate, Cgroups()), Observer()
         inventory.watch(observer)
         gate.open.set()
         await inventory.refresh()

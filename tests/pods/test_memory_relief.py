@@ -77,13 +77,13 @@ class Bench:
         self.holds = Holds(self.clock)  # type: ignore[arg-type]
         self.relief = MemoryRelief(
             ReliefSettings(active, stop),
-            self.inventory,
-            self.box,
+            self.inventory,  # type: ignore[arg-type]
+            self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             read_hard=lambda: self.hard,
             worker=self,  # type: ignore[arg-type]
             holds=self.holds,
-            counters=self,
+            counters=self,  # type: ignore[arg-type]
             clock=self.clock,  # type: ignore[arg-type]
             log=structlog.get_logger(),
         )

@@ -218,14 +218,14 @@ class Bench:
         self.holds = Holds(self)  # type: ignore[arg-type]
         self.overhead = OverheadWatch(
             OverheadSettings(MAX_CORES, self.stops),
-            self,
             self,  # type: ignore[arg-type]
-            self,
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
             stopper=self,
             holds=self.holds,
-            counters=self,
+            counters=self,  # type: ignore[arg-type]
             clock=self,  # type: ignore[arg-type]
             log=structlog.get_logger(),
         )

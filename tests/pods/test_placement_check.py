@@ -99,7 +99,7 @@ class Bench:
             node,
             stopper=self,
             holds=self.holds,
-            counters=self,
+            counters=self,  # type: ignore[arg-type]
             clock=self.clock,  # type: ignore[arg-type]
             log=structlog.get_logger(),
         )
@@ -355,7 +355,7 @@ def test_run_can_be_cancelled_in_the_middle_of_a_question_and_looks_again_later(
         raise AssertionError
 
     async def go() -> None:
-        node.process_of = never  # type: ignore[method-assign]
+        node.process_of = never  # type: ignore[assignment]
         bench.check.pods_listed()
         task = asyncio.create_task(bench.check.run())
         await asyncio.wait_for(asked.wait(), 60)

@@ -31,7 +31,7 @@ class Bench:
         self.holds = Holds(self)  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
             RealtimeSettings(self.stops),
-            self,
+            self,  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
             stopper=self,

@@ -107,10 +107,10 @@ class Bench:
         self.reconciler = Reconciler(
             self.settings,
             self.runtime,  # type: ignore[arg-type]
-            self.box,
+            self.box,  # type: ignore[arg-type]
             self.runtime,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            counters=self,
+            counters=self,  # type: ignore[arg-type]
             clock=self,  # type: ignore[arg-type]
             log=structlog.get_logger(),
         )

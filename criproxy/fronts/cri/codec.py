@@ -119,27 +119,6 @@ class Request:
         return self._message.SerializeToString()
 
 
-def list_sandboxes(sandbox_id: str = "") -> bytes:
-    """A ListPodSandboxRequest, for all or for one."""
-    request = cri.ListPodSandboxRequest()
-    if sandbox_id:
-        request.filter.id = _wire(sandbox_id)
-    return request.SerializeToString()
-
-
-def list_containers(container_id: str = "") -> bytes:
-    """A ListContainersRequest, for all or for one."""
-    request = cri.ListContainersRequest()
-    if container_id:
-        request.filter.id = _wire(container_id)
-    return request.SerializeToString()
-
-
-def stop_sandbox(sandbox_id: str) -> bytes:
-    """A StopPodSandboxRequest."""
-    return cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)).SerializeToString()
-
-
 def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
     """The sandboxes of a ListPodSandboxResponse."""
     return [_listed_sandbox(sandbox) for sandbox in _decode(cri.ListPodSandboxResponse, data).items]
@@ -172,24 +151,10 @@ def created_container(data: bytes) -> str:
     return _text(_decode(cri.CreateContainerResponse, data).container_id)
 
 
-def started_container(data: bytes) -> str:
-    """The container id of a StartContainerRequest."""
-    return _text(_decode(cri.StartContainerRequest, data).container_id)
-
-
-def stopped_sandbox(data: bytes) -> str:
-    """The sandbox id of a StopPodSandboxRequest."""
-    return _text(_decode(cri.StopPodSandboxRequest, data).pod_sandbox_id)
-
-
-def removed_sandbox(data: bytes) -> str:
-    """The sandbox id of a RemovePodSandboxRequest."""
-    return _text(_decode(cri.RemovePodSandboxRequest, data).pod_sandbox_id)
-
-
-def removed_container(data: bytes) -> str:
-    """The container id of a RemoveContainerRequest."""
-    return _text(_decode(cri.RemoveContainerRequest, data).container_id)
+def requested_id(method: str, data: bytes) -> str:
+    """The id in a request that names a sandbox or container and no more (`StartContainer`)."""
+    request = _decode(getattr(cri, f"{method}Request"), data)
+    return _text(request.container_id if method.endswith("Container") else request.pod_sandbox_id)
 
 
 def _decode(kind: type[_M], data: bytes) -> _M:

@@ -25,29 +25,20 @@ from criproxy.model import (
     type_unlimited,
 )
 from criproxy.model.cpulist import Cpus
-from criproxy.pods.admission import (
-    AdmissionSettings,
-    AdmitsPods,
-    BoxStep,
-    Cause,
-    Deny,
-    Facts,
-    Judgement,
-    Pass,
-    Place,
-    cpus_asked,
-    judge,
-)
+from criproxy.pods import admission
 from criproxy.pods.inventory import Inventory
+from criproxy.pods.kubelets_driver import KubeletsDriver
+from criproxy.pods.runtime import PodCounters
+from criproxy.pods.stopping import Holds
 
 FAILED_PRECONDITION: Final = 9
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
 _CODES: Final = {
-    Cause.UNDECODABLE: INTERNAL,
-    Cause.HOOK_FAILED: INTERNAL,
-    Cause.UNKNOWN_SANDBOX: UNAVAILABLE,
+    admission.Cause.UNDECODABLE: INTERNAL,
+    admission.Cause.HOOK_FAILED: INTERNAL,
+    admission.Cause.UNKNOWN_SANDBOX: UNAVAILABLE,
 }
 
 _NOBODY: Final = PodRef("", "", "")
@@ -63,32 +54,16 @@ _OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 
 
-class PodStarts(Protocol):
-    """Who wants to know of each start of a pod, online or not, before the runtime does."""
-
-    def pod_starts(self, pod: Pod) -> None: ...
-
-
-class BoxCpus(PodStarts, Protocol):
+class BoxCpus(Protocol):
     """Kubelet's CPU manager, as far as requests need it."""
+
+    def pod_starts(self, pod: Pod) -> None:
+        """A pod, online or not, is about to start."""
+        ...
 
     async def within(self, asked: Cpus) -> Cpus | type_unlimited:
         """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
         ...
-
-
-class HoldsPods(Protocol):
-    """Who may not start in the box for now (`criproxy.pods.stopping.Holds`)."""
-
-    def held(self, pod: PodRef) -> str: ...
-
-
-class CountsRewrites(Protocol):
-    """Where it is counted what was done."""
-
-    def on_rewrite(self, operation: str) -> None: ...
-
-    def on_refusal(self, operation: str, reason: str) -> None: ...
 
 
 class _Learn(Struct, frozen=True):
@@ -102,15 +77,15 @@ class HookInterceptor:
 
     def __init__(
         self,
-        settings: AdmissionSettings,
+        settings: admission.AdmissionSettings,
         chain: Chain,
         inventory: Inventory,
-        box: AdmitsPods,
+        box: admission.AdmitsPods,
         *,
         cpu_manager: BoxCpus,
-        kubelets_driver: PodStarts,
-        holds: HoldsPods,
-        counters: CountsRewrites,
+        kubelets_driver: KubeletsDriver,
+        holds: Holds,
+        counters: PodCounters,
         child_quota: bool,
         log: FilteringBoundLogger,
     ) -> None:
@@ -125,16 +100,14 @@ class HookInterceptor:
         self._child_quota = child_quota
         self._log = log
         observed = {
-            "StartContainer": lambda request: inventory.container_started(codec.started_container(request)),
-            "StopPodSandbox": lambda request: inventory.sandbox_stopped(codec.stopped_sandbox(request)),
-            "RemovePodSandbox": lambda request: inventory.sandbox_removed(codec.removed_sandbox(request)),
-            "RemoveContainer": lambda request: inventory.container_removed(codec.removed_container(request)),
+            "StartContainer": inventory.container_started,
+            "StopPodSandbox": inventory.sandbox_stopped,
+            "RemovePodSandbox": inventory.sandbox_removed,
+            "RemoveContainer": inventory.container_removed,
         }
-        self._observed: Mapping[str, Callable[[bytes], None]] = {
-            f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()
-        }
+        self._observed = {f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()}
 
-    def configure(self, settings: AdmissionSettings) -> None:
+    def configure(self, settings: admission.AdmissionSettings) -> None:
         self._settings = settings
 
     def wants(self, method: str) -> bool:
@@ -143,8 +116,8 @@ class HookInterceptor:
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         operation = _OPERATIONS.get(method)
         if operation is None:
-            learn = self._observed[method]
-            return Forward(message, _Learn(lambda _: learn(message)))
+            learn, name = self._observed[method], method.rpartition("/")[2]
+            return Forward(message, _Learn(lambda _: learn(codec.requested_id(name, message))))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
@@ -161,12 +134,12 @@ class HookInterceptor:
     # --- the kinds of calls -----------------------------------------------------------------------------------------
 
     def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
-        facts = Facts(operation, undecodable=str(error), any_placed=bool(self._inventory.placed))
-        judgement = judge(facts, self._settings)
+        facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self._inventory.placed))
+        judgement = admission.judge(facts, self._settings)
         self._log.warning(
-            "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, Pass)
+            "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, admission.Pass)
         )
-        if not isinstance(judgement, Deny):
+        if not isinstance(judgement, admission.Deny):
             return Forward(message)
         self._counters.on_refusal(operation, judgement.cause)
         return Refuse(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
@@ -178,21 +151,21 @@ class HookInterceptor:
         self._kubelets_driver.pod_starts(pod)
         self._cpu_manager.pod_starts(pod)
         match self._judge_start(request.operation, pod):
-            case Place() as place:
+            case admission.Place() as place:
                 return self._place(request, pod.ref, place, self._learn_sandbox(request, pod.ref, place))
-            case Deny() as deny:
+            case admission.Deny() as deny:
                 return self._deny(request, pod.ref, deny)
-            case Pass(otherwise):
+            case admission.Pass(otherwise):
                 if otherwise is not None:
                     self._log_dry_run(request, pod.ref, otherwise)
                 return Forward(message, self._learn_sandbox(request, pod.ref, None))
 
-    def _judge_start(self, operation: Operation, pod: Pod) -> Judgement:
+    def _judge_start(self, operation: Operation, pod: Pod) -> admission.Judgement:
         try:
-            return judge(Facts(operation, pod, held=self._holds.held(pod.ref)), self._settings)
+            return admission.judge(admission.Facts(operation, pod, held=self._holds.held(pod.ref)), self._settings)
         except Exception as error:
             self._log.error("interceptor_failed", method=operation, exc_info=error)
-            return judge(Facts(operation, pod, fault=_fault(error)), self._settings)
+            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self._settings)
 
     async def _follow(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer and the updates: containers follow their sandbox."""
@@ -210,41 +183,48 @@ class HookInterceptor:
                 self._log.error("interceptor_failed", method=request.operation, exc_info=error)
             if not creates:
                 self._log.warning("update_not_judged", method=request.operation, error=str(error))
-        judgement = judge(Facts(request.operation, pod, sandbox, unknown=unknown), self._settings)
+        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self._settings)
         ticket = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
-            case Place():
+            case admission.Place():
                 return await self._place(request, whose, judgement, ticket)
-            case Deny():
+            case admission.Deny():
                 return self._deny(request, whose, judgement)
-            case Pass():
+            case admission.Pass():
                 return Forward(message, ticket)
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
-    async def _place(self, request: codec.Request, pod: PodRef, place: Place, ticket: _Learn | None) -> Verdict:
+    async def _place(
+        self, request: codec.Request, pod: PodRef, place: admission.Place, ticket: _Learn | None
+    ) -> Verdict:
         """Have the box do its steps, then adjust the request."""
-        cause = Cause.HOOK_FAILED
+        cause = admission.Cause.HOOK_FAILED
         cpus: Cpus | type_unlimited = UNLIMITED
         try:
             for step in place.steps:
                 cause = step.value
-                if step is BoxStep.ADMIT:
+                if step is admission.BoxStep.ADMIT:
                     await self._box.admit(place.parent, request.pod_memory_bytes)
-                elif step is BoxStep.RESIZE:
+                elif step is admission.BoxStep.RESIZE:
                     await self._box.update_pod(place.parent, request.pod_memory_bytes)
-                elif asked := cpus_asked(part.resources for part in request.parts):
+                elif asked := admission.cpus_asked(part.resources for part in request.parts):
                     cpus = await self._cpu_manager.within(asked)
             return Forward(self._adjust(request, pod, place, cpus), ticket)
         except AdmissionError as error:
-            return self._deny(request, pod, Deny(cause, str(error)))
+            return self._deny(request, pod, admission.Deny(cause, str(error)))
         except Exception as error:
             self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
-            return self._deny(request, pod, Deny(Cause.HOOK_FAILED, _fault(error)))
+            return self._deny(request, pod, admission.Deny(admission.Cause.HOOK_FAILED, _fault(error)))
 
     def _adjust(
-        self, request: codec.Request, pod: PodRef, place: Place, cpus: Cpus | type_unlimited, event: str = "rewrite"
+        self,
+        request: codec.Request,
+        pod: PodRef,
+        place: admission.Place,
+        cpus: Cpus | type_unlimited,
+        event: str = "rewrite",
     ) -> bytes:
         entries: list[dict[str, object]] = []
         for part in request.parts:
@@ -268,17 +248,17 @@ class HookInterceptor:
         )
         return message
 
-    def _log_dry_run(self, request: codec.Request, pod: PodRef, otherwise: Deny | Place) -> None:
+    def _log_dry_run(self, request: codec.Request, pod: PodRef, otherwise: admission.Deny | admission.Place) -> None:
         try:
-            if isinstance(otherwise, Place):
+            if isinstance(otherwise, admission.Place):
                 self._adjust(request, pod, otherwise, UNLIMITED, event="would_rewrite")
                 return
         except Exception as error:
             self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
-            otherwise = Deny(Cause.HOOK_FAILED, _fault(error))
+            otherwise = admission.Deny(admission.Cause.HOOK_FAILED, _fault(error))
         self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
 
-    def _deny(self, request: codec.Request, pod: PodRef, deny: Deny) -> Refuse:
+    def _deny(self, request: codec.Request, pod: PodRef, deny: admission.Deny) -> Refuse:
         operation = request.operation
         self._counters.on_refusal(operation, deny.cause)
         self._log.warning(
@@ -290,7 +270,7 @@ class HookInterceptor:
 
     # --- what the inventory learns ----------------------------------------------------------------------------------
 
-    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: Place | None) -> _Learn:
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Place | None) -> _Learn:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
