@@ -18,89 +18,6 @@ from criproxy.commands.simulate.trace import Findings, Flaw, Trace, example
 from criproxy.config.settings import Config
 from criproxy.control.series import Kind, PredictorSettings
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; the results go to stdout, what was wrong with the input and the progress to stderr."""
-    try:
-        simulate(parse(arguments), Bar(sys.stderr))
-    except SimulateError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-def simulate(chosen: "Options", bar: Bar) -> None:
-    """Raises SimulateError."""
-    if chosen.plot:
-        plot.require()
-    traces, findings = read(chosen)
-    keep = bool(chosen.predictions or (chosen.plot and not chosen.sweep))
-    replayed = replay(traces, (chosen.plan,), bar, keep=keep)
-    scores = [one.scores[0] for one in replayed]
-    summary = summary_of(traces, scores, chosen.plan.alpha_ratio)
-    for trace, score in zip(traces, scores, strict=True):
-        if score is None:
-            findings.note(Flaw.TOO_SHORT, trace.id)
-    sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
-    tell(report.scores(traces, scores, summary, brief=chosen.brief), [report.LEGEND])
-    tell(report.words(traces, summary, chosen.plan, chosen.unit))
-    content = report.result(chosen.plan, traces, scores, summary, findings)
-    if chosen.sweep:
-        content["swept"] = _sweep(traces, chosen, chosen.sweep, bar)
-    elif chosen.plot:
-        panels = [plot.Panel(traces[i], replayed[i].courses[0], scores[i]) for i in plot.pick(scores)]
-        plot.draw_courses(chosen.plot, panels, chosen.plan, chosen.unit)
-    if chosen.json:
-        report.write_json(chosen.json, content)
-    if chosen.predictions:
-        report.write_predictions(chosen.predictions, traces, [one.courses[0] for one in replayed])
-
-
-def read(chosen: "Options") -> tuple[list[Trace], Findings]:
-    """The traces of the files, or the example's. Raises SimulateError."""
-    if chosen.capacity is None:
-        return example(), Findings()
-    return load(chosen.files, chosen.capacity, chosen.family)
-
-
-def replay(traces: Sequence[Trace], plans: tuple[Plan, ...], bar: Bar, *, keep: bool = False) -> list[Replayed]:
-    trials = [Trial(trace, plans, keep) for trace in traces]
-    return spread("replaying", run, trials, available_cpus(), bar)
-
-
-def summary_of(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
-    """Raises SimulateError without any score."""
-    scored = [(trace, score) for trace, score in zip(traces, scores, strict=True) if score is not None]
-    if not scored:
-        raise SimulateError(
-            f"nothing to score: no series goes on for longer than the warm-up ({SHORT_WARM_UP_S / 3600:g} h, or "
-            f"{WARM_UP_S / 3600:g} h of one longer than {SHORT_TRACE_S / 86400:g} days); give a longer record"
-        )
-    return summarise(scored, alpha_ratio)
-
-
-def _sweep(traces: Sequence[Trace], chosen: "Options", sweep: Sweep, bar: Bar) -> list[dict[str, Any]]:
-    plans = sweep.plans(chosen.plan)
-    replayed = replay(traces, plans, bar)
-    points = [
-        Point(value, summary_of(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
-        for i, (value, plan) in enumerate(zip(sweep.values, plans, strict=True))
-    ]
-    best = recommended(points, chosen.plan)
-    tell(report.swept(sweep, points, chosen.plan), [""], advice(sweep, points, chosen.plan))
-    if chosen.plot:
-        plot.draw_sweep(chosen.plot, sweep, points, best, chosen.plan)
-    return [{"value": one.value, "recommended": one is best, **report.summed(one.summary)} for one in points]
-
-
-def tell(*blocks: Iterable[str]) -> None:
-    """Paragraphs on stdout, an empty line after them."""
-    sys.stdout.writelines(f"{line}\n" for block in blocks for line in block)
-    sys.stdout.write("\n")
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
-
 ADVERTISED_FROM_S: Final = 3600.0
 """Horizons from here on are those of a resource that the node advertises: they may be violated more often."""
 
@@ -238,3 +155,86 @@ def _ratio(text: str) -> float:
     if not 0.0 < ratio < 1.0:
         raise argparse.ArgumentTypeError("must be between 0 and 1")
     return ratio
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status; the results go to stdout, what was wrong with the input and the progress to stderr."""
+    try:
+        simulate(parse(arguments), Bar(sys.stderr))
+    except SimulateError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def simulate(chosen: Options, bar: Bar) -> None:
+    """Raises SimulateError."""
+    if chosen.plot:
+        plot.require()
+    traces, findings = read(chosen)
+    keep = bool(chosen.predictions or (chosen.plot and not chosen.sweep))
+    replayed = replay(traces, (chosen.plan,), bar, keep=keep)
+    scores = [one.scores[0] for one in replayed]
+    summary = summary_of(traces, scores, chosen.plan.alpha_ratio)
+    for trace, score in zip(traces, scores, strict=True):
+        if score is None:
+            findings.note(Flaw.TOO_SHORT, trace.id)
+    sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
+    tell(report.scores(traces, scores, summary, brief=chosen.brief), [report.LEGEND])
+    tell(report.words(traces, summary, chosen.plan, chosen.unit))
+    content = report.result(chosen.plan, traces, scores, summary, findings)
+    if chosen.sweep:
+        content["swept"] = _sweep(traces, chosen, chosen.sweep, bar)
+    elif chosen.plot:
+        panels = [plot.Panel(traces[i], replayed[i].courses[0], scores[i]) for i in plot.pick(scores)]
+        plot.draw_courses(chosen.plot, panels, chosen.plan, chosen.unit)
+    if chosen.json:
+        report.write_json(chosen.json, content)
+    if chosen.predictions:
+        report.write_predictions(chosen.predictions, traces, [one.courses[0] for one in replayed])
+
+
+def read(chosen: Options) -> tuple[list[Trace], Findings]:
+    """The traces of the files, or the example's. Raises SimulateError."""
+    if chosen.capacity is None:
+        return example(), Findings()
+    return load(chosen.files, chosen.capacity, chosen.family)
+
+
+def replay(traces: Sequence[Trace], plans: tuple[Plan, ...], bar: Bar, *, keep: bool = False) -> list[Replayed]:
+    trials = [Trial(trace, plans, keep) for trace in traces]
+    return spread("replaying", run, trials, available_cpus(), bar)
+
+
+def summary_of(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
+    """Raises SimulateError without any score."""
+    scored = [(trace, score) for trace, score in zip(traces, scores, strict=True) if score is not None]
+    if not scored:
+        raise SimulateError(
+            f"nothing to score: no series goes on for longer than the warm-up ({SHORT_WARM_UP_S / 3600:g} h, or "
+            f"{WARM_UP_S / 3600:g} h of one longer than {SHORT_TRACE_S / 86400:g} days); give a longer record"
+        )
+    return summarise(scored, alpha_ratio)
+
+
+def _sweep(traces: Sequence[Trace], chosen: Options, sweep: Sweep, bar: Bar) -> list[dict[str, Any]]:
+    plans = sweep.plans(chosen.plan)
+    replayed = replay(traces, plans, bar)
+    points = [
+        Point(value, summary_of(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
+        for i, (value, plan) in enumerate(zip(sweep.values, plans, strict=True))
+    ]
+    best = recommended(points, chosen.plan)
+    tell(report.swept(sweep, points, chosen.plan), [""], advice(sweep, points, chosen.plan))
+    if chosen.plot:
+        plot.draw_sweep(chosen.plot, sweep, points, best, chosen.plan)
+    return [{"value": one.value, "recommended": one is best, **report.summed(one.summary)} for one in points]
+
+
+def tell(*blocks: Iterable[str]) -> None:
+    """Paragraphs on stdout, an empty line after them."""
+    sys.stdout.writelines(f"{line}\n" for block in blocks for line in block)
+    sys.stdout.write("\n")

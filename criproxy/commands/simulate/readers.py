@@ -147,7 +147,7 @@ def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) ->
     Without an id column, all rows are of one node that has the file's name. Raises SimulateError without the columns.
     """
     reader = csv.reader(line.replace("\0", "") for line in lines)
-    first = next(_told(reader, name), None)
+    first = next(_rows_of(reader, name), None)
     if first is None:
         raise SimulateError(f"{name}: is empty; give rows of id,t,u")
     rows.begin(lambda _id, number: f"{name}:{number}")
@@ -158,14 +158,14 @@ def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) ->
     only_id = PurePath(name).name.partition(".")[0]
     if headless:
         _add(first, reader.line_num, columns, only_id, rows)
-    for fields in _told(reader, name):
+    for fields in _rows_of(reader, name):
         if len(fields) >= columns.needed:
             _add(fields, reader.line_num, columns, only_id, rows)
         else:
             rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{reader.line_num}")
 
 
-def _told(reader: "Reader", name: str) -> Iterator[list[str]]:
+def _rows_of(reader: "Reader", name: str) -> Iterator[list[str]]:
     try:
         yield from filter(None, reader)
     except csv.Error as error:

@@ -144,10 +144,10 @@ class Rows:
 
     def _sort(self, node_id: str, node: _Node) -> None:
         times = node.times_s
-        late = [i for i in range(1, len(times)) if times[i] < times[i - 1]]
-        for i in late:
+        unsorted = [i for i in range(1, len(times)) if times[i] < times[i - 1]]
+        for i in unsorted:
             self.findings.note(Flaw.UNSORTED, self._place(node_id, node.places[i]))
-        if late:
+        if unsorted:
             order = sorted(range(len(times)), key=times.__getitem__)
             node.times_s = array("d", (times[i] for i in order))
             node.usages = array("d", (node.usages[i] for i in order))
