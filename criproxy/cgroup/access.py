@@ -1,6 +1,6 @@
 """Reads and settles the kernel files of `kernel_files`, by their rows: read, compare, write, verify.
 
-It remembers what each file held after the last write, so that a value from somebody else is told from our own.
+It remembers what each file held after the last write, so that it can count what somebody else has changed.
 """
 
 import contextlib

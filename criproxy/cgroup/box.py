@@ -45,12 +45,12 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, InUse, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
@@ -78,13 +78,13 @@ class Held(Struct, frozen=True):
 
 
 class BoxState(Struct, frozen=True):
-    """The box at one moment. `path`: None until kubelet or the inventory has told where it is.
+    """The box at one moment. `path`: None until kubelet or the inventory has named it.
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
-    `in_use` is of the resources of `kernel_files.LIMITS`, as of the last write; None: the kernel can't bound it.
+    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write.
     """
 
     path: str | None
@@ -98,10 +98,10 @@ class BoxState(Struct, frozen=True):
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    in_use: Mapping[str, InUse | None] = field(default_factory=dict)
+    in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
 
 
-class Usages(Struct, frozen=True):
+class UsageReading(Struct, frozen=True):
     """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
 
     node: Usage
@@ -158,7 +158,7 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
-        self._in_use: dict[str, InUse | None] = {}
+        self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
@@ -281,11 +281,11 @@ class Box:
     async def carry(self) -> tuple[str, ...]:
         """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
 
-        This follows a resize of which the runtime is not told. Raises CgroupError.
+        This follows a resize that the runtime does not hear of. Raises CgroupError.
         """
         return await self._writer.run("carry limits of pods", self._carry)
 
-    async def usage(self) -> Usages:
+    async def usage(self) -> UsageReading:
         """Raises CgroupError."""
         return await self._reader.run("read usage", self._usage)
 
@@ -342,7 +342,7 @@ class Box:
 
     @property
     def path(self) -> str | None:
-        """Where the box is; None until kubelet or the inventory has told."""
+        """Where the box is; None until kubelet or the inventory has named it."""
         return self._path
 
     def state(self) -> BoxState:
@@ -359,7 +359,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
-            in_use=dict(self._in_use),
+            in_use=dict(self._held),
         )
 
     def close(self) -> None:
@@ -497,7 +497,7 @@ class Box:
             return ()
         self._wanted = {**wanted, CPU: cores}
         changes = self._counted_drift(self._driver.squeeze(self._path, cores))
-        self._limits = self._driver.read(self._path)
+        self._limits = {**(self._limits or {}), **self._driver.read(self._path)}
         return changes
 
     def _release(self) -> tuple[LimitChange, ...]:
@@ -517,7 +517,7 @@ class Box:
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.
 
-        The limits come last: systemd writes all that it was told before when it is told of something else.
+        The limits come last: systemd writes all that it was sent before when it is sent something else.
         """
         self._driver.ensure(path)
         changes: list[LimitChange] = []
@@ -534,7 +534,7 @@ class Box:
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
-        others = {name: held.limit for name, held in self._in_use.items() if held is not None and name in limits}
+        others = {name: held.limit for name, held in self._held.items() if name in limits}
         self._limits = {**self._driver.read(path), **others}
         return changes
 
@@ -549,7 +549,10 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
-        self._in_use[name] = self._driver.read_limit(path, name)
+        if held := self._driver.read_limit(path, name):
+            self._held[name] = held
+        else:
+            self._held.pop(name, None)
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:
@@ -581,12 +584,12 @@ class Box:
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
 
-    def _usage(self) -> Usages:
+    def _usage(self) -> UsageReading:
         path, wanted = self._path, self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
-        return Usages(node, box, read_s)
+        return UsageReading(node, box, read_s)
 
     def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
         usages = ((pod, self._driver.usage(pod)) for pod in pods)

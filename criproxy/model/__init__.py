@@ -188,13 +188,6 @@ cpu.idle) is not a limit: it always holds.
 """
 
 
-class InUse(Struct, frozen=True):
-    """What of a resource is in use in a cgroup (None: the kernel does not tell), and how much may be."""
-
-    current: int | None
-    limit: Limit
-
-
 class ResourcePrediction(Struct, frozen=True):
     """The `level` that online's use of a resource should not exceed before the next decisions; None: not known yet.
 

@@ -8,11 +8,12 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import Record
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, Decision, InUse, Limit, Limits, Sandbox, Snapshot
+from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
 
 
 class BypassStatus(Struct, frozen=True):
@@ -265,9 +266,9 @@ def shown_limit(limit: Limit) -> ShownLimit:
     return "unlimited" if limit is UNLIMITED else limit
 
 
-def share_status(in_use: Mapping[str, InUse | None]) -> dict[str, ShareStatus]:
+def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
     shares = {name: held for name in SHARES if (held := in_use.get(name)) is not None}
-    return {name: ShareStatus(held.current, shown_limit(held.limit)) for name, held in shares.items()}
+    return {name: ShareStatus(held.used, shown_limit(held.limit)) for name, held in shares.items()}
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:

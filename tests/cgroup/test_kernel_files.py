@@ -91,7 +91,10 @@ def test_box_is_bounded_by_another_file_with_its_row_alone(
     kernel.by_hand(file, "")
     drifted = driver.write_limit(box, "io.max", 1000)
 
+    held = driver.read_limit(box, "io.max")
+
     assert (without, again) == ((), ())
+    assert held is not None and held.limit == column.format.text(1000)
     assert kernel.file(file) == column.format.text(1000)
     assert [change.drift for change in (*changes, *drifted)] == [False, True]
     if version == 2 and box == "offline.slice":

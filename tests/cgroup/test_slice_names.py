@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.cgroup.kernel_files import INFINITY
-from criproxy.cgroup.naming import directory_of, parse_box, pod_named
-from criproxy.cgroup.systemd.slices import anchor_of, cpu_mask, limit_properties, pod_in, priority_properties
+from criproxy.cgroup.naming import directory_of, parse_box, pod_in, pod_named
+from criproxy.cgroup.systemd.anchor import anchor_of, cpu_mask
+from criproxy.cgroup.systemd.driver import limit_properties, priority_properties
 from criproxy.model import UNLIMITED
 
 

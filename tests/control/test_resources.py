@@ -5,11 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.history import History, Record
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource, Sampling, Share
 from criproxy.control.sampler import Reading, Sampler
-from criproxy.model import Capacity, InUse, ResourcePrediction, ResourceSample, Snapshot, Usage
+from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import from_json, latest_decisions, resource_status, share_status, to_json
 from criproxy.observe.status_text import render
@@ -112,14 +113,14 @@ def test_row_is_in_the_metrics(disk):
 
 def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
     monkeypatch.setitem(SHARES, "files", Share("files", "open files", "files controller"))
-    shares = share_status({"files": InUse(5, 80), "pids": None})
+    shares = share_status({"files": HeldLimit(80, 5)})
     status = replace(STATUS, box=replace(STATUS.box, shares=shares))
     assert json.loads(to_json(status))["box"]["files"] == {"current": 5, "limit": 80}
     assert json.loads(to_json(status))["box"]["pids"] is None
     assert from_json(to_json(status)) == status
     assert "  open files: 5, limit 80\n" in render(status)
     metrics = Metrics("1")
-    metrics.in_use({"files": InUse(5, 80)})
+    metrics.in_use({"files": HeldLimit(80, 5)})
     text = metrics.render().decode()
     assert "# HELP criproxy_box_files Open files in the box\n" in text
     assert "criproxy_box_files 5.0\n" in text

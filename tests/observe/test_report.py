@@ -12,6 +12,7 @@ from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
 from criproxy.config import Config
 from criproxy.config.load import parse
@@ -20,7 +21,7 @@ from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import History, Record
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, InUse, Limits, PodRef, Sandbox
+from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Sandbox
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
@@ -63,7 +64,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: InUse | None = None
+    pids: HeldLimit | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -78,7 +79,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
-            in_use={"pids": self.pids},
+            in_use={"pids": self.pids} if self.pids else {},
         )
 
 
@@ -305,12 +306,12 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("pids", "told", "limit"),
     [
-        pytest.param(InUse(12, 10813), ShareStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(InUse(12, UNLIMITED), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(HeldLimit(10813, 12), ShareStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(HeldLimit(UNLIMITED, 12), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
         pytest.param(None, None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: InUse | None, told: ShareStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, told: ShareStatus | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 

@@ -1,7 +1,7 @@
 """The box as a systemd slice: limits that last, without systemd ever waiting for memory or killing for it.
 
 Systemd resets what it did not write itself whenever the first pod enters, somebody sets any property, or it reloads:
-so it is told each limit. A limit on memory sinks in the kernel's files first, in steps, and systemd is told what they
+so it is sent each limit. A limit on memory sinks in the kernel's files first, in steps, and systemd is sent what they
 hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
 """
 
@@ -11,26 +11,26 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup import files
+from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, checked_box, checked_pod, no_cpus
 from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
-from criproxy.cgroup.systemd.slices import limit_properties, pod_properties, priority_properties
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError, Units
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 
 class _Slice(Struct):
-    """Which cgroup a slice was when it was started, what systemd was told of it, and the limits after the last write.
+    """Which cgroup a slice was when it was started, which properties it was sent, and the limits after the last write.
 
-    `told`: the properties of priority, CPU and memory. `single`: the values of the files that systemd is told of one by
-    one; None: it is not known what systemd made of it.
+    `sent`: the properties of priority, CPU and memory. `single`: the values of the files that are sent one by one;
+    None: it is not known what systemd made of it.
     """
 
     cgroup: int | None
-    told: dict[str, PropertyValue]
+    sent: dict[str, PropertyValue]
     left: Limits | None = None
     single: dict[KernelFile, Any] = field(default_factory=dict)
 
@@ -81,15 +81,15 @@ class SystemdDriver:
         first, through = self._through_systemd(box, record, held, want)
         changes = (*through, *self._kernel.write(box, first))
         if any(change.drift for change in changes):
-            record.told.clear()
+            record.sent.clear()
         rises = first[MEMORY] != want[MEMORY]
         size = want[MEMORY] if rises else _lasting(record, want[MEMORY], self._kernel.read(box))
         try:
-            told = self._tell(box, record, {CPU: want[CPU], MEMORY: size})
+            sent = self._send(box, record, {CPU: want[CPU], MEMORY: size})
         except CgroupError:
             self._kernel.write(box, {**want, MEMORY: first[MEMORY]})
             raise
-        if told:
+        if sent:
             # Systemd has written all that it knows, which is less than there is.
             again = self._kernel.write(box, want)
             changes = (*changes, *(replace(change, drift=False) for change in again))
@@ -107,19 +107,19 @@ class SystemdDriver:
             raise no_cpus(box)
         record = self._slices[box]
         if record.single.get(CPUS, UNLIMITED) != cpus:
-            self._tell_one(box, record, CPUS, cpus)
+            self._send_one(box, record, CPUS, cpus)
         try:
             changes = self._kernel.confine(box, cpus)
         except CgroupError:
-            record.single[CPUS] = None  # whatever systemd made of it: it is told again
+            record.single[CPUS] = None  # whatever systemd made of it: it is sent again
             raise
         if any(change.drift for change in changes):
-            self._tell_one(box, record, CPUS, cpus)
+            self._send_one(box, record, CPUS, cpus)
             changes = (*changes, *self._kernel.confine(box, cpus))
         return changes
 
-    def _tell_one(self, box: str, record: _Slice, row: KernelFile, value: Any) -> None:
-        """Tell systemd of one file beside the limits: it writes those, too, as it was told them last."""
+    def _send_one(self, box: str, record: _Slice, row: KernelFile, value: Any) -> None:
+        """Send systemd the value of one file beside the limits: it then writes those, too, as they were sent last."""
         record.single[row] = None  # it may be done also when no answer comes
         self._units.set(box, properties(self._version, {row: value}))
         if record.left is not None:
@@ -141,7 +141,7 @@ class SystemdDriver:
             record = self._slices[box]
             news = changes or record.single.get(row) != limit
             if news and self._kernel.can_limit(box, name):
-                self._tell_one(box, record, row, limit)
+                self._send_one(box, record, row, limit)
         return changes
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
@@ -194,40 +194,40 @@ class SystemdDriver:
     def _through_systemd(
         self, box: str, record: _Slice, held: Limits, want: Limits
     ) -> tuple[Limits, tuple[LimitChange, ...]]:
-        """What is left to us to write first, and the changes that systemd is to make, also if it was told before.
+        """What is left to us to write first, and the changes that systemd is to make, also if they were sent before.
 
-        On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_tell`.
+        On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_send`.
         """
         first, left, changes = want, record.left or held, []
         if self._version == 2 and want[CPU] != held[CPU]:
             first, drift = {**first, CPU: held[CPU]}, left[CPU] != held[CPU]
             changes.append(LimitChange(f"{box}: CPUQuota", str(held[CPU]), str(want[CPU]), drift))
-            record.told.pop("CPUQuotaPerSecUSec", None)
+            record.sent.pop("CPUQuotaPerSecUSec", None)
         if self._version == 2 and _rises(held[MEMORY], want[MEMORY]):
             first, drift = {**first, MEMORY: held[MEMORY]}, left[MEMORY] != held[MEMORY]
             changes.append(LimitChange(f"{box}: MemoryMax", str(held[MEMORY]), str(want[MEMORY]), drift))
-            record.told.pop("MemoryHigh", None)
-            record.told.pop("MemoryMax", None)
+            record.sent.pop("MemoryHigh", None)
+            record.sent.pop("MemoryMax", None)
         return first, tuple(changes)
 
-    def _tell(self, box: str, record: _Slice, limits: Limits) -> bool:
-        """Tell systemd these limits, in one call. False: it knows them already."""
+    def _send(self, box: str, record: _Slice, limits: Limits) -> bool:
+        """Send systemd these limits, in one call. False: it has them already."""
         lasting = dict(limit_properties(self._version, limits))
         if self._version == 1:
             # With each quota systemd tries cpu.shares too, which is refused beside cpu.idle, and logs that: so it gets
             # a first one only, and puts that back, for a tick, when it reloads.
-            lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.told}
-        news = {name: value for name, value in lasting.items() if record.told.get(name) != value}
+            lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.sent}
+        news = {name: value for name, value in lasting.items() if record.sent.get(name) != value}
         if not news:
             return False
-        if not record.told:  # somebody else has changed something: all anew
+        if not record.sent:  # somebody else has changed something: all anew
             news = {**self._priority(), **news}
         try:
             self._units.set(box, news)
         except CgroupError:
-            record.told.clear()  # it may have been done all the same
+            record.sent.clear()  # it may have been done all the same
             raise
-        record.told.update(news)
+        record.sent.update(news)
         return True
 
 
@@ -245,8 +245,47 @@ def _rises(held: float | type_unlimited, want: float | type_unlimited) -> bool:
 
 
 def _lasting(record: _Slice, want: float | type_unlimited, reached: Limits) -> float | type_unlimited:
-    """What systemd is told of memory: a limit on its way down not step by step: each call gives a fresh quota."""
-    size, told = reached[MEMORY], record.told.get("MemoryMax")
-    if size is UNLIMITED or size == want or not isinstance(told, int):
+    """The memory limit to send. One on its way down is not sent at each step, as each call gives a fresh quota."""
+    size, sent = reached[MEMORY], record.sent.get("MemoryMax")
+    if size is UNLIMITED or size == want or not isinstance(sent, int):
         return size
-    return told if size <= told < size + size // 16 else size
+    return sent if size <= sent < size + size // 16 else size
+
+
+# --- properties: names and values only. Source: systemd.resource-control(5) ------------------------------------------
+
+
+def priority_properties(version: int, *, cpu_idle: bool) -> Properties:
+    """What the box's slice has besides limits: the lowest priority, and files in every controller.
+
+    `cpu_idle`: the kernel has cpu.idle. Systemd does not know it on v1.
+    """
+    weight = {rows.CPU_WEIGHT: 2} if version == 1 else {rows.CPU_IDLE: True} if cpu_idle else {rows.CPU_WEIGHT: 1}
+    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **properties(version, {**weight, rows.IO_WEIGHT: 1})}
+
+
+def pod_properties(version: int, limits: PodLimits) -> Properties:
+    """What a pod's slice has; systemd knows no limits on huge pages."""
+    values = {
+        rows.CPU_WEIGHT: limits.cpu_weight or (2 if version == 1 else 1),
+        rows.CPU_QUOTA: limits.cpu_cores,
+        rows.PIDS_MAX: limits.pids,
+        rows.MEMORY_MAX: limits.memory_bytes,
+    }
+    return {**_accounting("CPU", "Memory", "Tasks"), **properties(version, values)}
+
+
+def limit_properties(version: int, limits: Limits) -> Properties:
+    """The properties that make systemd write these limits.
+
+    MemoryHigh is never below MemoryMax, which the usage never exceeds: so systemd never waits for reclaim.
+    """
+    cores, size = limits[CPU], limits[MEMORY]
+    swap = UNLIMITED if size is UNLIMITED else 0
+    return properties(
+        version, {rows.CPU_QUOTA: cores, rows.MEMORY_HIGH: size, rows.MEMORY_MAX: size, rows.SWAP_MAX: swap}
+    )
+
+
+def _accounting(*names: str) -> dict[str, bool]:
+    return {f"{name}Accounting": True for name in names}
