@@ -50,7 +50,16 @@ from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    UNLIMITED,
+    AdmissionError,
+    LimitChange,
+    Limits,
+    UsageReading,
+    type_unlimited,
+)
 from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
@@ -99,14 +108,6 @@ class BoxState(Struct, frozen=True):
     memory: Held | None = None
     cpus: str = ""
     in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
-
-
-class UsageReading(Struct, frozen=True):
-    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
-
-    node: Usage
-    box: Usage | None
-    read_s: float
 
 
 class BoxSettings(Struct, frozen=True):

@@ -6,7 +6,7 @@ from criproxy.config.windows import WindowTable
 from criproxy.control.guardlaw import GuardSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings
 from criproxy.control.resources import RESOURCES, Resource
-from criproxy.control.schedule import Mode, Schedule
+from criproxy.control.schedule import Mode, WeekSchedule
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED
 
@@ -23,12 +23,12 @@ def policy(config: Config) -> PolicySettings:
     return _policy(config, "static" if config.control.policy == "static" else "dynamic", None)
 
 
-def schedule(config: Config) -> Schedule | None:
+def schedule(config: Config) -> WeekSchedule | None:
     """None: the policy is not a schedule. Raises KeyError, ValueError or OSError as `config.schedule.zone` does."""
     if config.control.policy != "schedule":
         return None
     table = config.schedule
-    return Schedule(tuple(window.window for window in table.windows), table.outside, table.zone)
+    return WeekSchedule(tuple(window.window for window in table.windows), table.outside, table.zone)
 
 
 def window_policy(config: Config, window: int | None, mode: Mode, words: str) -> PolicySettings:

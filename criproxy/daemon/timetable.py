@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from criproxy.config import Config
 from criproxy.control.policy import PolicySettings
-from criproxy.control.schedule import Phase, clock_in_words, phase_at, phase_in_words
+from criproxy.control.schedule import SchedulePhase, clock_in_words, phase_at, phase_in_words
 from criproxy.daemon import derive
 
 
@@ -26,7 +26,7 @@ class Timetable:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._schedule = derive.schedule(config)
-        self._phase: Phase | None = None
+        self._phase: SchedulePhase | None = None
 
     def stage(self, wall_s: float) -> Stage:
         """`wall_s`: UTC, and may jump."""
@@ -43,7 +43,7 @@ class Timetable:
             drain=phase.mode == "off" and self._config.schedule.on_close == "evict",
         )
 
-    def _closed(self, phase: Phase, wall_s: float) -> str:
+    def _closed(self, phase: SchedulePhase, wall_s: float) -> str:
         assert self._schedule is not None
         if phase.mode == "off":
             opens = "" if phase.opens_s is None else f" until {clock_in_words(self._schedule, phase.opens_s)}"

@@ -142,6 +142,14 @@ class Usage(Struct, frozen=True):
     memory_bytes: int = 0
 
 
+class UsageReading(Struct, frozen=True):
+    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
+
+    node: Usage
+    box: Usage | None
+    read_s: float
+
+
 class Capacity(Struct, frozen=True):
     """What online and offline share.
 

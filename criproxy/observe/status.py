@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
-from criproxy.control.history import Record
+from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
@@ -276,7 +276,7 @@ def offline_pod(sandbox: Sandbox) -> OfflinePod:
     return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
-def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionStatus, ...]:
+def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[DecisionStatus, ...]:
     """The last `count` changes of the limits in a history (oldest first), the last one first.
 
     A change that is too small to be seen in print is none here, and one to whether the limits are applied is one.
@@ -290,7 +290,7 @@ def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionSta
     return tuple(itertools.islice(changes, count))
 
 
-def _shown(record: Record) -> tuple[dict[str, str], bool]:
+def _shown(record: DecisionRecord) -> tuple[dict[str, str], bool]:
     limits = record.decision.limits
     words = {
         name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits.items()
@@ -298,7 +298,7 @@ def _shown(record: Record) -> tuple[dict[str, str], bool]:
     return words, record.applied
 
 
-def _decision(record: Record) -> DecisionStatus:
+def _decision(record: DecisionRecord) -> DecisionStatus:
     resources = record.decision.resources
     return DecisionStatus(
         decided_s=record.wall_s,

@@ -18,7 +18,7 @@ from criproxy.config import Config
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
-from criproxy.control.history import History, Record
+from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Sandbox
@@ -259,7 +259,7 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
 def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
     bench = Bench()
     for t_s, applied in enumerate([False, False, True, True]):
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
     told = bench.status().decisions
     assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
     assert bench.endpoints.why(None).decision.applied  # type: ignore[union-attr]
@@ -270,7 +270,7 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
     mib = 1 << 20
     for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
         made = limited(replace(decision(), t_s=t_s * 100.0), cpu=1.0, memory=size)
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limits["memory"]) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
     assert len(bench.history.records()) == 4
@@ -366,7 +366,7 @@ def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
         made = limited(replace(decision(), t_s=t_s * 100.0), cpu=cores, memory=UNLIMITED)
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limits) for one in told] == [
         (1000.0 + t_s, {"cpu": cores, "memory": "unlimited"})
@@ -390,7 +390,7 @@ def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> No
     bench = Bench()
     _stay(bench)
     bench.tick()
-    bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
+    bench.history.add(DecisionRecord(1.7e9, SNAPSHOT, decision()))
     box, why = bench.status().box, bench.endpoints.why(None).decision
     assert why is not None
     for resources in (box.resources, why.resources):
