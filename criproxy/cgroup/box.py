@@ -45,12 +45,21 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import CPU, MEMORY, UNLIMITED, AdmissionError, InUse, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    UNLIMITED,
+    AdmissionError,
+    LimitChange,
+    Limits,
+    UsageReading,
+    type_unlimited,
+)
 from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
@@ -84,7 +93,7 @@ class BoxState(Struct, frozen=True):
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
-    `in_use` is of the resources of `kernel_files.LIMITS`, as of the last write; None: the kernel can't bound it.
+    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write.
     """
 
     path: str | None
@@ -98,15 +107,7 @@ class BoxState(Struct, frozen=True):
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    in_use: Mapping[str, InUse | None] = field(default_factory=dict)
-
-
-class UsageReading(Struct, frozen=True):
-    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
-
-    node: Usage
-    box: Usage | None
-    read_s: float
+    in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
 
 
 class BoxSettings(Struct, frozen=True):
@@ -158,7 +159,7 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
-        self._in_use: dict[str, InUse | None] = {}
+        self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
@@ -364,7 +365,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
-            in_use=dict(self._in_use),
+            in_use=dict(self._held),
         )
 
     def close(self) -> None:
@@ -539,7 +540,7 @@ class Box:
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
-        others = {name: held.limit for name, held in self._in_use.items() if held is not None and name in limits}
+        others = {name: held.limit for name, held in self._held.items() if name in limits}
         self._limits = {**self._driver.read(path), **others}
         return changes
 
@@ -554,7 +555,10 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
-        self._in_use[name] = self._driver.read_limit(path, name)
+        if held := self._driver.read_limit(path, name):
+            self._held[name] = held
+        else:
+            self._held.pop(name, None)
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:

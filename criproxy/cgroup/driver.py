@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct, field
 
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
-from criproxy.model import InUse, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 T = TypeVar("T")
@@ -48,6 +48,13 @@ def no_cpus(box: str) -> CgroupError:
         f"{box} keeps the CPUs that it has: kubelet's CPU manager has left none that is there to offline pods; leave "
         "some with --reserved-cpus, or run fewer pods with CPUs of their own"
     )
+
+
+class HeldLimit(Struct, frozen=True):
+    """A limit that the kernel holds, in the unit of its row, and how much is in use (None: the kernel has no file)."""
+
+    limit: Any
+    used: int | None
 
 
 class PodLimits(Struct, frozen=True):
@@ -140,8 +147,8 @@ class CgroupDriver(Protocol):
         """
         ...
 
-    def read_limit(self, path: str, name: str) -> InUse | None:
-        """What a cgroup has and may have of a resource of `kernel_files.LIMITS`; None: the kernel does not tell."""
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import (
     Capabilities,
     CgroupError,
+    HeldLimit,
     PodLimits,
     checked_box,
     checked_path,
@@ -21,7 +22,7 @@ from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, UNLIMITED, InUse, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
@@ -130,10 +131,11 @@ class KernelDriver:
     def can_limit(self, box: str, name: str) -> bool:
         return self._access.has(LIMITS[name].limit, checked_box(box))
 
-    def read_limit(self, path: str, name: str) -> InUse | None:
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
         path, row = checked_path(path), LIMITS[name]
         limit = self._access.read(row.limit, path)
-        return None if limit is None else InUse(self._access.read(row.usage, path) if row.usage else None, limit)
+        used: int | None = None if limit is None or row.usage is None else self._access.read(row.usage, path)
+        return None if limit is None else HeldLimit(limit, used)
 
     # --- pods --------------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ THREE_SPAN_S: Final = 1.8
 """Of three changes in less time, the middle one is forgotten."""
 
 MAX_RECORDS: Final = 4000
-"""An hour of two changes each 1.8 s; about 5 MB at most."""
+"""An hour of two changes each 1.8 s; about 6 MB at most."""
 
 
-class Record(Struct, frozen=True):
+class DecisionRecord(Struct, frozen=True):
     """One decision, the snapshot that it was made from, and when, by wall time (UTC).
 
     `applied` False: the kernel's limits were left alone (a dry run, or colocation is off).
@@ -32,8 +32,8 @@ class Record(Struct, frozen=True):
 class Past(Struct, frozen=True):
     """What held at a moment, and the decisions that its limits date from, by resource; None: from before the record."""
 
-    record: Record
-    since: Mapping[str, Record | None]
+    record: DecisionRecord
+    since: Mapping[str, DecisionRecord | None]
 
 
 class History:
@@ -44,9 +44,9 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
+        self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: DecisionRecord) -> None:
         records, t_s = self._records, record.decision.t_s
         if records:
             last, applied = records[-1].decision, records[-1].applied
@@ -58,7 +58,7 @@ class History:
         while t_s - records[0].decision.t_s > SPAN_S:
             records.popleft()
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[DecisionRecord, ...]:
         """Oldest first."""
         return tuple(self._records)
 
@@ -75,7 +75,7 @@ class History:
         )
 
 
-def _since(name: str, past: Sequence[Record]) -> Record | None:
+def _since(name: str, past: Sequence[DecisionRecord]) -> DecisionRecord | None:
     """The record that brought the last limit."""
     limits = [record.decision.resources.get(name) for record in past]
     for record, decided, before in zip(reversed(past), reversed(limits), reversed(limits[:-1]), strict=False):

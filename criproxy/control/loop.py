@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import Outlook
-from criproxy.control.history import History, Record
+from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
 from criproxy.control.resources import RESOURCES
-from criproxy.control.sampler import Reading, Sampler
+from criproxy.control.sampler import CounterReading, Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
 from criproxy.model import (
     CPU,
@@ -28,7 +28,7 @@ from criproxy.model import (
     Prediction,
     ResourcePrediction,
     Snapshot,
-    Usage,
+    UsageReading,
 )
 
 _HOUR: Final = "_hour"
@@ -40,23 +40,10 @@ HOUR_COLD_START_PROBES: Final = 288
 """How far ahead a node can promise, how sure of it, and a day of learning before."""
 
 
-class Usages(Protocol):
-    """One reading of the counters, at `read_s` (CLOCK_MONOTONIC); `box` is None when there is no box."""
-
-    @property
-    def node(self) -> Usage: ...
-
-    @property
-    def box(self) -> Usage | None: ...
-
-    @property
-    def read_s(self) -> float: ...
-
-
-class Box(Protocol):
+class BoundedBox(Protocol):
     """What the loop asks of the box (`criproxy.cgroup.box`). When either raises, the tick fails."""
 
-    async def usage(self) -> Usages:
+    async def usage(self) -> UsageReading:
         """Counters of the node and of the box, read as close together as can be."""
         ...
 
@@ -86,7 +73,7 @@ class LoopSettings(Struct, frozen=True):
     dry_run: bool = False
 
 
-class Counters(Struct):
+class TickCounters(Struct):
     """What went wrong since the start: ticks that failed, and deadlines that passed while a tick was late."""
 
     ticks: int = 0
@@ -94,7 +81,7 @@ class Counters(Struct):
     missed_ticks: int = 0
 
 
-class Observer(Protocol):
+class TickObserver(Protocol):
     """Who is told of each tick, and how long it took in seconds."""
 
     def ticked(
@@ -115,12 +102,12 @@ class Loop:
 
     def __init__(
         self,
-        box: Box,
+        box: BoundedBox,
         read_capacity: Callable[[], Capacity],
         clock: Clock,
         settings: LoopSettings,
         *,
-        observer: Observer,
+        observer: TickObserver,
         log: structlog.typing.FilteringBoundLogger,
         guard: CpuGuard,
         starting: Callable[[], int] = lambda: 0,
@@ -148,7 +135,7 @@ class Loop:
         self._trouble: str | None = None
         self._drifting = self._discarding = False
         self.history = History()
-        self.counters = Counters()
+        self.counters = TickCounters()
 
     # --- one tick ---------------------------------------------------------------------------------------------------
 
@@ -183,7 +170,7 @@ class Loop:
     async def _sample(self) -> Snapshot | None:
         usages = await self._box.usage()
         capacity, t_s = self._read_capacity(), self._clock.boottime_s()
-        return self._sampler.sample(Reading(t_s, usages.read_s, usages.node, usages.box, capacity))
+        return self._sampler.sample(CounterReading(t_s, usages.read_s, usages.node, usages.box, capacity))
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
         t_s, wall_s = snapshot.t_s, self._clock.wall_s()
@@ -218,7 +205,7 @@ class Loop:
         self._guard.decided(Outlook(snapshot.of[CPU].capacity, limit_cores, cpu))
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)
-        self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
+        self.history.add(DecisionRecord(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
     async def _fall_back(self) -> None:

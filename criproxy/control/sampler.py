@@ -17,7 +17,7 @@ What exceeds it by more is no measurement.
 """
 
 
-class Reading(Struct, frozen=True):
+class CounterReading(Struct, frozen=True):
     """The counters at one moment. `box` is None while there is no box.
 
     `t_s` is CLOCK_BOOTTIME, for the order of things; `read_s` CLOCK_MONOTONIC, for rates: it is read with the counters,
@@ -35,11 +35,11 @@ class Sampler:
     """Remembers the last reading only, so its cost depends neither on time nor on the number of pods."""
 
     def __init__(self) -> None:
-        self._last: Reading | None = None
+        self._last: CounterReading | None = None
         self.discarded = ""
         """Why the last reading was no measurement, in words; "": it was one."""
 
-    def sample(self, reading: Reading) -> Snapshot | None:
+    def sample(self, reading: CounterReading) -> Snapshot | None:
         """The snapshot since the last reading; None when no rate can be told.
 
         That is so for the first reading, for one that is not newer than the last, and for those that `discarded` tells
@@ -75,7 +75,7 @@ def _sample(capacity: float, node: float, box: float) -> ResourceSample:
     return ResourceSample(capacity=capacity, node=min(node, capacity), box=min(box, capacity), online=online)
 
 
-def _used(sampling: Sampling, now: Reading, last: Reading, dt_s: float) -> tuple[float, float]:
+def _used(sampling: Sampling, now: CounterReading, last: CounterReading, dt_s: float) -> tuple[float, float]:
     """What the node and the box use of a resource."""
     node = sampling.used(now.node)
     box = sampling.used(now.box) if now.box else 0

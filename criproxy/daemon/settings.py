@@ -13,8 +13,7 @@ from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource
-from criproxy.control.schedule import Mode as WindowMode
-from criproxy.control.schedule import Phase, Schedule, clock_in_words, phase_at, phase_in_words
+from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
@@ -50,7 +49,7 @@ class Timetable:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._schedule = schedule(config)
-        self._phase: Phase | None = None
+        self._phase: SchedulePhase | None = None
 
     def stage(self, wall_s: float) -> Stage:
         """`wall_s`: UTC, and may jump."""
@@ -67,7 +66,7 @@ class Timetable:
             drain=phase.mode == "off" and self._config.schedule.on_close == "evict",
         )
 
-    def _closed(self, phase: Phase, wall_s: float) -> str:
+    def _closed(self, phase: SchedulePhase, wall_s: float) -> str:
         assert self._schedule is not None
         if phase.mode == "off":
             opens = "" if phase.opens_s is None else f" until {clock_in_words(self._schedule, phase.opens_s)}"
@@ -164,12 +163,12 @@ def policy(config: Config) -> PolicySettings:
     return _policy(config, "static" if config.control.policy == "static" else "dynamic", None)
 
 
-def schedule(config: Config) -> Schedule | None:
+def schedule(config: Config) -> WeekSchedule | None:
     """None: the policy is not a schedule. Raises KeyError, ValueError or OSError as `config.schedule.zone` does."""
     if config.control.policy != "schedule":
         return None
     table = config.schedule
-    return Schedule(tuple(window.window for window in table.windows), table.outside, table.zone)
+    return WeekSchedule(tuple(window.window for window in table.windows), table.outside, table.zone)
 
 
 def window_policy(config: Config, window: int | None, mode: WindowMode, words: str) -> PolicySettings:

@@ -151,6 +151,14 @@ class Usage(Struct, frozen=True):
     memory_bytes: int = 0
 
 
+class UsageReading(Struct, frozen=True):
+    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
+
+    node: Usage
+    box: Usage | None
+    read_s: float
+
+
 class Capacity(Struct, frozen=True):
     """What online and offline share.
 
@@ -195,13 +203,6 @@ Limits = Mapping[str, Limit]
 """What bounds the box, by the name of the resource and in its unit (cores, bytes). Its priority (lowest weight,
 cpu.idle) is not a limit: it always holds.
 """
-
-
-class InUse(Struct, frozen=True):
-    """What of a resource is in use in a cgroup (None: the kernel does not tell), and how much may be."""
-
-    current: int | None
-    limit: Limit
 
 
 class ResourcePrediction(Struct, frozen=True):

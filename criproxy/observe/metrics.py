@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.model import (
     UNLIMITED,
     Decision,
-    InUse,
     LimitChange,
     Limits,
     ResourceDecision,
@@ -321,11 +321,11 @@ class Metrics:
         """For how long a resource of the box has been above its bound; 0: it is within."""
         self._above.set(seconds, resource)
 
-    def in_use(self, found: Mapping[str, InUse | None]) -> None:
+    def in_use(self, found: Mapping[str, HeldLimit]) -> None:
         """What of the resources that the box has a share of is in use, and how much may be; None: not known."""
         for name, (current, limit) in self._shares.items():
             held = found.get(name)
-            current.set(_number(held.current if held else None))
+            current.set(_number(held.used if held else None))
             limit.set(_number(held.limit if held else None))
 
     def guard_squeezed(self) -> None:

@@ -8,11 +8,12 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
-from criproxy.control.history import Record
+from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, Decision, InUse, Limit, Limits, Sandbox, Snapshot
+from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
 from criproxy.model.attachment import AttachStatus
 
 
@@ -257,9 +258,9 @@ def shown_limit(limit: Limit) -> ShownLimit:
     return "unlimited" if limit is UNLIMITED else limit
 
 
-def share_status(in_use: Mapping[str, InUse | None]) -> dict[str, ShareStatus]:
+def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
     shares = {name: held for name in SHARES if (held := in_use.get(name)) is not None}
-    return {name: ShareStatus(held.current, shown_limit(held.limit)) for name, held in shares.items()}
+    return {name: ShareStatus(held.used, shown_limit(held.limit)) for name, held in shares.items()}
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:
@@ -267,7 +268,7 @@ def offline_pod(sandbox: Sandbox) -> OfflinePod:
     return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
-def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionStatus, ...]:
+def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[DecisionStatus, ...]:
     """The last `count` changes of the limits in a history (oldest first), the last one first.
 
     A change that is too small to be seen in print is none here, and one to whether the limits are applied is one.
@@ -281,7 +282,7 @@ def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionSta
     return tuple(itertools.islice(changes, count))
 
 
-def _shown(record: Record) -> tuple[dict[str, str], bool]:
+def _shown(record: DecisionRecord) -> tuple[dict[str, str], bool]:
     limits = record.decision.limits
     words = {
         name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits.items()
@@ -289,7 +290,7 @@ def _shown(record: Record) -> tuple[dict[str, str], bool]:
     return words, record.applied
 
 
-def _decision(record: Record) -> DecisionStatus:
+def _decision(record: DecisionRecord) -> DecisionStatus:
     resources = record.decision.resources
     return DecisionStatus(
         decided_s=record.wall_s,

@@ -20,7 +20,7 @@ from criproxy.control.memory_pressure import (
     EvictionHard,
     EvictionStatus,
     Evidence,
-    State,
+    PressureState,
     Verdict,
     decide,
     halfway_bytes,
@@ -79,7 +79,7 @@ class MemoryRelief:
         self._clock = clock
         self.hard = EvictionHard(problem="it was not read yet")
         """kubelet's threshold, as far as known."""
-        self._state = State()
+        self._state = PressureState()
         self._over = False
         self._evidence: Evidence | None = None
         self._due = asyncio.Event()

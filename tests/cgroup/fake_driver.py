@@ -3,9 +3,9 @@
 import contextlib
 import threading
 
-from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
+from criproxy.cgroup.driver import Capabilities, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_placement
-from criproxy.model import UNLIMITED, InUse, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
 
@@ -115,9 +115,8 @@ class FakeDriver:
         old, self.limits[box, name] = self.limits.get((box, name)), limit
         return () if old == limit else (LimitChange(f"{name}.max", str(old), str(limit), self.drifted),)
 
-    def read_limit(self, path: str, name: str) -> InUse | None:
-        limit = self.limits.get((path, name), 1000)
-        return InUse(7, limit if limit is UNLIMITED else int(limit))
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        return HeldLimit(self.limits.get((path, name), 1000), 7)
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._call("ensure_pod", pod)

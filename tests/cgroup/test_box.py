@@ -11,10 +11,10 @@ from fake_driver import FakeDriver
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxSettings, BoxState, Held
-from criproxy.cgroup.driver import CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, InUse, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 FLOOR = {"cpu": 0.1, "memory": 64 << 20}
@@ -267,7 +267,7 @@ def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: Fak
     (changes,) = run(lambda: box.apply(FLOOR))
     box.close()
 
-    assert first == box.state().in_use["pids"] == InUse(7, 250)
+    assert first == box.state().in_use["pids"] == HeldLimit(250, 7)
     assert [change.file for change in changes] == ["pids.max"]  # type: ignore[attr-defined]
 
 
@@ -277,7 +277,7 @@ def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock:
     run(lambda: box.admit(A, 0), box.release)
     box.close()
 
-    assert (driver.boxes["/offline"], box.state().in_use["pids"]) == (LIFTED, InUse(7, 250))
+    assert (driver.boxes["/offline"], box.state().in_use["pids"]) == (LIFTED, HeldLimit(250, 7))
 
 
 def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
@@ -319,12 +319,14 @@ def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver,
     box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
-    decided, told = driver.limits["/offline", "pids"], box.state().limits
+    decided = driver.limits["/offline", "pids"]
+    held = box.state().limits
     run(lambda: box.apply(DECIDED))
     box.close()
 
     assert (decided, driver.limits["/offline", "pids"]) == (100, 250)
-    assert (told, box.state().limits) == ({**DECIDED, "pids": 100}, DECIDED)
+    assert held == {**DECIDED, "pids": 100}
+    assert box.state().limits == DECIDED
 
 
 def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:

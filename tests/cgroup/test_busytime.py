@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.control.capacity import Capacity
-from criproxy.control.sampler import Reading, Sampler
+from criproxy.control.sampler import CounterReading, Sampler
 from criproxy.model import Usage
 
 DAY_S = 86_400.0
@@ -71,5 +71,5 @@ def test_busy_time_of_any_idle_times_makes_no_sample_above_the_cpus(steps: Steps
         t_s += elapsed_s
         cores = float(max(1, len(idle_s)))
         usage = Usage(busy.add(t_s, idle_s), 0)
-        snapshot = sampler.sample(Reading(t_s, t_s, usage, None, Capacity(cores, 1)))
+        snapshot = sampler.sample(CounterReading(t_s, t_s, usage, None, Capacity(cores, 1)))
         assert snapshot is None or 0.0 <= snapshot.of["cpu"].online <= cores

@@ -8,9 +8,9 @@ from fake_kernel import FakeKernel
 from fake_systemd import FakeSystemd, names
 
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
-from criproxy.model import UNLIMITED, InUse, LimitChange
+from criproxy.model import UNLIMITED, LimitChange
 
 MIB = 1 << 20
 LIMITS = {"cpu": 1.0, "memory": 512 * MIB}
@@ -86,7 +86,7 @@ def test_box_has_its_share_of_what_the_kernel_allows(node: Node) -> None:
     assert node.tick() == [(str(ALLOWED // 4), False)]
     assert node.tick() == []
     assert node.text(node.box, "pids.max") == str(ALLOWED // 4)
-    assert node.driver.read_limit(node.box, "pids") == InUse(0, ALLOWED // 4)
+    assert node.driver.read_limit(node.box, "pids") == HeldLimit(ALLOWED // 4, 0)
     if node.by_systemd:
         assert node.systemd.units[node.box]["TasksMax"] == ALLOWED // 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from criproxy.control.history import MAX_RECORDS, History, Record
+from criproxy.control.history import MAX_RECORDS, DecisionRecord, History
 from criproxy.model import Bounds, Decision, ResourceDecision, ResourcePrediction
 from tests.rows import snapshot
 
@@ -17,7 +17,7 @@ def record(t_s, cores=1.0, before=None):
         name: ResourceDecision(limit, "why", BOUNDS, ResourcePrediction(1.0), before.get(name))
         for name, limit in limits.items()
     }
-    return Record(WALL + t_s, taken, Decision(t_s, decided))
+    return DecisionRecord(WALL + t_s, taken, Decision(t_s, decided))
 
 
 def filled(records):

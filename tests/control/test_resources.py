@@ -5,11 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from criproxy.control.history import History, Record
+from criproxy.cgroup.driver import HeldLimit
+from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource, Sampling, Share
-from criproxy.control.sampler import Reading, Sampler
-from criproxy.model import Capacity, InUse, ResourcePrediction, ResourceSample, Snapshot, Usage
+from criproxy.control.sampler import CounterReading, Sampler
+from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import from_json, latest_decisions, resource_status, share_status, to_json
 from criproxy.observe.status_text import render
@@ -67,7 +68,7 @@ def test_row_that_is_sampled_has_the_law_of_the_others(monkeypatch):
     sampler, capacity = Sampler(), Capacity(4.0, 1 << 33)
     for t_s, node, box in ((1.0, 0, 0), (2.0, int(5e8), int(2e8))):
         usages = (Usage(t_s, 0, throttled_periods=used) for used in (node, box))
-        snapshot = sampler.sample(Reading(t_s, t_s, *usages, capacity))
+        snapshot = sampler.sample(CounterReading(t_s, t_s, *usages, capacity))
     assert snapshot.of["disk"] == ResourceSample(1e9, 5e8, 2e8, 3e8)
     predicted, law = {"disk": ResourcePrediction(4e8)}, DynamicSettings(floor=1e6)
     decision, _ = decide(snapshot, predicted, PolicyState(), PolicySettings({"disk": law}))
@@ -76,7 +77,7 @@ def test_row_that_is_sampled_has_the_law_of_the_others(monkeypatch):
 
 
 def test_row_is_in_the_status(disk):
-    record = Record(1.7e9, SNAPSHOT, decided())
+    record = DecisionRecord(1.7e9, SNAPSHOT, decided())
     shown = resource_status(SNAPSHOT, decided(), {"cpu": 1.5, "memory": 1 << 30, "disk": 5e7})
     status = replace(STATUS, box=replace(STATUS.box, resources=shown), decisions=latest_decisions([record], 1))
     data = json.loads(to_json(status))
@@ -93,7 +94,7 @@ def test_row_is_in_the_status(disk):
 
 def test_row_is_in_the_answer_to_why(disk):
     history = History()
-    history.add(Record(1.7e9, SNAPSHOT, decided()))
+    history.add(DecisionRecord(1.7e9, SNAPSHOT, decided()))
     why = answer(history, None, {"disk": 4e7})
     assert why_from_json(why_to_json(why)) == why
     assert "disk limit 50 MB/s, since" in render_why(why)
@@ -112,14 +113,14 @@ def test_row_is_in_the_metrics(disk):
 
 def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
     monkeypatch.setitem(SHARES, "files", Share("files", "open files", "files controller"))
-    shares = share_status({"files": InUse(5, 80), "pids": None})
+    shares = share_status({"files": HeldLimit(80, 5)})
     status = replace(STATUS, box=replace(STATUS.box, shares=shares))
     assert json.loads(to_json(status))["box"]["files"] == {"current": 5, "limit": 80}
     assert json.loads(to_json(status))["box"]["pids"] is None
     assert from_json(to_json(status)) == status
     assert "  open files: 5, limit 80\n" in render(status)
     metrics = Metrics("1")
-    metrics.in_use({"files": InUse(5, 80)})
+    metrics.in_use({"files": HeldLimit(80, 5)})
     text = metrics.render().decode()
     assert "# HELP criproxy_box_files Open files in the box\n" in text
     assert "criproxy_box_files 5.0\n" in text

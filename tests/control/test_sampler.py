@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from criproxy.control.capacity import Capacity
-from criproxy.control.sampler import Reading, Sampler
+from criproxy.control.sampler import CounterReading, Sampler
 from criproxy.model import Usage
 
 no_deadline = hypothesis_settings(deadline=None)
 
 FOUR = Capacity(4.0, 1000)
-FIRST = Reading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
+FIRST = CounterReading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
 
 
 def second(**changes):
     """The snapshot of a reading 2 s after the first, at which the node used 6 s and the box 4 s more."""
-    reading = Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
+    reading = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
     sampler = Sampler()
     assert sampler.sample(FIRST) is None
     return sampler.sample(replace(reading, **changes))
@@ -52,7 +52,7 @@ def test_sampler_box_case_keeps_online_at_or_above_zero(changes, box_cores, onli
 def test_sampler_box_that_appears_has_used_what_it_shows():
     sampler = Sampler()
     sampler.sample(replace(FIRST, box=None))
-    snapshot = sampler.sample(Reading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
+    snapshot = sampler.sample(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
     assert snapshot.of["cpu"].box == 2.0
 
 
@@ -60,7 +60,7 @@ def test_sampler_box_that_appears_and_is_old_gives_no_sample_and_is_nothing_to_t
     """After a restart of criproxy: what it has used in its life is no rate, and online's is not 0."""
     sampler = Sampler()
     sampler.sample(replace(FIRST, box=None))
-    old = Reading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
+    old = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
     assert (sampler.sample(old), sampler.discarded) == (None, "")
     later = replace(old, t_s=103.0, read_s=93.0, node=Usage(59.0, 800), box=Usage(9e6 + 2.0, 300))
     assert sampler.sample(later).of["cpu"].online == 1.0
@@ -100,7 +100,7 @@ def test_sampler_node_counter_gone_back_starts_anew_from_it():
 def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
     sampler = Sampler()
     sampler.sample(FIRST)
-    reading = replace(Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
+    reading = replace(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
     assert sampler.sample(reading) is None
     assert sampler.discarded == why
     node, box = reading.node, reading.box
@@ -145,7 +145,7 @@ counter = st.floats(0.0, 1e6)
 usages = st.builds(Usage, counter, st.integers(0, 2**40), counter)
 capacities = st.builds(Capacity, st.floats(1.0, 512.0), st.integers(1, 2**42), st.sampled_from([0.0, 8.0]))
 times = st.floats(0.0, 1e6)
-readings = st.lists(st.builds(Reading, times, times, usages, st.none() | usages, capacities), max_size=20)
+readings = st.lists(st.builds(CounterReading, times, times, usages, st.none() | usages, capacities), max_size=20)
 
 
 @no_deadline

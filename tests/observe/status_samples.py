@@ -1,6 +1,6 @@
 """Values that the tests of this folder show."""
 
-from criproxy.control.history import Record
+from criproxy.control.history import DecisionRecord
 from criproxy.model import UNLIMITED, Bounds, Decision, PodRef, ResourceDecision, ResourcePrediction, Sandbox
 from criproxy.observe.status import (
     BoxStatus,
@@ -54,5 +54,5 @@ STATUS = Status(
     pods=(offline_pod(SANDBOX),),
     engine="grpc",
     cgroup=CgroupStatus(1, "cgroupfs"),
-    decisions=latest_decisions([Record(1.7e9, SNAPSHOT, DECISION)], 1),
+    decisions=latest_decisions([DecisionRecord(1.7e9, SNAPSHOT, DECISION)], 1),
 )

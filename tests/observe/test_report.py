@@ -13,16 +13,17 @@ from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
-from criproxy.control.history import History, Record
+from criproxy.control.history import DecisionRecord, History
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, InUse, Limits, PodRef, Sandbox
+from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.model.modes import TABLE, Mode, Modes, Ready, in_words
 from criproxy.observe.metrics import Metrics
@@ -69,7 +70,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: InUse | None = None
+    pids: HeldLimit | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -84,7 +85,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
-            in_use={"pids": self.pids},
+            in_use={"pids": self.pids} if self.pids else {},
         )
 
 
@@ -326,7 +327,7 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
 def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
     bench = Bench()
     for t_s, applied in enumerate([False, False, True, True]):
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
     told = bench.status().decisions
     assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
     assert bench.endpoints.why(None).decision.applied  # type: ignore[union-attr]
@@ -337,7 +338,7 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
     mib = 1 << 20
     for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
         made = limited(replace(decision(), t_s=t_s * 100.0), cpu=1.0, memory=size)
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limits["memory"]) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
     assert len(bench.history.records()) == 4
@@ -373,12 +374,12 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("pids", "told", "limit"),
     [
-        pytest.param(InUse(12, 10813), ShareStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(InUse(12, UNLIMITED), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(HeldLimit(10813, 12), ShareStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(HeldLimit(UNLIMITED, 12), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
         pytest.param(None, None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: InUse | None, told: ShareStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, told: ShareStatus | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
@@ -433,7 +434,7 @@ def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
         made = limited(replace(decision(), t_s=t_s * 100.0), cpu=cores, memory=UNLIMITED)
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
     assert [(one.decided_s, one.limits) for one in told] == [
         (1000.0 + t_s, {"cpu": cores, "memory": "unlimited"})
@@ -457,7 +458,7 @@ def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> No
     bench = Bench()
     _stay(bench)
     bench.tick()
-    bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
+    bench.history.add(DecisionRecord(1.7e9, SNAPSHOT, decision()))
     box, why = bench.status().box, bench.endpoints.why(None).decision
     assert why is not None
     for resources in (box.resources, why.resources):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from status_samples import DECISION, GIB, SNAPSHOT
 
-from criproxy.control.history import History, Record
+from criproxy.control.history import DecisionRecord, History
 from criproxy.model import GuardCeiling, ResourcePrediction
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
 
@@ -30,14 +30,14 @@ def berlin() -> Iterator[None]:
 
 def record(
     after_s: float, *, applied: bool = True, of: dict[str, dict[str, object]] | None = None, **changes: object
-) -> Record:
+) -> DecisionRecord:
     """`of`: what is else of a resource."""
     resources = {name: replace(one, **(of or {}).get(name, {})) for name, one in DECISION.resources.items()}
     decision = replace(DECISION, t_s=after_s, resources=resources, **changes)  # type: ignore[arg-type]
-    return Record(WALL + after_s, SNAPSHOT, decision, applied)
+    return DecisionRecord(WALL + after_s, SNAPSHOT, decision, applied)
 
 
-def history(*records: Record) -> History:
+def history(*records: DecisionRecord) -> History:
     kept = History()
     for each in records:
         kept.add(each)
