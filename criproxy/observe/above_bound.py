@@ -13,7 +13,7 @@ from criproxy.model import CPU, UNLIMITED
 
 Resource = Literal["cpu", "memory"]
 
-TOLD_AFTER_S: Final = 5.0
+REPORTED_AFTER_S: Final = 5.0
 """A limit that sinks is above its bound for a moment: that is no news."""
 
 _SLACK_CORES: Final = 0.011
@@ -55,7 +55,7 @@ class AboveBound:
 
     def __init__(self) -> None:
         self._excesses: dict[Resource, Excess] = {}
-        self._told: set[Resource] = set()
+        self._reported: set[Resource] = set()
         self._log = structlog.get_logger()
 
     def look(self, state: BoxState, now_s: float) -> None:
@@ -74,15 +74,15 @@ class AboveBound:
     def problems(self, now_s: float) -> Iterator[str]:
         """What has lasted, in words."""
         for resource, excess in self._excesses.copy().items():
-            if now_s - excess.since_s >= TOLD_AFTER_S:
+            if now_s - excess.since_s >= REPORTED_AFTER_S:
                 yield f"{_words(resource, excess)}, for {now_s - excess.since_s:.0f} s"
 
     def _tell(self, resource: Resource, excess: Excess | None, now_s: float) -> None:
-        if excess is None and resource in self._told:
-            self._told.remove(resource)
+        if excess is None and resource in self._reported:
+            self._reported.remove(resource)
             self._log.info("box_within_bound", resource=resource)
-        elif excess is not None and resource not in self._told and now_s - excess.since_s >= TOLD_AFTER_S:
-            self._told.add(resource)
+        elif excess is not None and resource not in self._reported and now_s - excess.since_s >= REPORTED_AFTER_S:
+            self._reported.add(resource)
             fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
             self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 
