@@ -74,7 +74,7 @@ class LoopSettings(Struct, frozen=True):
 
 
 class TickCounters(Struct):
-    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick was late."""
+    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick still ran."""
 
     ticks: int = 0
     failed_ticks: int = 0
@@ -82,7 +82,7 @@ class TickCounters(Struct):
 
 
 class TickObserver(Protocol):
-    """Who is told of each tick, and how long it took in seconds."""
+    """Hears of each tick, and how long it took in seconds."""
 
     def ticked(
         self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float
@@ -114,8 +114,8 @@ class Loop:
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        """`starting` tells how many pods of the box are starting, and `kept_free` how much of so much memory stays
-        free. `on_sample` is told of each sample, whatever becomes of it.
+        """`starting` returns how many pods of the box are starting, and `kept_free` how much must stay free of a node's
+        memory. `on_sample` gets each sample, before it is used.
         """
         self._box = box
         self._read_capacity = read_capacity

@@ -2,7 +2,7 @@
 
 Limits, samples, predictions, decisions, the status, `--why` and the metrics go by these rows. The settings of a
 resource are in the config's section of its name: min_<unit>, max_<unit>, reserve_<unit>, static_<unit> and
-watermark_ratio. How the kernel is told of a limit, the drivers in `cgroup` know.
+watermark_ratio. The drivers in `cgroup` know how a limit is written.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """From the counters of the node and the box to a snapshot: rates since the last sample, and what online uses.
 
-A counter may jump: a CPU comes or goes, a virtual machine is resumed or moved to another host. No rate can be told of
-such a reading, and none is: what a snapshot says is never more than the node has.
+A counter may jump: a CPU comes or goes, a virtual machine is resumed or moved to another host. Such a
+reading gives no rate: what a snapshot says is never more than the node has.
 """
 
 from typing import Final
@@ -40,7 +40,7 @@ class Sampler:
         """Why the last reading was no measurement, in words; "": it was one."""
 
     def sample(self, reading: CounterReading) -> Snapshot | None:
-        """The snapshot since the last reading; None when no rate can be told.
+        """The snapshot since the last reading; None when there is no rate.
 
         That is so for the first reading, for one that is not newer than the last, and for those that `discarded` tells
         of: the node's own counter has gone back, or a counter says more than the machine has. A box that has appeared,

@@ -1,17 +1,15 @@
 """Whether the box is above its bounds, and for how long: memory that can't be taken back, a quota not written."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from collections.abc import Iterator
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
 from criproxy.cgroup.box import BoxState
 from criproxy.control.resources import bytes_in_words, cores_in_words
-from criproxy.model import CPU, UNLIMITED
-
-Resource = Literal["cpu", "memory"]
+from criproxy.model import CPU, MEMORY, UNLIMITED
 
 REPORTED_AFTER_S: Final = 5.0
 """A limit that sinks is above its bound for a moment: that is no news."""
@@ -50,26 +48,28 @@ def cpu_seen(state: BoxState) -> tuple[float, float] | None:
     return in_force, max(wanted[CPU], in_force if in_force - wanted[CPU] <= _SLACK_CORES else 0.0)
 
 
+_SEEN: Final = {CPU: cpu_seen, MEMORY: memory_seen}
+
+
 class AboveBound:
     """Follows both resources from tick to tick, and logs when an excess lasts and when it has ended."""
 
     def __init__(self) -> None:
-        self._excesses: dict[Resource, Excess] = {}
-        self._reported: set[Resource] = set()
+        self._excesses: dict[str, Excess] = {}
+        self._reported: set[str] = set()
         self._log = structlog.get_logger()
 
     def look(self, state: BoxState, now_s: float) -> None:
-        seen: Mapping[Resource, tuple[float, float] | None] = {"cpu": cpu_seen(state), "memory": memory_seen(state)}
-        for resource, amounts in seen.items():
-            excess = follow(self._excesses.pop(resource, None), now_s, amounts)
+        for resource, seen in _SEEN.items():
+            excess = follow(self._excesses.pop(resource, None), now_s, seen(state))
             if excess is not None:
                 self._excesses[resource] = excess
             self._tell(resource, excess, now_s)
 
-    def seconds(self, now_s: float) -> dict[Resource, float]:
+    def seconds(self, now_s: float) -> dict[str, float]:
         """For how long each resource has been above its bound; 0: it is within."""
         excesses = self._excesses.copy()  # asked from other threads
-        return {name: now_s - excesses[name].since_s if name in excesses else 0.0 for name in ("cpu", "memory")}
+        return {name: now_s - excesses[name].since_s if name in excesses else 0.0 for name in _SEEN}
 
     def problems(self, now_s: float) -> Iterator[str]:
         """What has lasted, in words."""
@@ -77,7 +77,7 @@ class AboveBound:
             if now_s - excess.since_s >= REPORTED_AFTER_S:
                 yield f"{_words(resource, excess)}, for {now_s - excess.since_s:.0f} s"
 
-    def _tell(self, resource: Resource, excess: Excess | None, now_s: float) -> None:
+    def _tell(self, resource: str, excess: Excess | None, now_s: float) -> None:
         if excess is None and resource in self._reported:
             self._reported.remove(resource)
             self._log.info("box_within_bound", resource=resource)
@@ -87,8 +87,8 @@ class AboveBound:
             self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 
 
-def _words(resource: Resource, excess: Excess) -> str:
-    if resource == "memory":
+def _words(resource: str, excess: Excess) -> str:
+    if resource == MEMORY:
         above = bytes_in_words(excess.amount - excess.bound)
         return (
             f"the box uses {bytes_in_words(excess.amount)}, {above} above its bound of {bytes_in_words(excess.bound)}"

@@ -26,7 +26,7 @@ _SCOPES: Final = ("box", "node", "online")
 
 
 class _ResourceMetrics:
-    """What is told of one resource, by its row; of one that is not sampled, its limits alone."""
+    """The metrics of one resource, by its row; a resource that is not sampled has its limits alone."""
 
     def __init__(self, row: Resource, registry: Registry) -> None:
         unit, name = row.unit, f"{row.title[0].upper()}{row.title[1:]}"
