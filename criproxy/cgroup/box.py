@@ -9,7 +9,7 @@
 | cgroup-reclaimer | lowers memory limits, step by step | the kernel's reclaim: seconds |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
-read those attributes; each is replaced as a whole.
+read those attributes; each is replaced, or copied, as a whole.
 
 **States**, by `_path` (where the box is) and `_wanted` (the limits that it shall have):
 
@@ -32,7 +32,8 @@ start of a pod waits for memory. Something that can't be bounded keeps nothing e
 
 **Errors.** One that kept the box from being bounded is its `_fault`: no pod is admitted until it was bounded again.
 A call without an answer in time fails (`StuckError`); while its job is blocked, all others of that thread fail at once,
-and no pod is admitted. What failed of a reclaim is raised by the next `apply`. Requests get an `AdmissionError`.
+and with the writer blocked no pod is admitted. What failed of a reclaim is raised by the next `apply`. Requests get an
+`AdmissionError`.
 """
 
 import asyncio
@@ -550,10 +551,9 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
-        if held := self._driver.read_limit(path, name):
-            self._held[name] = held
-        else:
-            self._held.pop(name, None)
+        others = {other: held for other, held in self._held.items() if other != name}
+        held = self._driver.read_limit(path, name)
+        self._held = others if held is None else {**others, name: held}
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:

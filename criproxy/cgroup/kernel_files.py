@@ -271,7 +271,8 @@ LIMITS: Final[Mapping[str, BoxLimit]] = {
     PIDS: BoxLimit(PIDS_MAX, PIDS_CURRENT, ("pid_max", "threads-max")),
 }
 """What bounds the box beside CPU and memory, by the name of the resource. Each is a single file that takes any value at
-once; CPU and memory, which are written in an order of their own, are code of the drivers.
+once; CPU and memory, which are written in an order of their own, are code of the drivers. The box writes what the
+decided limits say under the same name, or else its share (`BoxSettings.share_ratios`) of the capacity.
 """
 
 

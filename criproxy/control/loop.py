@@ -102,8 +102,8 @@ class Loop:
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        """`guard` returns the guard's ceiling of this moment, `starting` how many pods of the box are starting, and
-        `kept_free` how much must stay free of a node's memory. `on_sample` gets each sample, before it is used.
+        """`guard` tells the guard's ceiling of this moment, `starting` how many pods of the box are starting, and
+        `kept_free` how much of so much memory stays free. `on_sample` is told of each sample, whatever becomes of it.
         """
         self._box = box
         self._read_capacity = read_capacity
@@ -181,7 +181,13 @@ class Loop:
         settings = self._settings
         kept = {MEMORY: self._kept_free(snapshot.of[MEMORY].capacity)}
         decision, self._state = decide(
-            snapshot, prediction, self._state, settings.policy, self._guard(), starting=starting, kept=kept
+            snapshot,
+            prediction,
+            self._state,
+            settings.policy,
+            self._guard(),
+            starting=starting,
+            kept=kept,
         )
         self._decided = snapshot.of[CPU].capacity, decision.resources[CPU].prediction.level
         changes = () if settings.dry_run else await self._box.apply(decision.limits)

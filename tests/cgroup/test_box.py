@@ -11,7 +11,7 @@ from fake_driver import FakeDriver
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxSettings, BoxState, Held
-from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
@@ -932,3 +932,17 @@ def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDrive
     assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda")]
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 4096
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
+
+
+def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Clock) -> None:
+    box = Box(AbsentDriver("no cgroup mount"), SETTINGS, lambda: UNLIMITED, clock, timeout_s=60.0)
+
+    run(lambda: box.apply(DECIDED))
+    with pytest.raises(AdmissionError, match="no cgroup mount"):
+        run(lambda: box.admit(A, 0))
+    with pytest.raises(CgroupError, match="no cgroup mount"):
+        run(box.usage)
+    state, file = box.state(), box.pressure_file()
+    box.close()
+
+    assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)
