@@ -61,7 +61,7 @@ class ShareStatus(Struct, frozen=True):
     """What the box has a share of: how much is in use, and how much may be."""
 
     current: int | None
-    limit: ShownLimit
+    limit: int | Literal["unlimited"]
 
 
 class BoxStatus(Struct, frozen=True):
@@ -259,8 +259,11 @@ def shown_limit(limit: Limit) -> ShownLimit:
 
 
 def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
-    shares = {name: held for name in SHARES if (held := in_use.get(name)) is not None}
-    return {name: ShareStatus(held.used, shown_limit(held.limit)) for name, held in shares.items()}
+    shares = {name: in_use[name] for name in SHARES if name in in_use}
+    return {
+        name: ShareStatus(held.used, "unlimited" if held.limit is UNLIMITED else held.limit)
+        for name, held in shares.items()
+    }
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:

@@ -87,7 +87,7 @@ def test_row_is_in_the_status(disk):
         "static, as configured: 50 MB/s",
     )
     assert from_json(to_json(status)) == status
-    text = render(status)
+    text = render(from_json(to_json(status)))
     assert "  disk       not known   not known   not known   not known   not known     50 MB/s     50 MB/s\n" in text
     assert "  disk: static, as configured: 50 MB/s\n" in text
 
@@ -118,7 +118,7 @@ def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
     assert json.loads(to_json(status))["box"]["files"] == {"current": 5, "limit": 80}
     assert json.loads(to_json(status))["box"]["pids"] is None
     assert from_json(to_json(status)) == status
-    assert "  open files: 5, limit 80\n" in render(status)
+    assert "  open files: 5, limit 80\n" in render(from_json(to_json(status)))
     metrics = Metrics("1")
     metrics.in_use({"files": HeldLimit(80, 5)})
     text = metrics.render().decode()
