@@ -14,7 +14,7 @@ from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.tree import Tree
 from criproxy.config import Loaded, load
 from criproxy.daemon.daemon import Daemon
-from criproxy.daemon.watch import FileWatch
+from criproxy.daemon.reload import FileWatch
 from criproxy.model import Usage
 from criproxy.observe import log
 from criproxy.observe.log_writer import LogWriter

@@ -247,12 +247,12 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
+    from criproxy.commands.upgrade import NotUpgradedError, RunningCriproxy
     from criproxy.config import load
-    from criproxy.daemon.upgrade.command import NotUpgradedError, Running
 
     config = load(options.config).config
     try:
-        upgraded = Running(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
+        upgraded = RunningCriproxy(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
     except (NotUpgradedError, PermissionError) as error:
         return _fail(f"not upgraded: {error}")
     _print(str(upgraded))

@@ -1,4 +1,4 @@
-"""Makes docs/metrics.md and docs/log-events.md from the code: `python -m docs.generate [--check]`.
+"""Makes docs/metrics.md, docs/log-events.md and a table of docs/operation.md: `python -m docs.generate [--check]`.
 
 --check writes nothing, and fails when a page is not what the code makes.
 """
@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
+MODES = "<!-- Made from criproxy/model/modes.py by `python -m docs.generate`. -->\n"
+MODES_END = "<!-- The end of the table of modes. -->"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -61,6 +64,30 @@ def events() -> str:
     )
 
 
+def operation() -> str:
+    """The page as it is, with the table of modes that the code makes."""
+    before, _, rest = (HERE / "operation.md").read_text(encoding="utf-8").partition(MODES)
+    _, _, after = rest.partition(MODES_END)
+    return f"{before}{MODES}{modes()}{MODES_END}{after}"
+
+
+def modes() -> str:
+    """A row per mode."""
+    rows = [
+        f"| {mode.value} | {row.when} | {row.new_pod.value} | {row.online.value} | {row.limits.value} "
+        f"| {row.ready.value} | {'no' if row.well else 'yes'} |\n"
+        for mode, row in TABLE.items()
+    ]
+    return "".join(
+        (
+            "\n| mode | when | a new offline pod | an online pod | the box's limits | /readyz | `not well` |\n",
+            "|---|---|---|---|---|---|---|\n",
+            *rows,
+            "\n",
+        )
+    )
+
+
 def _row(first: str, *lists: list[str]) -> str:
     return f"| {first} | {' | '.join(', '.join(one) for one in lists)} |"
 
@@ -88,7 +115,7 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 def main() -> int:
     stale = []
-    for name, text in (("metrics.md", metrics()), ("log-events.md", events())):
+    for name, text in (("metrics.md", metrics()), ("log-events.md", events()), ("operation.md", operation())):
         page = HERE / name
         if "--check" in sys.argv[1:]:
             stale += [name] if not page.exists() or page.read_text(encoding="utf-8") != text else []

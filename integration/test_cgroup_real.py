@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
-from criproxy.cgroup.cpulist import Cpus
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
 MIB = 1 << 20
-LIFTED = Limits(UNLIMITED, UNLIMITED)
-GENEROUS = Limits(1.0, 512 * MIB)
+LIFTED: Limits = {"cpu": UNLIMITED, "memory": UNLIMITED}
+GENEROUS: Limits = {"cpu": 1.0, "memory": 512 * MIB}
 
 # Obeys one command per line: `spin`, `hold MIB`, `drop`, `cache MIB FILE`; answers when it is done.
 _CHILD = """
@@ -94,8 +94,8 @@ class Ground:
 def bring(ground: Ground, limits: Limits) -> tuple[LimitChange, ...]:
     """What the box does in one tick and the next."""
     changes = ground.driver.write(ground.box, limits)
-    assert limits.memory_bytes is not UNLIMITED
-    while ground.driver.reclaim(ground.box, limits.memory_bytes):
+    assert limits["memory"] is not UNLIMITED
+    while ground.driver.reclaim(ground.box, int(limits["memory"])):
         pass
     return (*changes, *ground.driver.write(ground.box, limits))
 
@@ -183,7 +183,7 @@ def test_box_is_at_the_lowest_priority(ground: Ground) -> None:
 
 
 def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
-    ground.driver.write(ground.box, Limits(0.3, 512 * MIB))
+    ground.driver.write(ground.box, {"cpu": 0.3, "memory": 512 * MIB})
     for name in ("poda", "podb"):
         tell(ground.start(ground.pod(name)), "spin")
     start_s, before = time.monotonic(), ground.driver.usage(ground.box)
@@ -203,7 +203,7 @@ def test_limits_change_while_pods_run(ground: Ground) -> None:
         tell(ground.start(ground.pod(name)), "spin")
 
     for cores, size in [(0.5, 256), (0.05, 128), (1.5, 1024), (0.01, 64), (0.7, 300)] * 2:
-        limits = Limits(cores, size * MIB)
+        limits = {"cpu": cores, "memory": size * MIB}
         changes = ground.driver.write(ground.box, limits)
         assert ground.driver.read(ground.box) == limits
         assert changes and not any(change.drift for change in changes)
@@ -227,10 +227,10 @@ def test_drift_is_put_back(ground: Ground) -> None:
 def test_memory_limit_below_the_usage_is_approached_and_kills_nobody(ground: Ground) -> None:
     child = ground.start(ground.pod("poda"))
     tell(child, "hold 96")
-    tight = Limits(1.0, 32 * MIB)
+    tight = {"cpu": 1.0, "memory": 32 * MIB}
 
     bring(ground, tight)
-    approached = ground.driver.read(ground.box).memory_bytes
+    approached = ground.driver.read(ground.box)["memory"]
     again = bring(ground, tight)
     alive = child.poll() is None
     tell(child, "drop")
@@ -251,22 +251,22 @@ def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
         stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
         if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
             pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
-        bring(ground, Limits(1.0, 48 * MIB))
+        bring(ground, {"cpu": 1.0, "memory": 48 * MIB})
     finally:
         file.unlink(missing_ok=True)
 
     assert stat.get("total_cache", stat.get("file", 0)) > 100 * MIB
-    assert ground.driver.read(ground.box).memory_bytes == 48 * MIB
+    assert ground.driver.read(ground.box)["memory"] == 48 * MIB
     assert child.poll() is None
 
 
 def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> None:
     """As a ratio: the slowest of them against the time that the memory takes."""
     file = Path(__file__).parent / f".cache-{os.getpid()}"
-    ground.driver.write(ground.box, Limits(1.0, 1600 * MIB))
+    ground.driver.write(ground.box, {"cpu": 1.0, "memory": 1600 * MIB})
     child = ground.start(ground.pod("poda"))
     place = parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/podb")
-    box = Box(ground.driver, Limits(0.2, 64 * MIB), time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
 
     async def timed(call: Callable[[], Awaitable[object]]) -> float:
         began_s = time.monotonic()
@@ -276,16 +276,16 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
     async def scenario() -> tuple[float, dict[str, float]]:
         await box.adopt(place.box)
         began_s = time.monotonic()
-        lowering = asyncio.create_task(box.apply(Limits(1.0, 48 * MIB)))
+        lowering = asyncio.create_task(box.apply({"cpu": 1.0, "memory": 48 * MIB}))
         await asyncio.sleep(0.01)
         calls = {
             "squeeze": await timed(lambda: box.squeeze(0.5)),
             "admission": await timed(lambda: box.admit(place, 0)),
-            "limit": await timed(lambda: box.apply(Limits(0.7, 48 * MIB))),
+            "limit": await timed(lambda: box.apply({"cpu": 0.7, "memory": 48 * MIB})),
         }
         await lowering
-        while ground.driver.read(ground.box).memory_bytes != 48 * MIB:
-            await box.apply(Limits(0.7, 48 * MIB))
+        while ground.driver.read(ground.box)["memory"] != 48 * MIB:
+            await box.apply({"cpu": 0.7, "memory": 48 * MIB})
             await asyncio.sleep(0.01)
         return time.monotonic() - began_s, calls
 
@@ -323,16 +323,16 @@ def test_quota_below_a_childs_holds(ground: Ground) -> None:
     child_quota = ground.file(pod, "cpu.cfs_quota_us", "cpu.max")
     child_quota.write_text("80000")
 
-    ground.driver.write(ground.box, Limits(0.5, 512 * MIB))
+    ground.driver.write(ground.box, {"cpu": 0.5, "memory": 512 * MIB})
 
-    assert ground.driver.read(ground.box).cpu_cores == 0.5
+    assert ground.driver.read(ground.box)["cpu"] == 0.5
     kept = ground.driver.capabilities.child_quota
     assert child_quota.read_text() == ("80000 100000\n" if kept else "-1\n")
 
 
 def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
     places = [parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb")]
-    box = Box(ground.driver, Limits(0.2, 64 * MIB), time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
 
     async def scenario() -> None:
         for place in places:
@@ -347,7 +347,7 @@ def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
 
     asyncio.run(scenario())
     box.close()
-    assert ground.driver.read(ground.box) == Limits(0.2, 64 * MIB)
+    assert ground.driver.read(ground.box) == {"cpu": 0.2, "memory": 64 * MIB}
     assert not any(Path(f"{hierarchy}{place.in_box}").exists() for hierarchy in ground.hierarchies for place in places)
 
 

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
@@ -24,13 +24,13 @@ from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
-from criproxy.model import Limits
+from criproxy.model import UNLIMITED
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
 WAIT_S = 30.0
 CPUS = len(os.sched_getaffinity(0))
-LIMITS = Limits(0.9 * CPUS, 256 << 20)
+LIMITS = {"cpu": 0.9 * CPUS, "memory": 256 << 20}
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Node:
         return await self.box.squeeze(cores)
 
     def quota_cores(self) -> float:
-        cores = self.driver.read(f"{self.prefix}/offline").cpu_cores
+        cores = self.driver.read(f"{self.prefix}/offline")["cpu"]
         assert isinstance(cores, float)
         return cores
 
@@ -81,7 +81,7 @@ def mounts() -> list[str]:
 def node() -> Iterator[Node]:
     tree = Tree()
     driver = detect(tree)
-    box = Box(driver, Limits(0.1, 64 << 20), time.monotonic)
+    box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, time.monotonic)
     prefix = f"/criproxy-guard-{os.getpid()}"
     counters = CpuTimes(driver.cpu_counter(f"{prefix}/offline"), node=driver.cpu_counter(prefix))
     node = Node(driver, box, prefix, counters)

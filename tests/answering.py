@@ -10,15 +10,29 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
+from msgspec import Struct
 
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Endpoints, Routes
+from criproxy.observe.status import Status
+from criproxy.observe.why import Why
 from integration.lab.ports import free_ports
 
 HOST = "127.0.0.1"
 
 T = TypeVar("T")
+
+
+class Answers(Struct):
+    """A fake of `routes.Endpoints`."""
+
+    page: Callable[[], str]
+    metrics: Callable[[], bytes]
+    unhealthy: Callable[[], str | None]
+    unready: Callable[[], str | None]
+    status: Callable[[], Status]
+    why: Callable[[float | None], Why]
 
 
 class Served:
@@ -31,7 +45,8 @@ class Served:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.public, self.private = self.run(lambda: self._listeners(endpoints, pod_names))
+        self._routes = self.run(lambda: Routes(endpoints, self.path, pod_names=pod_names))
+        self.public, self.private = self._listeners()
 
     def run(self, job: Callable[[], T]) -> T:
         """On the event loop."""
@@ -42,8 +57,8 @@ class Served:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
 
     def open(self) -> "Served":
-        self.run(self.public.open)
-        self.run(self.private.open)
+        self.run(lambda: self.public.open(HttpServer(self._routes.public, PUBLIC_S).serve))
+        self.run(lambda: self.private.open(HttpServer(self._routes.private, PRIVATE_S).serve))
         return self
 
     def end(self) -> None:
@@ -71,12 +86,11 @@ class Served:
             answer = connection.getresponse()
             return answer.status, answer.read(), answer.headers
 
-    def _listeners(self, endpoints: Endpoints, pod_names: bool) -> tuple[Listener, Listener]:
-        routes = Routes(endpoints, self.path, pod_names=pod_names)
+    def _listeners(self) -> tuple[Listener, Listener]:
         log = structlog.get_logger()
         return (
-            Listener(TcpAddress(self.host, self.port), HttpServer(routes.public, PUBLIC_S).serve, log),
-            Listener(UnixAddress(self.path), HttpServer(routes.private, PRIVATE_S).serve, log),
+            Listener(TcpAddress(self.host, self.port), log),
+            Listener(UnixAddress(self.path), log),
         )
 
 

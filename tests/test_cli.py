@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.cli import main
 from criproxy.observe.client import NotAllowedError
-from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
-from tests.answering import answering
+from tests.answering import Answers, answering
 
 STATUS = Status(
     version=__version__,
@@ -26,7 +25,7 @@ STATUS = Status(
     colocation="on",
     runtime=RuntimeStatus("/r", ready=False, version="", problem="gone"),
     config=ConfigStatus("/c", (), ()),
-    box=BoxStatus("/offline", 0, 0, 0, None, None),
+    box=BoxStatus("/offline", 0, 0, 0, {}),
     pods=(),
 )
 OFFLINE_POD = """
@@ -46,7 +45,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(config: Path) -> Iterator[Path]:
-    endpoints = Endpoints(
+    endpoints = Answers(
         page=lambda: "",
         metrics=lambda: b"",
         unhealthy=lambda: None,

@@ -1,29 +1,67 @@
 """The box: the one bounded cgroup of all offline pods, where the request stream and the sample stream meet.
 
-Its promise: a pod is let in only when the box's limits are in force. Everything that changes the box runs in one
-thread, so that there is one order of events; what happened is kept there too, whether or not the caller still waits.
+**Threads.** The event loop only asks and waits, never longer than a time-out; the work is done by three `Worker`s:
 
-Only a memory limit that takes reclaim, for which the kernel may need seconds, sinks in a thread of its own, step by
-step, so that neither CPU nor a pod's start ever waits for memory. Meanwhile the box has a bound all the same, just
-above its usage. The steps stop as soon as the wanted limit has risen; what a last one undid, the next `apply` mends.
+| thread | does | may wait for |
+|---|---|---|
+| cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
+| cgroup-reader | readings of usage, so that a blocked write does not blind the loop | a cgroup lock |
+| cgroup-reclaimer | lowers memory limits, step by step | the kernel's reclaim: seconds |
+
+What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
+read those attributes; each is replaced, or copied, as a whole.
+
+**States**, by `_path` (where the box is) and `_wanted` (the limits that it shall have):
+
+| state | path | wanted | what the kernel holds |
+|---|---|---|---|
+| no box yet | None | None, or what was decided already | nothing |
+| bounded | set | the last decision; None: the floor | `_limits`, which are at most what is wanted, but for memory |
+| lifted, by `release` | set | None | no limit on CPU and memory; the rest stays |
+| config not known (`only_lower`) | set | never above what was found first | as bounded |
+
+The rest is always in force: the lowest priority, the CPUs (`cpus`) and what else bounds the box by one file each
+(`kernel_files.LIMITS`: what was decided, or else a share of what the node can have).
+
+**Memory.** A limit below the usage is brought to just above the usage by the writer. What is left takes reclaim and
+sinks on the reclaimer's thread (`_sink`), towards `_sink_to`; each step looks at that anew, so that the steps stop as
+soon as the wanted limit has risen. What a last step undid, the next `apply` mends.
+
+**Invariants.** A pod's cgroup is made in the job that has bounded the box, after that (`_admit`). Neither CPU nor the
+start of a pod waits for memory. Something that can't be bounded keeps nothing else from being bounded (`_bound`).
+
+**Errors.** One that kept the box from being bounded is its `_fault`: no pod is admitted until it was bounded again.
+A call without an answer in time fails (`StuckError`); while its job is blocked, all others of that thread fail at once,
+and with the writer blocked no pod is admitted. What failed of a reclaim is raised by the next `apply`. Requests get an
+`AdmissionError`.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
-from criproxy.cgroup.places import is_slice
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tree import GONE
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    UNLIMITED,
+    AdmissionError,
+    LimitChange,
+    Limits,
+    UsageReading,
+    type_unlimited,
+)
+from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
 
@@ -39,24 +77,24 @@ ORPHAN_S: Final = 60.0
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
 
-_LIFTED: Final = Limits(UNLIMITED, UNLIMITED)
+_LIFTED: Final = {CPU: UNLIMITED, MEMORY: UNLIMITED}
 
 
 class Held(Struct, frozen=True):
     """One reading of the memory that counts towards the box's limit, and the limit that was wanted at that moment."""
 
     used_bytes: int
-    wanted_bytes: int | type_unlimited
+    wanted_bytes: float | type_unlimited
 
 
 class BoxState(Struct, frozen=True):
-    """The box at one moment. `path`: None until kubelet or the inventory has told where it is.
+    """The box at one moment. `path`: None until kubelet or the inventory has named it.
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
-    `pids` are as of the last write, too; None: there was none, or there is no pids controller.
+    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write.
     """
 
     path: str | None
@@ -70,40 +108,43 @@ class BoxState(Struct, frozen=True):
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: Pids | None = None
+    in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
 
 
-class Usages(Struct, frozen=True):
-    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
+class BoxSettings(Struct, frozen=True):
+    """`floor` holds until the first decision and again after `release`.
 
-    node: Usage
-    box: Usage | None
-    read_s: float
+    `share_ratios` is the box's share of what the node can have, by resource of `kernel_files.LIMITS` (1.0 where it is
+    not named). `only_lower`: the config is not known; a box that is taken over never gets more than the kernel gave it
+    then, and its shares stay as they are.
+    """
+
+    floor: Limits
+    share_ratios: Mapping[str, float] = field(default_factory=dict)
+    only_lower: bool = False
 
 
 class Box:
-    """`floor` holds until the first decision and again after `release`. `clock`: monotonic, in s.
+    """`cpus` tells, on the writer's thread, the CPUs that the box may run on. `clock`: monotonic, in s.
 
-    `pids_ratio` is the box's share of the processes and threads that the node can have.
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
 
     def __init__(
         self,
         driver: CgroupDriver,
-        floor: Limits,
+        settings: BoxSettings,
+        cpus: Callable[[], Cpus | type_unlimited],
         clock: Callable[[], float],
         *,
-        pids_ratio: float = 1.0,
         timeout_s: float = 10.0,
     ) -> None:
         self._driver = driver
         self._version = driver.capabilities.version
-        self.floor = floor
-        self.only_lower = False
-        """While the config is not known: a box that is taken over never gets more than the kernel gave it then."""
-        self._most: Limits | None = None
-        self.pids_ratio = pids_ratio
+        self._settings = settings
+        self._cpus = cpus
+        self._found: Limits | None = None
+        """What the kernel gave the box when it was found first, while only lower limits are allowed."""
         self._clock = clock
         self._writer = Worker("cgroup-writer", timeout_s)
         # Readings have a thread of their own: a blocked write must not blind the loop.
@@ -119,7 +160,8 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
-        self._pids: Pids | None = None
+        self._held: dict[str, HeldLimit] = {}
+        """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
@@ -129,9 +171,11 @@ class Box:
         self._counted = ""
         """The box's path that the counters are of."""
         self._counters = CpuTimes("")
-        self.cpus: Callable[[], Cpus | type_unlimited] = lambda: UNLIMITED
-        """Tells, on the writer's thread, the CPUs that the box may run on; to be set."""
         self._confined = ""
+
+    def configure(self, settings: BoxSettings) -> None:
+        """From the next call on."""
+        self._settings = settings
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -147,11 +191,11 @@ class Box:
 
         Raises AdmissionError.
         """
+        path = place.in_box
         if memory_bytes > 0:
-            job = lambda: self._make_room(place.in_box, memory_bytes)  # noqa: E731
-            await self._for_request(f"make room in {place.in_box}", job, self._reclaimer)
-        job = lambda: self._driver.ensure_pod(place.in_box, self._pod_limits(place, memory_bytes))  # noqa: E731
-        await self._for_request(f"resize {place.in_box}", job)
+            job = partial(self._make_room, path, memory_bytes)
+            await self._for_request(f"make room in {path}", job, self._reclaimer)
+        await self._for_request(f"resize {path}", lambda: self._set_pod_limits(place, memory_bytes))
 
     def forget(self, name: str) -> None:
         """The pod's start is over: from now on `sweep` goes by what the runtime knows."""
@@ -191,11 +235,7 @@ class Box:
         Limits that the kernel still holds stay in force until the first decision; with `lifted` there shall be none.
         Raises AdmissionError.
         """
-        job = lambda: self._guarded(lambda: self._adopt(box.path, lifted))  # noqa: E731
-        try:
-            await self._writer.run(f"adopt {box.path}", job)
-        except CgroupError as error:
-            raise AdmissionError(str(error)) from error
+        await self._for_request(f"adopt {box.path}", lambda: self._guarded(partial(self._adopt, box.path, lifted)))
 
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         """Put limits in force; without a box they are kept for its first pod. Raises CgroupError.
@@ -206,7 +246,7 @@ class Box:
             self._wanted = limits
             return ()
         try:
-            changes = await self._writer.run("apply limits", lambda: self._guarded(lambda: self._apply(limits)))
+            changes = await self._writer.run("apply limits", lambda: self._guarded(partial(self._apply, limits)))
         finally:  # memory sinks also when something beside the limits could not be written
             failure = self._sink()
         if failure is not None:
@@ -246,11 +286,11 @@ class Box:
     async def carry(self) -> tuple[str, ...]:
         """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
 
-        This follows a resize of which the runtime is not told. Raises CgroupError.
+        This follows a resize that the runtime does not hear of. Raises CgroupError.
         """
         return await self._writer.run("carry limits of pods", self._carry)
 
-    async def usage(self) -> Usages:
+    async def usage(self) -> UsageReading:
         """Raises CgroupError."""
         if self._path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
             return self._usage()
@@ -309,7 +349,7 @@ class Box:
 
     @property
     def path(self) -> str | None:
-        """Where the box is; None until kubelet or the inventory has told."""
+        """Where the box is; None until kubelet or the inventory has named it."""
         return self._path
 
     def state(self) -> BoxState:
@@ -326,7 +366,7 @@ class Box:
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
-            pids=self._pids,
+            in_use=dict(self._held),
         )
 
     def close(self) -> None:
@@ -341,7 +381,7 @@ class Box:
     def _sink(self) -> CgroupError | None:
         """Begin, or go on, with what stands above the wanted limit. Returns what failed of it before."""
         held, wanted = self._limits, None if self._lifting else self._wanted
-        self._sink_to = None if held is None or wanted is None else _below(held.memory_bytes, wanted.memory_bytes)
+        self._sink_to = None if held is None or wanted is None else _below(held[MEMORY], wanted[MEMORY])
         failure, self._failure = self._failure, None
         if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
             self._sinking = asyncio.create_task(self._reclaimed())
@@ -380,16 +420,18 @@ class Box:
 
     def _admit(self, place: PodParent, memory_bytes: int) -> None:
         self._settle_at(place.box.path)
-        self._guarded(lambda: self._bound(place.box.path, self._wanted or self.floor))
-        self._driver.ensure_pod(place.in_box, self._pod_limits(place, memory_bytes))
+        self._guarded(partial(self._bound, place.box.path, self._wanted or self._settings.floor))
+        self._set_pod_limits(place, memory_bytes)
         self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
         self._admitted[place.name] = self._starting[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
         self._pods = tuple(sorted({*self._pods, place.name}))
 
-    def _pod_limits(self, place: PodParent, memory_bytes: int) -> PodLimits:
-        found = self._set_by_kubelet(place) or PodLimits()
-        return replace(found, memory_bytes=memory_bytes) if memory_bytes else found
+    def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
+        limits = self._set_by_kubelet(place) or PodLimits()
+        if memory_bytes:
+            limits = replace(limits, memory_bytes=memory_bytes)
+        self._driver.ensure_pod(place.in_box, limits)
 
     def _set_by_kubelet(self, place: PodParent) -> PodLimits | None:
         """What kubelet has set on its own cgroup of the pod; None: it has none (any more)."""
@@ -428,31 +470,29 @@ class Box:
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._settle_at(path)
-        if self.only_lower:
-            self._limits = self._held_at_first(path)
+        if self._settings.only_lower:
+            self._limits = self._found_first(path)
         elif lifted:
             self._release()
         else:
             self._take_over(path)
         self._pods = self._driver.pods(path)
 
-    def _held_at_first(self, path: str) -> Limits:
-        if self._most is None:
-            self._most = self._driver.read(path) if self._driver.exists(path) else _LIFTED
-        return self._most
+    def _found_first(self, path: str) -> Limits:
+        if self._found is None:
+            self._found = self._driver.read(path) if self._driver.exists(path) else _LIFTED
+        return self._found
 
     def _take_over(self, path: str) -> None:
+        floor = self._settings.floor
         if self._wanted is None and self._driver.exists(path):
-            held = self._driver.read(path)
-            self._wanted = Limits(
-                cpu_cores=self.floor.cpu_cores if held.cpu_cores is UNLIMITED else held.cpu_cores,
-                memory_bytes=self.floor.memory_bytes if held.memory_bytes is UNLIMITED else held.memory_bytes,
-            )
-        self._bound(path, self._wanted or self.floor)
+            held = self._driver.read(path).items()
+            self._wanted = {**floor, **{name: limit for name, limit in held if limit is not UNLIMITED}}
+        self._bound(path, self._wanted or floor)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
-        if self.only_lower and self._path is not None:
-            if (most := self._held_at_first(self._path)) == _LIFTED:
+        if self._settings.only_lower and self._path is not None:
+            if (most := self._found_first(self._path)) == _LIFTED:
                 return ()
             limits = _at_most(limits, most)
         self._wanted = limits
@@ -460,12 +500,11 @@ class Box:
 
     def _squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         wanted = self._wanted
-        if self._path is None or wanted is None or (wanted.cpu_cores is not UNLIMITED and wanted.cpu_cores <= cores):
+        if self._path is None or wanted is None or (wanted[CPU] is not UNLIMITED and wanted[CPU] <= cores):
             return ()
-        self._wanted = replace(wanted, cpu_cores=cores)
-        changes = self._driver.squeeze(self._path, cores)
-        self._drift += sum(change.drift for change in changes)
-        self._limits = self._driver.read(self._path)
+        self._wanted = {**wanted, CPU: cores}
+        changes = self._counted_drift(self._driver.squeeze(self._path, cores))
+        self._limits = {**(self._limits or {}), **self._driver.read(self._path)}
         return changes
 
     def _release(self) -> tuple[LimitChange, ...]:
@@ -485,14 +524,15 @@ class Box:
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.
 
-        The limits come last: systemd writes all that it was told before when it is told of CPUs or pids.
+        The limits come last: systemd writes all that it was sent before when it is sent something else.
         """
         self._driver.ensure(path)
         changes: list[LimitChange] = []
         failure: CgroupError | None = None
-        for settle in (self._keep_to_cpus, self._keep_to_pids, lambda path: self._write(path, limits)):
+        others = [partial(self._bound_in, path, name, limits.get(name)) for name in LIMITS]
+        for settle in (partial(self._keep_to_cpus, path), *others, partial(self._write, path, limits)):
             try:
-                changes += settle(path)
+                changes += settle()
             except CgroupError as error:
                 failure = error
         if failure is not None:
@@ -500,16 +540,25 @@ class Box:
         return tuple(changes)
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
-        changes = self._driver.write(path, limits)
-        self._drift += sum(change.drift for change in changes)
-        self._limits = self._driver.read(path)
+        changes = self._counted_drift(self._driver.write(path, limits))
+        others = {name: held.limit for name, held in self._held.items() if name in limits}
+        self._limits = {**self._driver.read(path), **others}
         return changes
 
-    def _keep_to_pids(self, path: str) -> tuple[LimitChange, ...]:
-        """While the config is not known, its share of the pids is not known either: what is in force stays."""
-        changes = () if self.only_lower else self._driver.write_pids(path, self.pids_ratio)
-        self._drift += sum(change.drift for change in changes)
-        self._pids = self._driver.read_pids(path)
+    def _bound_in(self, path: str, name: str, limit: float | type_unlimited | None) -> tuple[LimitChange, ...]:
+        """`limit` of a resource of `kernel_files.LIMITS`; None: the box's share of what the node can have.
+
+        While the config is not known, the share is not known either: what is in force stays.
+        """
+        changes: tuple[LimitChange, ...] = ()
+        if not self._settings.only_lower:
+            if limit is None and (capacity := self._driver.capacity(path, name)) is not None:
+                limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
+            if limit is not None:
+                changes = self._counted_drift(self._driver.write_limit(path, name, limit))
+        others = {other: held for other, held in self._held.items() if other != name}
+        held = self._driver.read_limit(path, name)
+        self._held = others if held is None else {**others, name: held}
         return changes
 
     def _confine(self) -> tuple[LimitChange, ...]:
@@ -519,10 +568,13 @@ class Box:
         return self._keep_to_cpus(self._path)
 
     def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
-        cpus = self.cpus()
-        changes = self._driver.confine(path, cpus)
-        self._drift += sum(change.drift for change in changes)
+        cpus = self._cpus()
+        changes = self._counted_drift(self._driver.confine(path, cpus))
         self._confined = "" if cpus is UNLIMITED else format_cpus(cpus)
+        return changes
+
+    def _counted_drift(self, changes: tuple[LimitChange, ...]) -> tuple[LimitChange, ...]:
+        self._drift += sum(change.drift for change in changes)
         return changes
 
     def _reclaim(self) -> None:
@@ -538,12 +590,12 @@ class Box:
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
 
-    def _usage(self) -> Usages:
+    def _usage(self) -> UsageReading:
         path, wanted = self._path, self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
-        self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted.memory_bytes)
-        return Usages(node, box, read_s)
+        self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
+        return UsageReading(node, box, read_s)
 
     def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
         usages = ((pod, self._driver.usage(pod)) for pod in pods)
@@ -577,16 +629,15 @@ class Box:
         return due
 
 
-def _below(held: int | type_unlimited, wanted: int | type_unlimited) -> int | None:
+def _below(held: float | type_unlimited, wanted: float | type_unlimited) -> int | None:
     """The wanted limit when the one that is held is above it, else None."""
-    return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else wanted
+    return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else int(wanted)
 
 
 def _at_most(limits: Limits, most: Limits) -> Limits:
     """The lower of each; what `most` does not bound stays so, as it was lifted on purpose."""
-    cores, size = limits.cpu_cores, limits.memory_bytes
-    most_cores, most_bytes = most.cpu_cores, most.memory_bytes
-    return Limits(
-        cpu_cores=most_cores if most_cores is UNLIMITED or cores is UNLIMITED else min(cores, most_cores),
-        memory_bytes=most_bytes if most_bytes is UNLIMITED or size is UNLIMITED else min(size, most_bytes),
-    )
+    return {name: _lower(limits[name], limit) for name, limit in most.items()}
+
+
+def _lower(limit: float | type_unlimited, most: float | type_unlimited) -> float | type_unlimited:
+    return most if most is UNLIMITED or limit is UNLIMITED else min(limit, most)

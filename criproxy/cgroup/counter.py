@@ -8,7 +8,7 @@ _FIRST_LINE: Final = b"usage_usec "
 _ENOUGH_BYTES: Final = 64
 
 
-class Counter:
+class CpuCounter:
     """One cgroup's: v1's cpuacct.usage (ns) or v2's cpu.stat (its first line, in us).
 
     Source: Documentation/admin-guide/cgroup-v1/cpuacct.rst, cgroup-v2.rst (cpu.stat).
@@ -47,8 +47,8 @@ class CpuTimes:
     """The CPU time of the node and of its box: of the `node`, or of what is `beside` the box and, so, of both."""
 
     def __init__(self, box: str, *, node: str = "", beside: str = "") -> None:
-        self._box = Counter(box)
-        self._node = Counter(node or beside)
+        self._box = CpuCounter(box)
+        self._node = CpuCounter(node or beside)
         self._whole = bool(node)
 
     def read(self) -> tuple[float, float]:

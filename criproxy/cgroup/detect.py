@@ -1,16 +1,14 @@
 """Finds the cgroup hierarchy of this machine and gives its driver."""
 
-import os
-
 from criproxy.cgroup import files
-from criproxy.cgroup.by_shape import ByShape
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.driver import SystemdDriver
 from criproxy.cgroup.systemd.units import Units
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.v1 import V1Driver
-from criproxy.cgroup.v2 import V2Driver
+from criproxy.cgroup.v1 import V1Hierarchies
+from criproxy.cgroup.v2 import V2Hierarchy
 
 _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
@@ -21,16 +19,20 @@ def detect_any(tree: Tree, units: Units, proc: str = "/proc") -> CgroupDriver:
 
     Raises as `detect`.
     """
-    kernel = detect(tree, proc)
-    anchors = Anchors(kernel.mount, tree, units) if isinstance(kernel, V2Driver) else None
-    return ByShape(kernel, SystemdDriver(kernel, units, os.sysconf("SC_PAGE_SIZE")), anchors)
+    version = _version(tree, proc)
+    anchors = Anchors(version.mount, tree, units) if isinstance(version, V2Hierarchy) else None
+    return SystemdDriver(KernelDriver(version, tree, proc), units, anchors)
 
 
-def detect(tree: Tree, proc: str = "/proc") -> V1Driver | V2Driver:
+def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
     """The files of what is mounted: v1, hybrid (v1 with a bare v2 mount beside it) or v2. By itself, for cgroupfs.
 
     Raises CgroupError when cpu and memory are not to be had in one version.
     """
+    return KernelDriver(_version(tree, proc), tree, proc)
+
+
+def _version(tree: Tree, proc: str) -> V1Hierarchies | V2Hierarchy:
     file = f"{proc}/self/mountinfo"
     mounts = files.parse_mounts(tree.read(file))
     if not any(controller in mounts.v1 for controller in _NEEDED_V1):
@@ -40,10 +42,10 @@ def detect(tree: Tree, proc: str = "/proc") -> V1Driver | V2Driver:
         raise CgroupError(
             f"{file} has no cgroup v1 mount of {', '.join(missing)}: mount them, or boot with cgroup v2 alone"
         )
-    return V1Driver(mounts.v1, mounts.v2, tree, proc)
+    return V1Hierarchies(mounts.v1, mounts.v2, tree)
 
 
-def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> V2Driver:
+def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> V2Hierarchy:
     if mounts.v2 is None:
         raise CgroupError(
             f"{file} has no cgroup mount of the whole tree: run on the host, or in a container with the host's "
@@ -53,4 +55,4 @@ def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> V2Driver:
     missing = [controller for controller in _NEEDED_V2 if controller not in available]
     if missing:
         raise CgroupError(f"{mounts.v2}/cgroup.controllers lacks {', '.join(missing)}: check the kernel's command line")
-    return V2Driver(mounts.v2, tree, proc)
+    return V2Hierarchy(mounts.v2, tree, proc)

@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.places import checked_box
+from criproxy.cgroup.driver import CgroupError, checked_box
+from criproxy.cgroup.kernel_files import IO_BFQ_WEIGHT, IO_WEIGHT, Column, KernelFile
 from criproxy.cgroup.tree import Tree
 
 _NO_DISK: Final = re.compile(r"^(loop|ram|zram|sr|fd|nbd)\d")
@@ -22,11 +22,11 @@ _NO_DISK: Final = re.compile(r"^(loop|ram|zram|sr|fd|nbd)\d")
 
 _CHOSEN: Final = re.compile(r"\[(.+)\]")
 
-_WEIGHTS: Final[Mapping[int, Mapping[str, tuple[str, str]]]] = {
-    1: {"bfq": ("blkio.bfq.weight", "1"), "cfq": ("blkio.weight", "10")},
-    2: {"bfq": ("io.bfq.weight", "default 1"), "io.cost": ("io.weight", "default 1")},
+_WEIGHTS: Final[Mapping[int, Mapping[str, KernelFile]]] = {
+    1: {"bfq": IO_BFQ_WEIGHT, "cfq": IO_WEIGHT},
+    2: {"bfq": IO_BFQ_WEIGHT, "io.cost": IO_WEIGHT},
 }
-"""By the cgroups' version and by what keeps to it: the file of the weight, and the lowest."""
+"""By the cgroups' version, what keeps to a weight, and the weight."""
 
 
 class Disk(Struct, frozen=True):
@@ -79,12 +79,16 @@ class DiskWeights:
             return tuple(
                 DiskWeight(disk.name, "", "no cgroup mount has the blkio controller") for disk in self._disks()
             )
-        lowest = [keeper for keeper, held in _WEIGHTS[version].items() if box is None or self._holds(mount, box, *held)]
+        columns = {keeper: row.column(version) for keeper, row in _WEIGHTS[version].items()}
+        lowest = [keeper for keeper, column in columns.items() if column and self._is_lowest(mount, box, column)]
         costed = parse_costed(self._text(f"{mount}/io.cost.qos")) if version == 2 else frozenset()
         return tuple(judge(disk, lowest, costed) for disk in self._disks())
 
-    def _holds(self, mount: str, box: str, name: str, lowest: str) -> bool:
-        return self._text(f"{mount}{checked_box(box)}/{name}").partition("\n")[0] == lowest
+    def _is_lowest(self, mount: str, box: str | None, column: Column) -> bool:
+        if box is None:
+            return True
+        text = self._text(f"{mount}{checked_box(box)}/{column.name}")
+        return text != "" and bool(column.format.value(text) == column.lowest)
 
     def _text(self, file: str) -> str:
         """ "": there is no such file."""

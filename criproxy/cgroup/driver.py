@@ -5,13 +5,16 @@ are called from the threads of `cgroup.box`, never from the event loop. What cha
 but for `reclaim`.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.cpulist import Cpus
-from criproxy.model import LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
+from criproxy.model import LimitChange, Limits, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
+
+T = TypeVar("T")
 
 
 class Capabilities(Struct, frozen=True):
@@ -34,11 +37,6 @@ class CgroupError(Exception):
         self.errno = errno
 
 
-def contested(file: str, wrote: str, held: str) -> CgroupError:
-    """The error when a written value does not stay."""
-    return CgroupError(f"{file} holds {held!r} right after {wrote!r} was written: find out who else writes it")
-
-
 def too_full(file: str, held: str, want_bytes: int, usage_bytes: int) -> CgroupError:
     """The error when a pod's own memory limit is below what can be reclaimed."""
     return CgroupError(f"{file} is {held}, not {want_bytes}: {usage_bytes} bytes are in use; ask again when it is less")
@@ -50,6 +48,13 @@ def no_cpus(box: str) -> CgroupError:
         f"{box} keeps the CPUs that it has: kubelet's CPU manager has left none that is there to offline pods; leave "
         "some with --reserved-cpus, or run fewer pods with CPUs of their own"
     )
+
+
+class HeldLimit(Struct, frozen=True):
+    """A limit that the kernel holds, in the unit of its row, and how much is in use (None: the kernel has no file)."""
+
+    limit: Any
+    used: int | None
 
 
 class PodLimits(Struct, frozen=True):
@@ -127,15 +132,23 @@ class CgroupDriver(Protocol):
         """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
         ...
 
-    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
-        """Bound the box's processes and threads to a share of what the node can have; see `pids.PidsController.share`.
+    def capacity(self, box: str, name: str) -> int | None:
+        """What the box can have of a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.
 
-        Does nothing where there is no pids controller.
+        It is what the kernel allows the node, or kubelet its pods, or a cgroup above the box what is in it, whichever
+        is least.
         """
         ...
 
-    def read_pids(self, path: str) -> Pids | None:
-        """None: there is no pids controller."""
+    def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
+        """Bound the box in a resource of `kernel_files.LIMITS`, in the unit of its row.
+
+        Does nothing where the kernel can't.
+        """
+        ...
+
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
         ...
 
     @property
@@ -184,3 +197,51 @@ class CgroupDriver(Protocol):
     def processes(self, path: str) -> tuple[int, ...]:
         """The pids in a cgroup and below it, in any controller; none when it does not exist."""
         ...
+
+
+class AbsentDriver:
+    """The `CgroupDriver` of a machine where no hierarchy was found: every operation fails with `reason`.
+
+    So calls pass, and no offline pod is let in.
+    """
+
+    capabilities = Capabilities(version=0, cpu_idle=False, child_quota=False)
+    root_cpuset = None
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def pressure_file(self, path: str) -> str | None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise CgroupError(self._reason)
+
+
+# --- paths that a driver may touch: boxes and the pods in them, and nothing else for writing --------------------------
+
+
+def checked_box(path: str) -> str:
+    """The directory of the box that `path` names, below the hierarchy's root. Raises CgroupError for another path."""
+    return _checked(lambda: directory_of(parse_box(path).path))
+
+
+def checked_pod(path: str) -> tuple[str, str]:
+    """The directories of the box and of the pod in it that `path` names. Raises CgroupError for another path."""
+    place = _checked(lambda: parse_placement(path))
+    return directory_of(place.box.path), directory_of(place.in_box)
+
+
+def checked_path(path: str) -> str:
+    """The directory of any cgroup that does not climb: for reading only. Raises CgroupError otherwise."""
+    return _checked(lambda: directory_of(path))
+
+
+def _checked(parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise CgroupError(str(error)) from error

@@ -1,5 +1,6 @@
 """What cgroup and /proc files say, and what is written into them: text and numbers only, no I/O."""
 
+import mmap
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -23,6 +24,7 @@ _V1_HIERARCHIES: Final = frozenset(
     {"cpu", "cpuacct", "cpuset", "memory", "blkio", "devices", "freezer", "pids", "name=systemd"}
     | {"net_cls", "net_prio", "perf_event", "hugetlb", "rdma", "misc"}
 )
+_PAGE_BYTES: Final = mmap.PAGESIZE
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -87,6 +89,6 @@ def quota_us(cores: float) -> int:
     return max(MIN_QUOTA_US, round(cores * CFS_PERIOD_US))
 
 
-def whole_pages(size_bytes: int, page_bytes: int) -> int:
+def whole_pages(size_bytes: float) -> int:
     """The kernel keeps memory limits in whole pages, rounded down: compare with this."""
-    return size_bytes - size_bytes % page_bytes
+    return int(size_bytes) // _PAGE_BYTES * _PAGE_BYTES

@@ -21,7 +21,7 @@ _SLICE_PART: Final = re.compile(r"[0-9A-Za-z_:@.\\]+")
 
 
 class Driver(enum.StrEnum):
-    """Kubelet's cgroup driver, told from the shape of the paths that it sends."""
+    """Kubelet's cgroup driver, by the shape of the paths that it sends."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
@@ -35,9 +35,7 @@ class BoxPath(Struct, frozen=True):
 
     def pod(self, name: str) -> str:
         """The cgroup_parent, in the box, of the pod whose cgroup kubelet calls `name` (`pod<uid>`)."""
-        if self.driver is Driver.SYSTEMD:
-            return f"{self.path.removesuffix('.slice')}-{name}.slice"
-        return f"{self.path}/{name}"
+        return pod_in(self.path, name)
 
     @property
     def online(self) -> str:
@@ -66,9 +64,7 @@ class PodParent(Struct, frozen=True):
     @property
     def at_kubelet(self) -> tuple[str, ...]:
         """What kubelet's own cgroup of the pod may be: one of these, by its QoS class."""
-        if self.box.driver is Driver.SYSTEMD:
-            return tuple(f"{parent.removesuffix('.slice')}-{self.name}.slice" for parent in self.box.online_parents)
-        return tuple(f"{parent}/{self.name}" for parent in self.box.online_parents)
+        return tuple(pod_in(parent, self.name) for parent in self.box.online_parents)
 
     def is_of(self, uid: str) -> bool:
         """Whether this is the cgroup of the pod with this uid."""
@@ -153,6 +149,25 @@ def directory_of(path: str) -> str:
     if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not an absolute cgroup path")
     return path
+
+
+def is_slice(path: str) -> bool:
+    """Whether systemd makes this cgroup: one made by hand below a slice loses its controllers."""
+    return path.endswith(".slice")
+
+
+def pod_in(parent: str, name: str) -> str:
+    """The cgroup of a pod in a cgroup that has pods, in the same shape."""
+    return f"{parent.removesuffix('.slice')}-{name}.slice" if is_slice(parent) else f"{parent}/{name}"
+
+
+def pod_named(box: str, directory: str) -> str | None:
+    """What the pod is called whose cgroup in the box is this directory; None: it is no pod's."""
+    try:
+        pod = parse_placement(directory if is_slice(box) else f"{box}/{directory}")
+    except ValueError:
+        return None
+    return pod.name if pod.box.path == box else None
 
 
 def _check_length(path: str) -> None:

@@ -1,431 +1,257 @@
-"""The box in cgroup v1: one directory per hierarchy, in every hierarchy that runc joins."""
+"""What is cgroup v1's own: a directory per hierarchy, in every hierarchy that runc joins; cpusets; memory with swap."""
 
 import errno
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from criproxy.cgroup import files
-from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, contested, no_cpus, too_full
-from criproxy.cgroup.hugetlb import Hugetlb
-from criproxy.cgroup.ledger import Ledger
-from criproxy.cgroup.pids import PidsController
-from criproxy.cgroup.places import checked_box, checked_path, checked_pod, is_slice, pod_named
+from criproxy.cgroup import kernel_files as rows
+from criproxy.cgroup.access import FileAccess, contested
+from criproxy.cgroup.driver import CgroupError, no_cpus
+from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.cgroup.v1_controllers import BlkIO, Cpu, CpuAcct, CpuSet, Memory
-from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
-
-LOWEST_SHARES: Final = 2
-LOWEST_DISK_WEIGHTS: Final = {"bfq_weight": 1, "weight": 10}
+from criproxy.model import UNLIMITED, LimitChange, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 _TRIES: Final = 3
 """So often the box's cpuset is narrowed while containers come."""
 
-# The kernel's and cgroupspy's values: None is "no limit" (-1 in the file).
-_Value = int | bool | None
 
+class V1Hierarchies:
+    """For `KernelDriver`; paths are checked directories, and all methods raise CgroupError.
 
-class V1Driver:
-    """A `CgroupDriver`. `mounts`: see `files.Mounts.v1`; cpu, cpuacct and memory must be among them.
+    `mounts`: see `files.Mounts.v1`; cpu, cpuacct and memory must be among them.
 
     `unified` is the hybrid set-up's cgroup2 mount, without controllers: runc 1.1 joins it too (measured), so that its
     empty directories are ours to remove.
     """
 
-    def __init__(self, mounts: Mapping[str, str], unified: str | None, tree: Tree, proc: str = "/proc") -> None:
-        self._mounts = mounts
-        self._hierarchies = tuple(sorted({*mounts.values(), *([unified] if unified else [])}))
+    child_quota = False
+
+    def __init__(self, mounts: Mapping[str, str], unified: str | None, tree: Tree) -> None:
+        roots = {*mounts.values(), *([unified] if unified else [])}
+        self.access = FileAccess(1, mounts, roots, tree)
         self._tree = tree
-        self._meminfo = f"{proc}/meminfo"
-        self._ledger = Ledger()
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._cpuset = mounts.get("cpuset")
         self._followed: set[str] = set()
         """The boxes' cpuset files that all below was brought to."""
-        self._pids = PidsController(mounts.get("pids"), tree, proc, self._ledger)
-        self._hugetlb = Hugetlb(mounts.get("hugetlb"), tree, "limit_in_bytes")
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(version=1, cpu_idle=self._cpu("").has("idle"), child_quota=False)
+    def node_cpu_s(self) -> float:
+        """The CPU time of all that runs on the node."""
+        return float(self.access.read(rows.CPU_USAGE, "")) / 1e9
 
-    @property
-    def root_cpuset(self) -> str | None:
-        mount = self._mounts.get("cpuset")
-        return f"{mount}/cpuset.effective_cpus" if mount else None
+    def cpu_times(self, path: str) -> tuple[float, float, int]:
+        """CPU time and throttled time of a cgroup, in s, and how many periods it was throttled in."""
+        stat = self.access.read(rows.CPU_STAT, path)
+        return self.access.read(rows.CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9, stat["nr_throttled"]
 
-    def node_usage(self) -> Usage:
-        memory_bytes = files.node_working_set_bytes(self._tree.read(self._meminfo))
-        return Usage(self._cpuacct("").usage / 1e9, memory_bytes)
+    def cores(self, path: str) -> float | type_unlimited:
+        quota: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)
+        period_us: int = self.access.read(rows.CPU_PERIOD, path)
+        if quota is UNLIMITED or period_us == files.CFS_PERIOD_US:
+            return quota
+        return quota * files.CFS_PERIOD_US / period_us
 
-    def usage(self, path: str) -> Usage | None:
-        path = checked_path(path)
-        try:
-            stat = files.parse_flat_keyed(self._cpu(path).get_property(b"cpu.stat"))
-            memory = self._memory(path)
-            inactive_bytes = files.parse_flat_keyed(memory.get_property(b"memory.stat"))["total_inactive_file"]
-            memory_bytes = memory.usage_in_bytes
-            return Usage(
-                cpu_usage_s=self._cpuacct(path).usage / 1e9,
-                working_set_bytes=max(0, memory_bytes - inactive_bytes),
-                throttled_s=stat["throttled_time"] / 1e9,
-                throttled_periods=stat["nr_throttled"],
-                memory_bytes=memory_bytes,
-            )
-        except CgroupError as error:
-            if error.errno in GONE:
-                return None
-            raise
+    # --- directories -----------------------------------------------------------------------------------------------
 
-    def exists(self, path: str) -> bool:
-        return self._tree.exists(self._mounts["cpu"] + checked_path(path))
+    def ensure(self, box: str, *, by_systemd: bool) -> None:
+        """Systemd makes slices, but not in all hierarchies: runc joins cpuset, freezer and others too."""
+        self._expect(box, by_systemd)
+        for root in self.access.roots:
+            self._make_all(root, box)
+        if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY tells that there are children already
+            self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
-    def identity(self, path: str) -> int | None:
-        return self._tree.identity(self._mounts["cpu"] + checked_path(path))
+    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
+        self._expect(pod, by_systemd)
+        for root in self.access.roots:
+            if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
+                self._make_all(root, box)
+            self._make(root, box, pod)
 
-    def ensure(self, box: str) -> None:
-        self._expect_slice(box)
-        box = checked_box(box)
-        for hierarchy in self._hierarchies:
-            self._make(hierarchy, box)
-        memory = self._memory(box)
-        # Before Linux 5.11 a limit counts the children only with this, and EBUSY tells that there are some already.
-        if memory.has("use_hierarchy") and not memory.use_hierarchy:
-            memory.use_hierarchy = True
+    def enable_huge_pages(self, box: str) -> None:
+        """A hierarchy has its controllers everywhere."""
 
-    def read(self, box: str) -> Limits:
-        box = checked_path(box)
-        cpu = self._cpu(box)
-        quota_us, limit_bytes = cpu.cfs_quota_us, self._memory(box).limit_in_bytes
-        return Limits(
-            cpu_cores=UNLIMITED if quota_us is None else quota_us / cpu.cfs_period_us,
-            memory_bytes=UNLIMITED if limit_bytes is None else limit_bytes,
-        )
+    def _expect(self, path: str, by_systemd: bool) -> None:
+        if by_systemd and not self._tree.exists(self.access.directory("cpu", path)):
+            raise CgroupError(f"{path} does not exist: systemd has not made it, or has stopped it")
 
-    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
-        box = checked_box(box)
-        quota_us = None if limits.cpu_cores is UNLIMITED else files.quota_us(limits.cpu_cores)
-        size_bytes = None if limits.memory_bytes is UNLIMITED else self._whole_pages(limits.memory_bytes)
-        return (
-            *self._settle_priority(box),
-            *self._settle_cpu(box, quota_us),
-            *self._settle_memory(self._memory(box), size_bytes),
-        )
+    def _make_all(self, root: str, path: str) -> None:
+        """With its parents. Of those that are there, a cpuset alone may lack something yet."""
+        if root != self._cpuset and self._tree.exists(root + path):
+            return
+        parent = ""
+        for name in path.split("/")[1:]:
+            self._make(root, parent, f"{parent}/{name}")
+            parent = f"{parent}/{name}"
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+    def _make(self, root: str, parent: str, path: str) -> None:
+        self.access.make(root + path)
+        if root == self._cpuset:
+            # A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's.
+            for row in (rows.CPUS, rows.MEMORY_NODES):
+                if not self.access.read(row, path):
+                    self.access.write(row, path, self.access.read(row, parent))
+
+    # --- cpusets ---------------------------------------------------------------------------------------------------
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> list[LimitChange]:
         """The box has its parent's memory nodes, and of its CPUs those that it may have, also when some come or go.
 
         A hot-unplugged CPU is taken out of every cgroup by the kernel, and one that is plugged in again comes back at
         the root only. Source: kernel/cgroup/cpuset.c, hotplug_update_tasks_legacy.
         """
-        path = checked_box(box)
-        mount = self._mounts.get("cpuset")
-        if mount is None:
+        if self._cpuset is None:
             if cpus is UNLIMITED:
-                return ()
+                return []
             raise CgroupError(
                 "there is no cpuset hierarchy, so offline pods can't be kept to the CPUs that kubelet leaves"
             )
-        parent = CpuSet(self._tree, mount + path.rpartition("/")[0])
-        want = parent.cpus if cpus is UNLIMITED else parent.cpus & cpus
-        if not want and cpus is not UNLIMITED:
-            raise no_cpus(box)
-        return (*self._follow(mount + path, "cpus", want), *self._follow(mount + path, "mems", parent.mems))
+        parent = box.rpartition("/")[0]
+        want: Cpus = self.access.read(rows.CPUS, parent)
+        if cpus is not UNLIMITED:
+            want &= cpus
+            if not want:
+                raise no_cpus(box)
+        nodes: Cpus = self.access.read(rows.MEMORY_NODES, parent)
+        return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
-    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
-        return tuple(self._settle_quota(checked_box(box), files.quota_us(cores)))
-
-    def reclaim(self, path: str, size_bytes: int) -> bool:
-        memory, want = self._memory(checked_path(path)), self._whole_pages(size_bytes)
-        file = memory.file("limit_in_bytes")
-        held = memory.limit_in_bytes
-        if held is not None and held <= want:
-            return False
-        with self._ledger.sinking(file):
-            step = max(want, self._whole_pages(memory.usage_in_bytes - files.RECLAIM_STEP_BYTES))
-            reached = self._try(memory, "limit_in_bytes", step)
-            self._ledger.kept(file, _text(memory.limit_in_bytes))
-        return reached and step > want
-
-    def pids_share(self, box: str, ratio: float) -> int | None:
-        return self._pids.share(box, ratio)
-
-    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
-        share = self._pids.share(box, ratio)
-        return () if share is None else tuple(self._pids.settle(box, share))
-
-    def read_pids(self, path: str) -> Pids | None:
-        return self._pids.read(path)
-
-    @property
-    def node_cpu_counter(self) -> str | None:
-        return self._cpuacct("").file("usage")
-
-    def cpu_counter(self, path: str) -> str:
-        return self._cpuacct(checked_path(path)).file("usage")
-
-    def pressure_file(self, path: str) -> str | None:
-        return None
-
-    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
-        self._expect_slice(pod)
-        by_systemd = is_slice(pod)
-        box, pod = checked_pod(pod)
-        for hierarchy in self._hierarchies:
-            if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
-                self._make(hierarchy, box)
-            self._make_one(hierarchy, box, pod)
-        tuple(self._settle(self._cpu(pod), "shares", limits.cpu_weight or LOWEST_SHARES))
-        if limits.pids is not None:
-            tuple(self._pids.settle(pod, limits.pids))
-        self._hugetlb.settle(pod, limits.hugetlb)
-        if limits.memory_bytes is not None:
-            memory, size_bytes = self._memory(pod), self._whole_pages(limits.memory_bytes)
-            tuple(self._bring(memory, "limit_in_bytes", "usage_in_bytes", size_bytes))
-            if memory.limit_in_bytes != size_bytes:
-                held = _text(memory.limit_in_bytes)
-                raise too_full(memory.file("limit_in_bytes"), held, size_bytes, memory.usage_in_bytes)
-
-    def pod_limits(self, path: str) -> PodLimits:
-        pids, memory = self._pids.read(path), self.read(path).memory_bytes
-        return PodLimits(
-            memory_bytes=None if memory is UNLIMITED else memory,
-            cpu_weight=self._cpu(checked_path(path)).shares,
-            pids=None if pids is None else pids.limit,
-            hugetlb=self._hugetlb.read(path),
-        )
-
-    def keep_anchors(self, box: str) -> tuple[str, ...]:
-        return ()
-
-    def pods(self, box: str) -> tuple[str, ...]:
-        directory = checked_box(box)
-        names = {name for hierarchy in self._hierarchies for name in self._tree.children(hierarchy + directory)}
-        return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
-
-    def remove_pod(self, pod: str) -> bool:
-        path = checked_pod(pod)[1]
-        if self.processes(path):
-            return False
-        for hierarchy in self._hierarchies:
-            if not self._tree.remove(hierarchy + path):
-                return False
-            self._ledger.forget(hierarchy + path)
-        return True
-
-    def kill_pod(self, pod: str) -> None:
-        checked_pod(pod)
-        self._tree.kill(lambda: self.processes(pod))
-
-    def processes(self, path: str) -> tuple[int, ...]:
-        path = checked_path(path)
-        pids: set[int] = set()
-        for hierarchy in self._hierarchies:
-            pids |= self._tree.processes(hierarchy + path)
-        return tuple(sorted(pids))
-
-    def _expect_slice(self, path: str) -> None:
-        """Systemd makes slices, but not in all hierarchies: runc joins cpuset, freezer and others too."""
-        if is_slice(path) and not self.exists(path):
-            raise CgroupError(f"{path} does not exist: systemd has not made it, or has stopped it")
-
-    # --- directories -----------------------------------------------------------------------------------------------
-
-    def _make(self, hierarchy: str, path: str) -> None:
-        """With its parents. Of those that are there, a cpuset alone may lack something yet."""
-        if hierarchy != self._mounts.get("cpuset") and self._tree.exists(hierarchy + path):
-            return
-        parent = ""
-        for name in path.split("/")[1:]:
-            self._make_one(hierarchy, parent, f"{parent}/{name}")
-            parent = f"{parent}/{name}"
-
-    def _make_one(self, hierarchy: str, parent: str, path: str) -> None:
-        if self._tree.mkdir(hierarchy + path):
-            self._ledger.forget(hierarchy + path)
-        if hierarchy == self._mounts.get("cpuset"):
-            self._fill_cpuset(CpuSet(self._tree, hierarchy + parent), CpuSet(self._tree, hierarchy + path))
-
-    def _fill_cpuset(self, parent: CpuSet, child: CpuSet) -> None:
-        """A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's."""
-        if not child.cpus:
-            child.cpus = parent.cpus
-        if not child.mems:
-            child.mems = parent.mems
-
-    def _follow(self, box: str, attribute: str, want: set[int]) -> Iterator[LimitChange]:
+    def _follow(self, row: KernelFile, box: str, want: Cpus) -> list[LimitChange]:
         """Bring the box, its pods, and all in them that has what the box had, to these CPUs or memory nodes.
 
         Another value (a container's own) stays, as far as it lies within. The kernel wants each child within its parent
         at any moment: so first all are widened, from the top down, then narrowed, from the bottom up. A container that
         comes amid this has what was; then it is done again, and so it is when an earlier time did not come to its end.
         """
-        top = CpuSet(self._tree, box)
-        file, held = top.file(attribute), _held(top, attribute) or set()
+        file, held = self.access.file(row, box), self.access.read_if_there(row, box) or frozenset()
         if not want or (held == want and file in self._followed):
-            self._ledger.kept(file, format_cpus(held))
-            return
+            self.access.note(row, box, held)
+            return []
         self._followed.discard(file)
         for tries_left in reversed(range(_TRIES)):
-            plan = self._plan(box, attribute, held, want)
+            plan = self._plan(row, box, held, want)
             try:
-                for cpuset, own, target in plan:
+                for path, own, target in plan:
                     if not target <= own:
-                        _change(cpuset, attribute, own | target)
-                for cpuset, own, target in reversed(plan):
+                        self._change(row, path, own | target)
+                for path, own, target in reversed(plan):
                     if not own <= target:
-                        _change(cpuset, attribute, target)
+                        self._change(row, path, target)
                 break
             except CgroupError as error:
                 if error.errno != errno.EBUSY or not tries_left:
                     raise
-        new = getattr(top, attribute)
+        new = self.access.read(row, box)
         if new != want:
             raise contested(file, format_cpus(want), format_cpus(new))
         self._followed.add(file)
-        if held != want:
-            yield self._ledger.changed(file, format_cpus(held), format_cpus(want))
+        return [] if held == want else [self.access.changed(row, box, held, want)]
 
-    def _plan(
-        self, box: str, attribute: str, held: set[int], want: set[int]
-    ) -> list[tuple[CpuSet, set[int], set[int]]]:
+    def _plan(self, row: KernelFile, box: str, held: Cpus, want: Cpus) -> list[tuple[str, Cpus, Cpus]]:
         """What the box and all below it have and shall have, parents first. `held`: what the box had."""
-        plan: list[tuple[CpuSet, set[int], set[int]]] = []
-        targets: dict[str, set[int]] = {}
-        for directory in self._tree.below(box):
-            cpuset, parent = CpuSet(self._tree, directory), directory.rpartition("/")[0]
-            own = _held(cpuset, attribute)
-            if not own and directory != box:
+        plan: list[tuple[str, Cpus, Cpus]] = []
+        targets: dict[str, Cpus] = {}
+        root = self._cpuset or ""
+        for directory in self._tree.below(root + box):
+            path = directory.removeprefix(root)
+            parent = path.rpartition("/")[0]
+            own: Cpus | None = self.access.read_if_there(row, path)
+            if not own and path != box:
                 continue  # it has gone, or has not been given any yet, and takes no process
-            own, above = own or set(), targets.get(parent, want)
-            follows = box in (directory, parent) or own in (held, held | want)
-            targets[directory] = above if follows else own & above or above
-            plan.append((cpuset, own, targets[directory]))
+            own, above = own or frozenset(), targets.get(parent, want)
+            follows = box in (path, parent) or own in (held, held | want)
+            targets[path] = above if follows else own & above or above
+            plan.append((path, own, targets[path]))
         return plan
 
-    # --- settling: read, compare, write, verify --------------------------------------------------------------------
-
-    def _settle(self, controller: BlkIO | Cpu | Memory, attribute: str, want: _Value) -> Iterator[LimitChange]:
-        file, old = controller.file(attribute), getattr(controller, attribute)
-        if old == want:
-            self._ledger.kept(file, _text(old))
-            return
-        setattr(controller, attribute, want)
-        new = getattr(controller, attribute)
-        if new != want and not self._ledger.is_sinking(file):
-            raise contested(file, _text(want), _text(new))
-        yield self._ledger.changed(file, _text(old), _text(new))
-
-    def _settle_priority(self, box: str) -> Iterator[LimitChange]:
-        cpu = self._cpu(box)
-        if cpu.has("idle"):
-            yield from self._settle(cpu, "idle", True)
-        else:
-            yield from self._settle(cpu, "shares", LOWEST_SHARES)
-        if mount := self._mounts.get("blkio"):
-            disk = BlkIO(self._tree, mount + box)
-            for attribute, weight in LOWEST_DISK_WEIGHTS.items():
-                if disk.has(attribute):
-                    yield from self._settle(disk, attribute, weight)
-
-    def _settle_cpu(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
-        """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""
-        cpu = self._cpu(box)
-        if cpu.cfs_period_us > files.CFS_PERIOD_US and quota_us is not None:
-            yield from self._settle_quota(box, quota_us)
-        yield from self._settle(cpu, "cfs_period_us", files.CFS_PERIOD_US)
-        yield from self._settle_quota(box, quota_us)
-
-    def _settle_quota(self, box: str, quota_us: int | None) -> Iterator[LimitChange]:
-        cpu = self._cpu(box)
+    def _change(self, row: KernelFile, path: str, cpus: Cpus) -> None:
         try:
-            yield from self._settle(cpu, "cfs_quota_us", quota_us)
+            self.access.write(row, path, cpus)
+        except CgroupError as error:
+            if error.errno not in GONE:
+                raise
+
+    # --- CPU -------------------------------------------------------------------------------------------------------
+
+    def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+        """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""
+        changes = []
+        if cores is not UNLIMITED and self.access.read(rows.CPU_PERIOD, box) > files.CFS_PERIOD_US:
+            changes += self.settle_quota(box, cores)
+        changes += self.access.settle(rows.CPU_PERIOD, box, files.CFS_PERIOD_US)
+        return [*changes, *self.settle_quota(box, cores)]
+
+    def settle_quota(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+        """As `settle_cpu`, by the one file with the quota."""
+        try:
+            return self.access.settle(rows.CPU_QUOTA, box, cores)
         except CgroupError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # A child whose quota is a larger share than the box's: nothing in the box may have one.
-            yield from self._strip_quotas(box)
-            yield from self._settle(cpu, "cfs_quota_us", quota_us)
+        # A child whose quota is a larger share than the box's: nothing in the box may have one.
+        return [*self._strip_quotas(box), *self.access.settle(rows.CPU_QUOTA, box, cores)]
 
-    def _strip_quotas(self, box: str) -> Iterator[LimitChange]:
-        for directory in self._tree.below(self._mounts["cpu"] + box)[1:]:
-            child = Cpu(self._tree, directory)
-            old = child.cfs_quota_us
-            if old is not None:
-                child.cfs_quota_us = None
-                yield LimitChange(child.file("cfs_quota_us"), _text(old), _text(None), drift=True)
+    def _strip_quotas(self, box: str) -> list[LimitChange]:
+        changes, root = [], self.access.directory("cpu", "")
+        for directory in self._tree.below(root + box)[1:]:
+            path = directory.removeprefix(root)
+            file, old = self.access.file(rows.CPU_QUOTA, path), self.access.read(rows.CPU_QUOTA, path)
+            if old is not UNLIMITED:
+                self.access.write(rows.CPU_QUOTA, path, UNLIMITED)
+                was, now = self.access.text(rows.CPU_QUOTA, old), self.access.text(rows.CPU_QUOTA, UNLIMITED)
+                changes.append(LimitChange(file, was, now, drift=True))
+        return changes
 
-    def _settle_memory(self, memory: Memory, want: int | None) -> Iterator[LimitChange]:
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
         """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
 
         The kernel wants memsw >= limit at any moment: up, memsw goes first; down, it follows.
         """
-        old = memory.limit_in_bytes
-        raising = want is None or (old is not None and want >= old)
-        if not raising:
-            yield from self._bring(memory, "limit_in_bytes", "usage_in_bytes", want)
-        if memory.has("memsw_limit_in_bytes"):
-            reached = None if want is None else max(want, int(memory.limit_in_bytes))
-            yield from self._bring(memory, "memsw_limit_in_bytes", "memsw_usage_in_bytes", reached)
-        if raising:
-            yield from self._settle(memory, "limit_in_bytes", want)
+        raising = _at_least(want, self.access.read(rows.MEMORY_MAX, box))
+        changes = [] if raising else self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, box, want)
+        if self.access.has(rows.MEMORY_AND_SWAP, box):
+            limit = self.access.read(rows.MEMORY_MAX, box)
+            reached = UNLIMITED if UNLIMITED in (want, limit) else max(want, limit)
+            changes += self._bring(rows.MEMORY_AND_SWAP, rows.MEMORY_AND_SWAP_USAGE, box, want if raising else reached)
+        return [*changes, *self.access.settle(rows.MEMORY_MAX, box, want)] if raising else changes
 
-    def _bring(self, memory: Memory, limit: str, usage: str, want: int | None) -> Iterator[LimitChange]:
+    def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]:
+        return self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, pod, want)
+
+    def reclaim(self, path: str, want: int) -> bool:
+        held = self.access.read(rows.MEMORY_MAX, path)
+        if held is not UNLIMITED and held <= want:
+            return False
+        with self.access.lowering(rows.MEMORY_MAX, path):
+            step = max(want, files.whole_pages(self.access.read(rows.MEMORY_USAGE, path) - files.RECLAIM_STEP_BYTES))
+            reached = self._lower(rows.MEMORY_MAX, path, step)
+        return reached and step > want
+
+    def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | type_unlimited) -> list[LimitChange]:
         """Raise a memory limit, or lower it as far as the kernel need not reclaim: see `reclaim`."""
-        old: int | None = getattr(memory, limit)
-        if want is None or (old is not None and want >= old):
-            yield from self._settle(memory, limit, want)
-            return
-        in_use_bytes: int = getattr(memory, usage)
-        self._try(memory, limit, want if in_use_bytes <= want else in_use_bytes + files.SLACK_BYTES)
-        new = getattr(memory, limit)
-        if new != old:
-            yield self._ledger.changed(memory.file(limit), _text(old), _text(new))
+        old = self.access.read(limit, path)
+        if want is UNLIMITED or _at_least(want, old):
+            return self.access.settle(limit, path, want)
+        in_use_bytes: int = self.access.read(usage, path)
+        self._lower(limit, path, want if in_use_bytes <= want else in_use_bytes + files.SLACK_BYTES)
+        new = self.access.read(limit, path)
+        return [] if new == old else [self.access.changed(limit, path, old, new)]
 
-    def _try(self, memory: Memory, limit: str, size_bytes: int) -> bool:
+    def _lower(self, limit: KernelFile, path: str, size_bytes: int) -> bool:
         """Lower a limit; never raise it. False when the kernel could not reclaim enough."""
-        held = getattr(memory, limit)
-        if held is not None and held <= size_bytes:
+        held = self.access.read(limit, path)
+        if held is not UNLIMITED and held <= size_bytes:
             return True
         try:
-            setattr(memory, limit, size_bytes)
+            self.access.write(limit, path, size_bytes)
         except CgroupError as error:
             if error.errno == errno.EBUSY:
                 return False
             raise
         return True
 
-    def _whole_pages(self, size_bytes: int) -> int:
-        return files.whole_pages(size_bytes, self._page_bytes)
 
-    def _cpu(self, path: str) -> Cpu:
-        return Cpu(self._tree, self._mounts["cpu"] + path)
-
-    def _cpuacct(self, path: str) -> CpuAcct:
-        return CpuAcct(self._tree, self._mounts["cpuacct"] + path)
-
-    def _memory(self, path: str) -> Memory:
-        return Memory(self._tree, self._mounts["memory"] + path)
-
-
-def _held(cpuset: CpuSet, attribute: str) -> set[int] | None:
-    """None when the cgroup has gone."""
-    try:
-        held: set[int] = getattr(cpuset, attribute)
-        return held
-    except CgroupError as error:
-        if error.errno in GONE:
-            return None
-        raise
-
-
-def _change(cpuset: CpuSet, attribute: str, value: set[int]) -> None:
-    try:
-        setattr(cpuset, attribute, value)
-    except CgroupError as error:
-        if error.errno not in GONE:
-            raise
-
-
-def _text(value: _Value) -> str:
-    return "-1" if value is None else str(int(value))
+def _at_least(want: int | type_unlimited, held: int | type_unlimited) -> bool:
+    return want is UNLIMITED or (held is not UNLIMITED and want >= held)

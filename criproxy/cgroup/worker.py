@@ -16,7 +16,7 @@ class StuckError(CgroupError):
     """No answer in time, or an earlier call is still blocked."""
 
 
-class _Call(Generic[T]):
+class _Job(Generic[T]):
     """A job, and where its answer is waited for. `forgone`: it is not to begin any more."""
 
     def __init__(self, job: Callable[[], T], answer: asyncio.Future[T]) -> None:
@@ -56,9 +56,9 @@ class Worker:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
-        self._running: _Call[Any] | None = None
-        self._blocked: _Call[Any] | None = None
+        self._calls: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._running: _Job[Any] | None = None
+        self._blocked: _Job[Any] | None = None
         self.timeouts = 0
         # A daemon thread: one that is blocked in the kernel must not keep the process from ending.
         threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -72,7 +72,7 @@ class Worker:
         if self.stuck:
             raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
         loop = asyncio.get_running_loop()
-        call: _Call[T] = _Call(job, loop.create_future())
+        call: _Job[T] = _Job(job, loop.create_future())
         self._calls.put(call)
         timer = loop.call_later(self._timeout_s, self._give_up, call, what)
         try:
@@ -84,7 +84,7 @@ class Worker:
         """End the thread after the jobs that wait."""
         self._calls.put(None)
 
-    def _give_up(self, call: _Call[Any], what: str) -> None:
+    def _give_up(self, call: _Job[Any], what: str) -> None:
         if call.answer.done():
             return
         call.forgone = True

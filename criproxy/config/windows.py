@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from criproxy.control.schedule import DAY_NAMES, Mode, Window
+from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 
 _TIME: Final = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 _DAY: Final = f"({'|'.join(DAY_NAMES)})"
@@ -18,7 +18,7 @@ class WindowTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     days: Annotated[str, Meta(pattern=_DAYS)] = "mon-sun"
     start: Annotated[str, Meta(pattern=_TIME)]
     end: Annotated[str, Meta(pattern=_TIME)]
-    policy: Mode
+    policy: WindowMode
     cores: Annotated[float, Meta(ge=0.01, le=4096.0)] | None = None
     bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 44)] | None = None
 
@@ -57,7 +57,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
             },
         ),
     ] = ()
-    outside: Annotated[Mode, Meta(description="What holds outside of all windows.")] = "off"
+    outside: Annotated[WindowMode, Meta(description="What holds outside of all windows.")] = "off"
     grace_s: Annotated[
         float,
         Meta(

@@ -7,21 +7,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.model import Capacity
+from criproxy.model.cpulist import Cpus, parse_cpus
+
 _MEM_TOTAL: Final = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 _ENOUGH_BYTES: Final = 1 << 16
 """The kernel gives such a file in one read, as far as there is room."""
-
-
-class Capacity(Struct, frozen=True):
-    """What online and offline share.
-
-    `outside_cores`: CPUs that are online, but not in the root cpuset (isolated). What they run counts as the node's.
-    """
-
-    cores: float
-    memory_bytes: int
-    outside_cores: float = 0.0
 
 
 class CapacityReader(Struct, frozen=True):
@@ -48,17 +40,13 @@ class CapacityReader(Struct, frozen=True):
         return Capacity(float(len(cpus)), int(total[1]) * 1024, outside_cores)
 
 
-def _cpus(file: Path) -> set[int]:
+def _cpus(file: Path) -> Cpus:
     """The CPUs of a list such as `0-3,8`."""
     text = _text(file).strip()
-    cpus: set[int] = set()
     try:
-        for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
+        return parse_cpus(text)
     except ValueError as error:
         raise ValueError(f"{file} holds {text!r}, not a list of CPUs") from error
-    return cpus
 
 
 def _text(file: Path) -> str:

@@ -1,7 +1,7 @@
 """The decisions of the last hour, to answer why a limit was what it was."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -14,10 +14,10 @@ THREE_SPAN_S: Final = 1.8
 """Of three changes in less time, the middle one is forgotten."""
 
 MAX_RECORDS: Final = 4000
-"""An hour of two changes each 1.8 s; about 5 MB at most."""
+"""An hour of two changes each 1.8 s; about 6 MB at most."""
 
 
-class Record(Struct, frozen=True):
+class DecisionRecord(Struct, frozen=True):
     """One decision, the snapshot that it was made from, and when, by wall time (UTC).
 
     `applied` False: the kernel's limits were left alone (a dry run, or colocation is off).
@@ -30,11 +30,10 @@ class Record(Struct, frozen=True):
 
 
 class Past(Struct, frozen=True):
-    """What held at a moment, and the decisions that its limits date from; None: from before the record."""
+    """What held at a moment, and the decisions that its limits date from, by resource; None: from before the record."""
 
-    record: Record
-    cpu_since: Record | None
-    memory_since: Record | None
+    record: DecisionRecord
+    since: Mapping[str, DecisionRecord | None]
 
 
 class History:
@@ -45,9 +44,9 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
+        self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: DecisionRecord) -> None:
         records, t_s = self._records, record.decision.t_s
         if records:
             last, applied = records[-1].decision, records[-1].applied
@@ -59,7 +58,7 @@ class History:
         while t_s - records[0].decision.t_s > SPAN_S:
             records.popleft()
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[DecisionRecord, ...]:
         """Oldest first."""
         return tuple(self._records)
 
@@ -72,14 +71,14 @@ class History:
         past = records[: at + 1]
         return Past(
             record=records[at],
-            cpu_since=_since([(record.decision.limits.cpu_cores, record) for record in past]),
-            memory_since=_since([(record.decision.limits.memory_bytes, record) for record in past]),
+            since={name: _since(name, past) for name in records[at].decision.resources},
         )
 
 
-def _since(past: Sequence[tuple[object, Record]]) -> Record | None:
+def _since(name: str, past: Sequence[DecisionRecord]) -> DecisionRecord | None:
     """The record that brought the last limit."""
-    for (limit, record), (before, _) in zip(reversed(past), reversed(past[:-1]), strict=False):
-        if limit != before:
+    limits = [record.decision.resources.get(name) for record in past]
+    for record, decided, before in zip(reversed(past), reversed(limits), reversed(limits[:-1]), strict=False):
+        if decided is not None and (before is None or decided.limit != before.limit):
             return record
-    return past[0][1] if past[0][1].decision.before is None else None
+    return past[0] if limits[0] is not None and limits[0].before is None else None

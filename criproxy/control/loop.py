@@ -9,16 +9,30 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.control.capacity import Capacity
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import Outlook
-from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
-from criproxy.control.history import History, Record
+from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
-from criproxy.control.sampler import Reading, Sampler
+from criproxy.control.resources import RESOURCES
+from criproxy.control.sampler import CounterReading, Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
-from criproxy.model import Decision, GuardCeiling, LimitChange, Limits, Prediction, Snapshot, Usage
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    Capacity,
+    Decision,
+    GuardCeiling,
+    LimitChange,
+    Limits,
+    Prediction,
+    ResourcePrediction,
+    Snapshot,
+    UsageReading,
+)
+
+_HOUR: Final = "_hour"
+"""Ends the name of a resource's predictor that looks an hour ahead."""
 
 HOUR_S: Final = 3600.0
 HOUR_ALPHA_RATIO: Final = 0.05
@@ -26,23 +40,10 @@ HOUR_COLD_START_PROBES: Final = 288
 """How far ahead a node can promise, how sure of it, and a day of learning before."""
 
 
-class Usages(Protocol):
-    """One reading of the counters, at `read_s` (CLOCK_MONOTONIC); `box` is None when there is no box."""
-
-    @property
-    def node(self) -> Usage: ...
-
-    @property
-    def box(self) -> Usage | None: ...
-
-    @property
-    def read_s(self) -> float: ...
-
-
-class Box(Protocol):
+class BoundedBox(Protocol):
     """What the loop asks of the box (`criproxy.cgroup.box`). When either raises, the tick fails."""
 
-    async def usage(self) -> Usages:
+    async def usage(self) -> UsageReading:
         """Counters of the node and of the box, read as close together as can be."""
         ...
 
@@ -72,16 +73,16 @@ class LoopSettings(Struct, frozen=True):
     dry_run: bool = False
 
 
-class Counters(Struct):
-    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick was late."""
+class TickCounters(Struct):
+    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick still ran."""
 
     ticks: int = 0
     failed_ticks: int = 0
     missed_ticks: int = 0
 
 
-class Observer(Protocol):
-    """Who is told of each tick, and how long it took in seconds."""
+class TickObserver(Protocol):
+    """Hears of each tick, and how long it took in seconds."""
 
     def ticked(
         self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float
@@ -101,20 +102,20 @@ class Loop:
 
     def __init__(
         self,
-        box: Box,
+        box: BoundedBox,
         read_capacity: Callable[[], Capacity],
         clock: Clock,
         settings: LoopSettings,
         *,
-        observer: Observer,
+        observer: TickObserver,
         log: structlog.typing.FilteringBoundLogger,
         guard: CpuGuard,
         starting: Callable[[], int] = lambda: 0,
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        """`starting` tells how many pods of the box are starting, and `kept_free` how much of so much memory stays
-        free. `on_sample` is told of each sample, whatever becomes of it.
+        """`starting` returns how many pods of the box are starting, and `kept_free` how much must stay free of a node's
+        memory. `on_sample` gets each sample, before it is used.
         """
         self._box = box
         self._read_capacity = read_capacity
@@ -134,7 +135,7 @@ class Loop:
         self._trouble: str | None = None
         self._drifting = self._discarding = False
         self.history = History()
-        self.counters = Counters()
+        self.counters = TickCounters()
 
     # --- one tick ---------------------------------------------------------------------------------------------------
 
@@ -169,31 +170,26 @@ class Loop:
     async def _sample(self) -> Snapshot | None:
         usages = await self._box.usage()
         capacity, t_s = self._read_capacity(), self._clock.boottime_s()
-        return self._sampler.sample(Reading(t_s, usages.read_s, usages.node, usages.box, capacity))
+        return self._sampler.sample(CounterReading(t_s, usages.read_s, usages.node, usages.box, capacity))
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
         t_s, wall_s = snapshot.t_s, self._clock.wall_s()
-        cores = snapshot.online_cores, snapshot.capacity_cores
-        size = float(snapshot.online_bytes), float(snapshot.capacity_bytes)
-        samples = {"cpu": cores, "memory": size, "cpu_hour": cores, "memory_hour": size}
-        predicted = {
-            name: _known(predictor.observe(t_s, wall_s, *samples[name])) for name, predictor in self._predictors.items()
-        }
-        return Prediction(
-            cpu_cores=predicted["cpu"],
-            memory_bytes=predicted["memory"],
-            cpu_note=self._predictors["cpu"].describe().note,
-            memory_note=self._predictors["memory"].describe().note,
-            hour_cores=predicted["cpu_hour"],
-            hour_bytes=predicted["memory_hour"],
-        )
+        found = {}
+        for name, sample in snapshot.of.items():
+            now, hour = self._predictors[name], self._predictors[f"{name}{_HOUR}"]
+            found[name] = ResourcePrediction(
+                level=_known(now.observe(t_s, wall_s, sample.online, sample.capacity)),
+                note=now.describe().note,
+                hour=_known(hour.observe(t_s, wall_s, sample.online, sample.capacity)),
+            )
+        return found
 
     async def _apply(
         self, snapshot: Snapshot, prediction: Prediction, starting: int = 0
     ) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
         settings = self._settings
-        kept_bytes = self._kept_free(snapshot.capacity_bytes)
+        kept = {MEMORY: self._kept_free(snapshot.of[MEMORY].capacity)}
         decision, self._state = decide(
             snapshot,
             prediction,
@@ -201,14 +197,15 @@ class Loop:
             settings.policy,
             self._guard.ceiling(),
             starting=starting,
-            kept_bytes=kept_bytes,
+            kept=kept,
         )
-        limit = self._state.cpu.limit
+        limit = self._state.resources[CPU].limit
         limit_cores = math.inf if limit is None else limit
-        self._guard.decided(Outlook(snapshot.capacity_cores, limit_cores, prediction.cpu_cores))
+        cpu = decision.resources[CPU].prediction.level
+        self._guard.decided(Outlook(snapshot.of[CPU].capacity, limit_cores, cpu))
         changes = () if settings.dry_run else await self._box.apply(decision.limits)
         self._tell_drift(changes)
-        self.history.add(Record(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
+        self.history.add(DecisionRecord(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
     async def _fall_back(self) -> None:
@@ -217,7 +214,7 @@ class Loop:
         if last is None or t_s - last.t_s <= self._settings.predictor.horizon_s:
             return
         note = f"no sample for {t_s - last.t_s:.0f} s"
-        await self._apply(replace(last, t_s=t_s), Prediction(None, None, note, note))
+        await self._apply(replace(last, t_s=t_s), dict.fromkeys(last.of, ResourcePrediction(None, note)))
 
     def _tell_discarded(self) -> None:
         """Each to the observer; to the log once, until a reading was a measurement."""
@@ -266,7 +263,7 @@ class Loop:
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
-    def replace_settings(self, settings: LoopSettings) -> None:
+    def configure(self, settings: LoopSettings) -> None:
         """From the next tick on. The predictors keep what still fits. Raises ValueError, changing nothing."""
         if settings.predictor != self._settings.predictor:
             old = self.checkpoint()
@@ -293,10 +290,10 @@ class Loop:
 def _predictors(settings: PredictorSettings) -> dict[str, Predictor]:
     hour = replace(settings, alpha_ratio=HOUR_ALPHA_RATIO, horizon_s=HOUR_S, cold_start_probes=HOUR_COLD_START_PROBES)
     return {
-        "cpu": make_predictor(settings, CPU_BUCKETS),
-        "memory": make_predictor(settings, MEMORY_BUCKETS),
-        "cpu_hour": make_predictor(hour, CPU_BUCKETS),
-        "memory_hour": make_predictor(hour, MEMORY_BUCKETS),
+        f"{row.name}{reach}": make_predictor(chosen, row.sampling.buckets)
+        for reach, chosen in (("", settings), (_HOUR, hour))
+        for row in RESOURCES.values()
+        if row.sampling is not None
     }
 
 

@@ -78,7 +78,7 @@ class Evidence(Struct, frozen=True):
         return self.capacity - self.node
 
 
-class State(Struct, frozen=True):
+class PressureState(Struct, frozen=True):
     """`above_since_s`: since when the box is above its bound, None: it is within. `acted_s`: of the last stop."""
 
     above_since_s: float | None = None
@@ -92,7 +92,7 @@ class Verdict(Struct, frozen=True):
     act: bool
 
 
-def decide(evidence: Evidence, state: State) -> tuple[Verdict, State]:
+def decide(evidence: Evidence, state: PressureState) -> tuple[Verdict, PressureState]:
     """Whether to stop an offline pod now. Never raises; time must not go back from call to call."""
     bound = evidence.bound
     above = bound is not None and evidence.box > bound
@@ -101,7 +101,7 @@ def decide(evidence: Evidence, state: State) -> tuple[Verdict, State]:
     crossed = evidence.available <= evidence.hard.of(evidence.capacity)
     lasts = since_s is not None and evidence.t_s - since_s >= LASTING_S
     act = over and (lasts or crossed) and evidence.t_s - state.acted_s >= PAUSE_S
-    return Verdict(over, act), State(since_s, evidence.t_s if act else state.acted_s)
+    return Verdict(over, act), PressureState(since_s, evidence.t_s if act else state.acted_s)
 
 
 class EvictionStatus(Struct, frozen=True):

@@ -8,33 +8,25 @@ once and for as long as it says.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
+from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import (
     UNLIMITED,
     Bounds,
     Decision,
     GuardCeiling,
+    Limit,
     Limits,
     Prediction,
+    ResourceDecision,
+    ResourcePrediction,
+    ResourceSample,
     Snapshot,
-    type_unlimited,
 )
-
-CPU_STEP_CORES: Final = 0.01
-"""The smallest quota that the kernel takes, and what an operator is shown."""
-
-MEMORY_STEP_BYTES: Final = 1 << 20
-"""Memory comes and goes by pages: without steps, the limit would be written each second for a few KiB."""
-
-START_CORES: Final = 0.1
-START_MOST_CORES: Final = 1.0
-"""What the floor grows by for each pod that is starting, and at most: runtime and init run within the box's quota, and
-take about a twentieth of a second of CPU time per pod (`python -m benchmarks.starts`).
-"""
 
 _STATIC_STEP_RATIO: Final = 0.01
 
@@ -46,7 +38,7 @@ _MOST_STEPS: Final = 2**50
 
 
 class DynamicSettings(Struct, frozen=True):
-    """The law for one resource; `floor`, `ceiling` and `reserve` in its unit (cores or bytes), the rest of capacity.
+    """The law for one resource; `floor`, `ceiling` and `reserve` in its unit, the rest of capacity.
 
     The reserve is never given, but for the floor. A raise by more than `raise_threshold_ratio` of capacity is made at
     once, a smaller one `raise_after_s` seconds after the last change, and none by more than `max_raise_ratio` per tick
@@ -81,7 +73,7 @@ class StaticSettings(Struct, frozen=True):
     `floor` is what neither takes away; `why` is its reason, in words.
     """
 
-    limit: float | type_unlimited
+    limit: Limit
     floor: float = 0.0
     reserve: float = 0.0
     why: str = "static, as configured"
@@ -95,10 +87,9 @@ ResourceSettings = DynamicSettings | StaticSettings
 
 
 class PolicySettings(Struct, frozen=True):
-    """The policy of each resource, CPU in cores and memory in bytes. `window`: the schedule's, in words, or ""."""
+    """The policy of each resource, by its name. `window`: the schedule's, in words, or ""."""
 
-    cpu: ResourceSettings
-    memory: ResourceSettings
+    resources: Mapping[str, ResourceSettings]
     window: str = ""
 
 
@@ -115,28 +106,37 @@ class ResourceState(Struct, frozen=True):
         return self.limit if self.squeezed is None else self.squeezed
 
 
+_NOTHING_YET: Final = ResourceState()
+
+
 class PolicyState(Struct, frozen=True):
     """What `decide` has to remember from one tick to the next. `before`: the limits that it gave last."""
 
-    cpu: ResourceState = ResourceState()
-    memory: ResourceState = ResourceState()
-    before: Limits | None = None
+    resources: Mapping[str, ResourceState] = field(default_factory=dict)
+    before: Limits = field(default_factory=dict)
+
+
+_UNKNOWN: Final = ResourceSample(0.0, 0.0, 0.0, 0.0)
+_UNPREDICTED: Final = ResourcePrediction(None)
 
 
 class _Facts(Struct, frozen=True):
-    """One resource at one moment. `amount` writes a quantity as an operator reads it; a limit moves in whole steps."""
+    """One resource at one moment. `guard` None: it is at rest, or not about this resource."""
 
     t_s: float
+    row: Resource
     capacity: float
     online: float
     predicted: float | None
     note: str
     guard: GuardCeiling | None
-    step: float
-    amount: Callable[[float], str]
     starting: int = 0
     kept: float = 0.0
     """What must stay free of the capacity."""
+
+    def amount(self, value: float) -> str:
+        """As an operator reads it."""
+        return self.row.words(value)
 
 
 def decide(
@@ -147,67 +147,51 @@ def decide(
     guard: GuardCeiling | None = None,
     *,
     starting: int = 0,
-    kept_bytes: float = 0.0,
+    kept: Mapping[str, float] | None = None,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
     `guard` is the guard's ceiling for the CPU limit, None while it is at rest. So many pods of the box are `starting`.
-    `kept_bytes` of memory must stay free, lest kubelet evict pods. Time must not go back from call to call.
+    `kept` is what must stay free of a resource, lest kubelet evict pods. Time must not go back from call to call.
     """
-    cpu_facts = _Facts(
-        t_s=snapshot.t_s,
-        capacity=snapshot.capacity_cores,
-        online=snapshot.online_cores,
-        predicted=prediction.cpu_cores,
-        note=prediction.cpu_note,
-        guard=guard,
-        step=CPU_STEP_CORES,
-        amount=cores_in_words,
-        starting=starting,
-    )
-    memory_facts = _Facts(
-        t_s=snapshot.t_s,
-        capacity=snapshot.capacity_bytes,
-        online=snapshot.online_bytes,
-        predicted=prediction.memory_bytes,
-        note=prediction.memory_note,
-        guard=None,
-        step=MEMORY_STEP_BYTES,
-        amount=bytes_in_words,
-        kept=kept_bytes,
-    )
-    cpu, cpu_reason, cpu_state = _resource(cpu_facts, state.cpu, settings.cpu)
-    memory, memory_reason, memory_state = _resource(memory_facts, state.memory, settings.memory)
-    limits = Limits(cpu_cores=cpu, memory_bytes=memory if memory is UNLIMITED else int(memory))
-    decision = Decision(
-        t_s=snapshot.t_s,
-        limits=limits,
-        prediction=prediction,
-        cpu_reason=cpu_reason,
-        memory_reason=memory_reason,
-        cpu_bounds=settings.cpu.bounds,
-        memory_bounds=structs.replace(settings.memory.bounds, kept=kept_bytes),
-        before=state.before,
-        guard=guard,
-        window=settings.window,
-        starting=starting,
-    )
-    return decision, PolicyState(cpu_state, memory_state, limits)
+    decided, states = {}, {}
+    for name, law in settings.resources.items():
+        row, sample = RESOURCES[name], snapshot.of.get(name, _UNKNOWN)
+        predicted = prediction.get(name, _UNPREDICTED)
+        facts = _Facts(
+            t_s=snapshot.t_s,
+            row=row,
+            capacity=sample.capacity,
+            online=sample.online,
+            predicted=predicted.level,
+            note=predicted.note,
+            guard=guard if row.guarded else None,
+            starting=starting,
+            kept=0.0 if kept is None else kept.get(name, 0.0),
+        )
+        limit, reason, states[name] = _resource(facts, state.resources.get(name, _NOTHING_YET), law)
+        decided[name] = ResourceDecision(
+            limit=limit if limit is UNLIMITED else row.whole(limit),
+            reason=reason,
+            bounds=structs.replace(law.bounds, kept=facts.kept),
+            prediction=predicted,
+            before=state.before.get(name),
+        )
+    decision = Decision(snapshot.t_s, decided, guard, settings.window, starting)
+    return decision, PolicyState(states, decision.limits)
 
 
 def safe_limits(settings: PolicySettings) -> Limits:
     """What the box may have while nothing is known: the floors, or the static limits."""
-    cpu, memory = _safe(settings.cpu), _safe(settings.memory)
-    return Limits(cpu_cores=cpu, memory_bytes=memory if memory is UNLIMITED else int(memory))
+    return {name: _safe(RESOURCES[name], law) for name, law in settings.resources.items()}
 
 
-def _safe(settings: ResourceSettings) -> float | type_unlimited:
-    return settings.limit if isinstance(settings, StaticSettings) else settings.floor
+def _safe(row: Resource, settings: ResourceSettings) -> Limit:
+    limit = settings.limit if isinstance(settings, StaticSettings) else settings.floor
+    return limit if limit is UNLIMITED else row.whole(limit)
 
 
-def _resource(
-    facts: _Facts, state: ResourceState, settings: ResourceSettings
-) -> tuple[float | type_unlimited, str, ResourceState]:
+def _resource(facts: _Facts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
     delay = ""
     if isinstance(settings, StaticSettings):
         target, why = _fixed(facts, settings)
@@ -224,7 +208,7 @@ def _resource(
         return UNLIMITED, words, ResourceState()
     if isinstance(settings, StaticSettings) and state.given in (None, limit) and not guarded:
         return limit, words, after
-    return limit, f"{_move(state.given, limit, facts.amount)}: {words}", after
+    return limit, f"{_move(state.given, limit, facts.row)}: {words}", after
 
 
 def _stepped(facts: _Facts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
@@ -235,7 +219,8 @@ def _stepped(facts: _Facts, target: float, state: ResourceState, settings: Stati
     return state.limit, f", as a raise by less than {facts.amount(step)} waits"
 
 
-def _move(before: float | None, limit: float, amount: Callable[[float], str]) -> str:
+def _move(before: float | None, limit: float, row: Resource) -> str:
+    amount = row.words
     if before is None:
         return f"set to {amount(limit)}"
     if limit == before:
@@ -285,13 +270,13 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
 def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
     """The settings with a floor that lets pods start, and the floor's name: within what online leaves of the node now.
 
-    floor + START_CORES per pod that starts, at most START_MOST_CORES, the ceiling, and capacity - reserve - online
+    floor + the row's `start` per pod that starts, at most `start_most`, the ceiling, and capacity - reserve - online
     """
     left = facts.capacity - settings.reserve - max(facts.online, 0.0)
-    if not facts.starting or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
+    if not facts.starting or not facts.row.start or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
         return settings, "the floor"
     most = min(left, math.inf if settings.ceiling is None else settings.ceiling)
-    floor = min(settings.floor + min(facts.starting * START_CORES, START_MOST_CORES), most)
+    floor = min(settings.floor + min(facts.starting * facts.row.start, facts.row.start_most), most)
     if floor <= settings.floor:
         return settings, "the floor"
     pods = "1 pod that starts" if facts.starting == 1 else f"{facts.starting} pods that start"
@@ -336,8 +321,8 @@ def _free(facts: _Facts) -> str:
 
 
 def _in_steps(facts: _Facts, target: float) -> float:
-    if abs(target) < facts.step * _MOST_STEPS:
-        return math.floor(target / facts.step + _LEAST) * facts.step
+    if abs(target) < facts.row.step * _MOST_STEPS:
+        return math.floor(target / facts.row.step + _LEAST) * facts.row.step
     return target
 
 
@@ -358,7 +343,7 @@ def _approach(facts: _Facts, target: float, state: ResourceState, settings: Dyna
             f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}"
         )
     if settings.max_raise_ratio is not None:
-        stride = max(facts.step, settings.max_raise_ratio * facts.capacity)
+        stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
             return reach, f", at most {facts.amount(reach - state.limit)} at a time"
@@ -367,14 +352,3 @@ def _approach(facts: _Facts, target: float, state: ResourceState, settings: Dyna
 
 def _in_brackets(note: str) -> str:
     return f" ({note})" if note else ""
-
-
-def cores_in_words(cores: float) -> str:
-    return f"{cores:.2f} cores"
-
-
-def bytes_in_words(size_bytes: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if abs(size_bytes) >= size:
-            return f"{size_bytes / size:.2f} {unit}"
-    return f"{size_bytes / 2**10:.0f} KiB"

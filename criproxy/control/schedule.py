@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-Mode = Literal["dynamic", "static", "off"]
+WindowMode = Literal["dynamic", "static", "off"]
 
 DAY_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES: Final = 24 * 60
@@ -34,7 +34,7 @@ class Window(Struct, frozen=True):
     days: frozenset[int]
     start_minute: int
     end_minute: int
-    mode: Mode
+    mode: WindowMode
 
     def __post_init__(self) -> None:
         if not (0 <= self.start_minute < DAY_MINUTES and 0 < self.end_minute <= DAY_MINUTES):
@@ -43,15 +43,15 @@ class Window(Struct, frozen=True):
             raise ValueError(f"{self.name}: it ends when it begins; a whole day is 00:00 to 24:00")
 
 
-class Schedule(Struct, frozen=True):
+class WeekSchedule(Struct, frozen=True):
     """Where windows overlap, the first of them holds; outside of all, `outside`."""
 
     windows: tuple[Window, ...]
-    outside: Mode
+    outside: WindowMode
     zone: tzinfo
 
 
-class Phase(Struct, frozen=True):
+class SchedulePhase(Struct, frozen=True):
     """What holds from `since_s` until just before `until_s` (UTC; None: beyond a week).
 
     `since_s` None: for longer than two days. `window` is its index in the schedule, None outside of all; `after` and
@@ -60,11 +60,11 @@ class Phase(Struct, frozen=True):
     """
 
     window: int | None
-    mode: Mode
+    mode: WindowMode
     since_s: float | None
     until_s: float | None
     after: int | None
-    after_mode: Mode
+    after_mode: WindowMode
     closes_s: float | None
     opens_s: float | None
 
@@ -72,7 +72,7 @@ class Phase(Struct, frozen=True):
         return (self.since_s is None or self.since_s <= wall_s) and (self.until_s is None or wall_s < self.until_s)
 
 
-def phase_at(schedule: Schedule, wall_s: float) -> Phase:
+def phase_at(schedule: WeekSchedule, wall_s: float) -> SchedulePhase:
     """The phase at a moment (UTC, seconds since 1970)."""
     runs = _runs(schedule, wall_s)
     at = bisect_right(runs, wall_s, key=lambda run: run[0]) - 1
@@ -81,7 +81,7 @@ def phase_at(schedule: Schedule, wall_s: float) -> Phase:
     turns_s = (start_s for start_s, then in coming if (_mode(schedule, then) == "off") != (mode == "off"))
     turn_s = next(turns_s, None)
     until_s, after = coming[0] if coming else (None, window)
-    return Phase(
+    return SchedulePhase(
         window=window,
         mode=mode,
         since_s=since_s if at > 0 else None,
@@ -93,7 +93,7 @@ def phase_at(schedule: Schedule, wall_s: float) -> Phase:
     )
 
 
-def phase_in_words(schedule: Schedule, phase: Phase) -> str:
+def phase_in_words(schedule: WeekSchedule, phase: SchedulePhase) -> str:
     """What holds, until when, and what comes next, for an operator."""
     now = _in_words(schedule, phase.window)
     if phase.until_s is None:
@@ -101,7 +101,7 @@ def phase_in_words(schedule: Schedule, phase: Phase) -> str:
     return f"{now} until {clock_in_words(schedule, phase.until_s)}, then {_in_words(schedule, phase.after)}"
 
 
-def clock_in_words(schedule: Schedule, wall_s: float) -> str:
+def clock_in_words(schedule: WeekSchedule, wall_s: float) -> str:
     """A moment as the schedule's clock shows it, such as `Mon 22:00 CET`."""
     face = datetime.fromtimestamp(wall_s, UTC).astimezone(schedule.zone)
     return f"{DAY_NAMES[face.weekday()].capitalize()} {face:%H:%M %Z}"
@@ -127,7 +127,7 @@ def moment(day: date, minute: int, zone: tzinfo) -> float:
     return float(high)
 
 
-def _runs(schedule: Schedule, wall_s: float) -> list[tuple[float, int | None]]:
+def _runs(schedule: WeekSchedule, wall_s: float) -> list[tuple[float, int | None]]:
     """From when on which window holds: what held some days before a moment, and each change until a week after it."""
     stretches = tuple(_stretches(schedule, wall_s))
     first_s, last_s = wall_s - (_BACK_DAYS - 1) * _DAY_S, wall_s + (_AHEAD_DAYS - 1) * _DAY_S
@@ -139,7 +139,7 @@ def _runs(schedule: Schedule, wall_s: float) -> list[tuple[float, int | None]]:
     return runs
 
 
-def _stretches(schedule: Schedule, wall_s: float) -> Iterator[tuple[float, float, int]]:
+def _stretches(schedule: WeekSchedule, wall_s: float) -> Iterator[tuple[float, float, int]]:
     """Start, end and window of all that happens around a moment."""
     today = datetime.fromtimestamp(wall_s, UTC).astimezone(schedule.zone).date()
     for ahead in range(-_BACK_DAYS, _AHEAD_DAYS + 1):
@@ -158,10 +158,10 @@ def _holding(stretches: tuple[tuple[float, float, int], ...], wall_s: float) -> 
     return min((index for start_s, end_s, index in stretches if start_s <= wall_s < end_s), default=None)
 
 
-def _in_words(schedule: Schedule, window: int | None) -> str:
+def _in_words(schedule: WeekSchedule, window: int | None) -> str:
     where = "outside of all windows" if window is None else f"window {schedule.windows[window].name}"
     return f"{where} ({_mode(schedule, window)})"
 
 
-def _mode(schedule: Schedule, window: int | None) -> Mode:
+def _mode(schedule: WeekSchedule, window: int | None) -> WindowMode:
     return schedule.outside if window is None else schedule.windows[window].mode

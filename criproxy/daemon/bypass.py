@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import structlog
 from msgspec import Struct
 
+from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.status import BypassStatus
 
 DIRECTORY: Final = Path("/run/criproxy")
@@ -57,6 +59,53 @@ class Bypass(Struct, frozen=True):
             return None
         uses, last_s = _uses(self.socket.with_name(_USES))
         return BypassStatus(after_s, open_since_s(listen, self.socket), uses, last_s)
+
+
+class ServiceBypass:
+    """The bypass as a part of the daemon that serves at `listen`: it opens when that is away for `after_s`.
+
+    None: it never opens. `runtime` is the runtime's socket. Sockets that wait for a restart are not in force yet.
+    """
+
+    def __init__(
+        self,
+        bypass: Bypass,
+        listen: ListenSocket,
+        runtime: Path,
+        after_s: float | None,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._bypass = bypass
+        self._listen = listen
+        self._runtime = runtime
+        self._after_s = after_s
+        self._log = log
+
+    def configure(self, after_s: float | None) -> None:
+        """In force for the status at once, and for the switch with the next `write`."""
+        self._after_s = after_s
+
+    def status(self) -> BypassStatus | None:
+        """How it is; None: there is no bypass."""
+        return self._bypass.status(self._listen.path, self._after_s)
+
+    def write(self) -> None:
+        """Tell the switch. Blocks on the disk."""
+        try:
+            self._bypass.tell(self._listen.path, self._runtime, self._after_s)
+        except BypassError as error:
+            self._log.warning("bypass_not_told", error=str(error))
+
+    def leave(self) -> None:
+        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
+        if not self._listen.is_bypassed:
+            return
+        try:
+            self._listen.publish()
+        except SocketError as error:
+            self._log.warning("bypass_stays", error=str(error))
+        else:
+            self._log.info("bypass_left", socket=str(self._listen.path))
 
 
 def of_service(environ: Mapping[str, str]) -> Bypass:

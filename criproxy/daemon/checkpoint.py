@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
-from criproxy.daemon.apart import run_apart
+from criproxy.daemon.lifecycle import run_apart
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0

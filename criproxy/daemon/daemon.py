@@ -1,28 +1,28 @@
 """The one place where effects are built and wired: `criproxy run`."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from criproxy import __version__
-from criproxy.cgroup.absent import AbsentDriver
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.disk_weight import DiskWeights
-from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whereabouts import Whereabouts
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
@@ -30,57 +30,53 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import Guard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.control.policy import safe_limits
-from criproxy.daemon import bypass, derive, footprint, late
-from criproxy.daemon.active_parts import Work
+from criproxy.daemon import bypass, footprint
+from criproxy.daemon.bypass import ServiceBypass
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
-from criproxy.daemon.reload import Reload, Told
-from criproxy.daemon.standing import Standing
-from criproxy.daemon.tasks import Tasks
-from criproxy.daemon.timetable import Timetable
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
+from criproxy.daemon.reload import FileWatch, Reload
+from criproxy.daemon.settings import Configurable, PartSettings, Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Parts, Upgrades
-from criproxy.daemon.watch import FileWatch
-from criproxy.daemon.watchdog import Duty
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cgroup_driver import find_driver
-from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import PodRef, Sandbox
+from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
+from criproxy.model import Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
-from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
+from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Overhead, Reader
-from criproxy.pods.placement_check import Verifier
+from criproxy.pods.overhead import OverheadReader, OverheadWatch
+from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
-from criproxy.pods.reconciler import Upkeep
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.stopping import Holds
+from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
 
-_LARGE_BYTES: Final = 1024 * 1024
-_READ_S: Final = 2.0
-"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
-
 _LOAD_S: Final = 1.0
 """For so long kubelet's calls wait for a disk with the checkpoint on it."""
+
+_SETTLE_S: Final = 1.0
 
 _GRACE_S: Final = 5.0
 """What calls in flight get at the end; kubelet repeats what is cut off."""
@@ -124,118 +120,126 @@ class Daemon:
     def __init__(
         self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
     ) -> None:
+        """Each step builds what the next ones are given; nothing is set later."""
+        config = loaded.config
         self._loaded = loaded
         self._log = structlog.get_logger()
-        self._tasks = Tasks(self._log)
-        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
-        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
         self._clock = SystemClock()
-        timetable = Timetable(loaded.config)
+        self._tasks = Tasks(self._log)
+        timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())
-        standing = Standing(loaded.config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
-
-        floor, pids_ratio = safe_limits(derive.policy(loaded.config)), loaded.config.pids.max_ratio
-        self._box = Box(driver, floor, time.monotonic, pids_ratio=pids_ratio)
-        self._box.only_lower = standing.pass_through
-        self._link = RuntimeLink(Path(loaded.config.proxy.runtime_path), self._connected, self._log)
-        self._make_pods(standing, driver)
-        self._bypass = bypass.of_service(os.environ)
+        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
         predecessor = Predecessor.of_environment(os.environ)
-        self._make_proxy(standing, driver, succeeds=predecessor is not None)
-        self._reporter = Reporter(
-            self._metrics,
-            self._box,
-            self._inventory,
-            self._link,
-            self._notifier,
-            unbounded=self._unbounded,
-            verifier=self._verifier,
-            engine=self._engine,
-            config_file=watch.file,
-            dry_run=dry_run,
-            clock=time.monotonic,
+
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
+        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
+        self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
+        runtime = PodsRuntime(self._link, footprint.trim)
+        self._inventory = Inventory(runtime, driver)
+        cpus = CpusOfBox(self._inventory)
+        self._box = Box(driver, settings.box(), cpus.cpus, time.monotonic)
+        self._recorder = Recorder(
+            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
-        self._make_control(standing, driver)
-        self._make_upgrades(predecessor)
-        told = Told(self._reporter, self._metrics, self._notifier, self._bypass, self._socket, self._link.path)
-        self._reload = Reload(watch, standing, timetable, self._apply, told, clock=self._clock, log=self._log)
-        self._reporter.log_lines_missing = lambda: log_writer.missing
-        self._reporter.attachment = self._attachment
-        self._reporter.overhead = lambda: (self._overhead.work, self._overhead.problem)
-        self._reporter.realtime = lambda: self._realtime.found
-        self._reporter.disks = lambda: self._disk_watch.disks
-        self._reporter.cpus_problem = lambda: self._cpu_manager.problem
-        self._reporter.kubelets_driver = lambda: self._interceptor.kubelets_driver
+        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir), cpus, self._box, log=self._log)
+        self._make_pods(settings, runtime)
+        self._make_control(settings, driver)
+        switch = bypass.of_service(os.environ)
+        self._socket = ListenSocket(
+            Path(config.proxy.listen_path), os.getpid(), switch.socket, succeeds=predecessor is not None
+        )
+        self._make_proxy(settings, driver)
+        self._bypass = ServiceBypass(switch, self._socket, self._link.path, config.proxy.bypass, self._log)
+        self._reload = Reload(
+            watch,
+            settings,
+            timetable,
+            self._apply,
+            bypass=self._bypass,
+            recorder=self._recorder,
+            metrics=self._metrics,
+            notifier=self._notifier,
+            clock=self._clock,
+            log=self._log,
+        )
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
+        self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, standing: Standing, driver: CgroupDriver) -> None:
+    def _make_pods(self, settings: PartSettings, runtime: PodsRuntime) -> None:
         """What looks after the pods that run."""
-        self._pods = PodsRuntime(self._query)
-        self._inventory = Inventory(self._pods, lambda placement: _exists(driver, placement))
-        self._cpu_manager = CpuManager(Path(standing.config.kubelet.root_dir), self._inventory, self._box)
-        self._box.cpus = self._cpu_manager.cpus
-        self._unbounded = Unbounded(standing.unbounded(), self._inventory, self._pods.stop)
-        self._upkeep = Upkeep(
-            standing.upkeep(),
-            self._inventory,
-            self._box,
-            stop_sandbox=self._pods.stop,
-            runtime_ready=lambda: self._link.ready,
-            on_listed=lambda: self._verifier.look(),  # noqa: PLW0108  # it is made below, as it asks the upkeep
-            on_swept=lambda count: self._reporter.swept(count),  # noqa: PLW0108
-            bound=self._unbounded.look,
-            clock=time.monotonic,
-        )
+        log, clock = self._log, self._clock
+        self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._overhead = Overhead(
-            standing.overhead(),
+        self._holds = Holds(clock)
+        self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
+        self._unbounded = UnboundedPods(settings.unbounded(), self._inventory, runtime, log=log)
+        self._reconciler = Reconciler(
+            settings.reconciler(),
             self._inventory,
-            Reader(),
-            self._disk_reader,
-            runtime_pid=lambda: self._link.pid,
-            evict=self._upkeep.evict,
-            observer=self._metrics,
-            clock=self._clock,
+            self._box,
+            runtime,
+            self._unbounded,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
         )
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, self._clock)
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
+        self._placement_check = PlacementCheck(
+            settings.placement_check(),
+            self._inventory,
+            runtime,
+            self._proc_cgroups,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
+        )
+        self._overhead = OverheadWatch(
+            settings.overhead(),
+            self._inventory,
+            runtime,
+            self._placement_check,
+            reader=OverheadReader(),
+            worker=self._disk_reader,
+            stopper=self._reconciler,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
+        )
         self._realtime = RealtimeWatch(
-            standing.verify().evict,
+            settings.realtime(),
             self._inventory,
             RealtimeThreads(Tree()),
             self._looks,
-            evict=self._upkeep.evict,
-            clock=self._clock,
-        )
-        self._whereabouts = Whereabouts()
-        self._verifier = Verifier(
-            standing.verify(),
-            self._inventory,
-            process_of=self._overhead.noting(self._pods.process_of),
-            cgroups_of=self._whereabouts.read,
-            evict=self._upkeep.evict,
-            on_misplaced=self._metrics.on_misplaced,
-            clock=self._clock,
+            stopper=self._reconciler,
+            holds=self._holds,
+            clock=clock,
+            log=log,
         )
         self._relief = MemoryRelief(
-            standing.relief(),
+            settings.relief(),
             self._inventory,
             self._box,
-            stop_sandbox=self._pods.stop,
-            read_hard=self._eviction_hard,
+            runtime,
+            read_hard=partial(_eviction_hard, settings.config.proxy.listen_path),
             worker=self._disk_reader,
-            on_stopped=self._metrics.on_memory_eviction,
-            clock=self._clock,
+            holds=self._holds,
+            counters=self._metrics,
+            clock=clock,
+            log=log,
         )
 
-    def _make_control(self, standing: Standing, driver: CgroupDriver) -> None:
+    def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
-        self._reporter.relief = self._relief
         self._guard = Guard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
             self._clock,
-            standing.guard(),
+            settings.guard(),
             observer=self._metrics,
             log=self._log,
         )
@@ -243,110 +247,128 @@ class Daemon:
             self._box,
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
-            standing.loop(),
-            observer=self._reporter,
+            settings.loop(),
+            observer=self._recorder,
             log=self._log,
             guard=self._guard,
             starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
         )
-        checkpoint = CheckpointFile(Path(standing.config.control.checkpoint), self._clock, self._log)
+        checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
 
-    def _make_proxy(self, standing: Standing, driver: CgroupDriver, *, succeeds: bool) -> None:
+    def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
+        self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
         self._interceptor = HookInterceptor(
-            standing.intercept(),
+            settings.admission(),
             offline_chain(),
             self._inventory,
             self._admissions,
-            self._metrics,
-            child_quota=driver.capabilities.child_quota,
-            on_started=self._pod_started,
-            on_removed=self._pod_removed,
             cpu_manager=self._cpu_manager,
-            held=self._held,
+            kubelets_driver=self._kubelets_driver,
+            holds=self._holds,
+            counters=self._metrics,
+            child_quota=driver.capabilities.child_quota,
+            log=self._log,
         )
-        proxy, pid = standing.config.proxy, os.getpid()
-        self._socket = ListenSocket(Path(proxy.listen_path), pid, self._bypass.socket, succeeds=succeeds)
         self._engine = ChosenEngine(
-            proxy.carried_by,
+            settings.config.proxy.carried_by,
             self._link.path,
             self._socket,
-            pid=pid,
+            pid=os.getpid(),
             interceptor=self._interceptor,
             metrics=self._metrics,
             clock=time.monotonic,
         )
 
-    def _make_upgrades(self, predecessor: Predecessor | None) -> None:
-        self._work = Work(self._tasks, self._working, self._make_listeners())
+    def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
+        """Where questions are answered, and what answers there."""
+        config = self._loaded.config
+        private = UnixAddress(Path(config.proxy.status_path))
+        inside = Listener(private, self._log)
+        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        sources = Sources(
+            recorder=self._recorder,
+            box=self._box,
+            inventory=self._inventory,
+            link=self._link,
+            engine=self._engine,
+            kubelets_driver=self._kubelets_driver,
+            history=self._loop.history,
+            guard=self._guard,
+            unbounded=self._unbounded,
+            placement_check=self._placement_check,
+            reconciler=self._reconciler,
+            holds=self._holds,
+            overhead=self._overhead,
+            realtime=self._realtime,
+            relief=self._relief,
+            cpu_manager=self._cpu_manager,
+            disk_watch=self._disk_watch,
+            bypass=self._bypass,
+            listeners=(inside, outside),
+            log_writer=log_writer,
+            attachment=partial(_attachment, config.proxy.listen_path),
+        )
+        routes = Routes(Reporter(self._metrics, sources), private.path, pod_names=config.observe.pod_names)
+        return {
+            inside: HttpServer(routes.private, PRIVATE_S).serve,
+            outside: HttpServer(routes.public, PUBLIC_S).serve,
+        }
+
+    def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
             admissions=self._admissions,
             box=self._box,
             cpu_manager=self._cpu_manager,
-            upkeep=self._upkeep,
+            reconciler=self._reconciler,
+            holds=self._holds,
             learned=self._loop.checkpoint,
-            work=self._work,
-            duty=Duty(self._notifier, self._reporter.unhealthy, self._tasks, os.environ, os.getpid()),
+            active=self._active,
+            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, os.environ, os.getpid()),
             notifier=self._notifier,
-            reporter=self._reporter,
-            metrics=self._metrics,
+            recorder=self._recorder,
         )
-        command = command_of(sys.argv, sys.orig_argv)
-        self._upgrades = Upgrades(parts, self._tasks, command, predecessor, self._log)
+        return Upgrades(parts, self._tasks, command_of(sys.argv, sys.orig_argv), predecessor, self._log)
 
-    def _make_listeners(self) -> Sequence[Listener]:
-        """Where questions are answered."""
-        config = self._loaded.config
-        private = UnixAddress(Path(config.proxy.status_path))
-        endpoints = self._reporter.endpoints(self._loop.history, self._guard.status)
-        routes = Routes(endpoints, private.path, pod_names=config.observe.pod_names)
-        listeners = (
-            Listener(private, HttpServer(routes.private, PRIVATE_S).serve, self._log),
-            Listener(TcpAddress(*config.observe.host_port), HttpServer(routes.public, PUBLIC_S).serve, self._log),
-        )
-        self._reporter.deaf = lambda: [listener.problem for listener in listeners if listener.problem is not None]
-        return listeners
-
-    def _working(self) -> Sequence[Coroutine[Any, Any, None]]:
+    def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         return (
             self._loop.run(),
             self._guard.run(),
-            self._relief.relieve(),
-            self._relief.follow_kubelet(),
-            self._upkeep.run(),
-            self._upkeep.tend(),
+            self._relief.run(),
+            self._reconciler.run(),
             self._cpu_manager.run(),
-            self._verifier.run(),
+            self._placement_check.run(),
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
             self._checkpointer.run(),
-            self._reload.reload_when_asked(),
-            self._reload.watch_config(),
-            self._reload.follow_schedule(),
+            self._reload.run(),
         )
 
-    def _apply(self, standing: Standing) -> None:
-        """Set the parts to how things stand."""
-        self._box.floor = safe_limits(derive.policy(standing.config))
-        self._box.only_lower = standing.pass_through
-        self._box.pids_ratio = standing.config.pids.max_ratio
-        self._interceptor.settings = standing.intercept()
-        self._loop.replace_settings(standing.loop())
-        self._guard.configure(standing.guard())
-        self._unbounded.settings = standing.unbounded()
-        self._upkeep.configure(standing.upkeep())
-        self._verifier.configure(standing.verify())
-        self._realtime.evicts = standing.verify().evict
-        self._overhead.settings = standing.overhead()
-        self._relief.configure(standing.relief())
+    def _apply(self, settings: PartSettings) -> None:
+        """The one way in for settings."""
+        parts: tuple[tuple[Configurable, Callable[[PartSettings], object]], ...] = (
+            (self._box, PartSettings.box),
+            (self._interceptor, PartSettings.admission),
+            (self._loop, PartSettings.loop),
+            (self._guard, PartSettings.guard),
+            (self._unbounded, PartSettings.unbounded),
+            (self._reconciler, PartSettings.reconciler),
+            (self._placement_check, PartSettings.placement_check),
+            (self._realtime, PartSettings.realtime),
+            (self._overhead, PartSettings.overhead),
+            (self._relief, PartSettings.relief),
+            (self._bypass, PartSettings.bypass_after_s),
+        )
+        for part, of in parts:
+            part.configure(of(settings))
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -356,7 +378,7 @@ class Daemon:
         await self._cpu_manager.look()  # before a first box is made
         await self._engine.start()
         self._socket.follow(self._link.path)
-        self._tasks.keep(self._link.run())
+        self._tasks.keep(self._link.run(self._connected))
         try:
             await self._serve()
         finally:
@@ -372,7 +394,7 @@ class Daemon:
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(late.load_soon())
+        self._tasks.keep(_settle_soon())
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
@@ -386,18 +408,18 @@ class Daemon:
     async def _end(self) -> None:
         await self._upgrades.end()
         await self._engine.stop(_GRACE_S)
-        worked = self._work.goes_on
+        worked = self._active.goes_on
         await self._tasks.cancel()
-        await self._work.cease()
+        await self._active.cease()
         if worked:
             await self._checkpointer.save_last()
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()
-        self._whereabouts.close()
+        self._proc_cgroups.close()
         self._looks.close()
         self._disk_reader.close()
-        self._work.release_sockets()
+        self._active.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -406,23 +428,6 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload.asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._upgrades.ask)
 
-    def _attachment(self) -> AttachStatus:
-        from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
-
-        return attachment(str(self._socket.path))
-
-    def _eviction_hard(self) -> EvictionHard:
-        from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
-
-        return read(str(self._socket.path))
-
-    def _held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box for now. Another process that serves by now judges for itself."""
-        if not self._work.goes_on:
-            return ""
-        who = (self._verifier, self._overhead, self._realtime, self._relief)
-        return next((why for one in who if (why := one.held(pod))), "")
-
     # --- the runtime ------------------------------------------------------------------------------------------------
 
     async def _connected(self, _: RuntimeInfo) -> None:
@@ -430,39 +435,49 @@ class Daemon:
         if self._upgrades.waiting:
             await self._inventory.refresh()
         else:
-            await self._upkeep.connected()
+            await self._reconciler.connected()
         self._upgrades.listed.set()
-        if self._interceptor.kubelets_driver is None:
-            self._tasks.keep(self._find_driver())
+        self._tasks.keep(self._kubelets_driver.find())
 
-    async def _find_driver(self) -> None:
-        driver = await find_driver(
-            self._inventory,
-            process_of=self._pods.process_of,
-            cgroups_of=self._whereabouts.read,
-        )
-        self._interceptor.kubelets_driver = self._interceptor.kubelets_driver or driver
 
-    def _pod_started(self, running: Running) -> None:
+class _PodsOfDaemon(PodObserver):
+    """What box, guard and the other process of a hand-over need to know of pods."""
+
+    def __init__(self, box: Box, guard: Guard, admissions: Admissions) -> None:
+        self._box = box
+        self._guard = guard
+        self._admissions = admissions
+
+    def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
             self._box.started(parse_placement(running.sandbox.placement).name)
         self._guard.wake()
-        self._verifier.started(running)
-        self._upgrades.changed()
+        self._admissions.changed()
 
-    def _pod_removed(self, sandbox: Sandbox) -> None:
-        self._upkeep.removed(sandbox)
-        self._upgrades.changed()
-
-    async def _query(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        answer = await self._link.call(method, request, timeout_s)
-        if len(answer) > _LARGE_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, footprint.trim)
-        return answer
+    def pod_removed(self, sandbox: Sandbox) -> None:
+        self._admissions.changed()
 
 
-def _exists(driver: CgroupDriver, placement: str) -> bool:
-    try:
-        return driver.exists(placement)
-    except CgroupError:  # of another shape than this driver's
-        return False
+async def _settle_soon() -> None:
+    """In a thread, a moment from now: the first calls are not to share the interpreter with this. Then the event loop,
+    too, is as it stays.
+    """
+    while True:
+        await asyncio.sleep(_SETTLE_S)
+        with contextlib.suppress(RuntimeError):  # the machine has no more threads
+            await run_apart("late-imports", footprint.settle)
+            break
+    if isinstance(loop := asyncio.get_running_loop(), EventLoop):
+        loop.use_timerfd()
+
+
+def _attachment(listen: str) -> AttachStatus:
+    from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
+
+    return attachment(listen)
+
+
+def _eviction_hard(listen: str) -> EvictionHard:
+    from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
+
+    return read(listen)

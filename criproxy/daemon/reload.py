@@ -1,27 +1,24 @@
-"""Takes up a changed config and the schedule's next stage, and tells of them: to the parts, the status, the bypass."""
+"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status tell of it."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.config import Config, Loaded, load, restart_keys
+from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon.apart import run_apart
-from criproxy.daemon.bypass import Bypass, BypassError
-from criproxy.daemon.standing import Standing
-from criproxy.daemon.timetable import Timetable
-from criproxy.daemon.watch import FileWatch
-from criproxy.fronts.socket import ListenSocket, SocketError
+from criproxy.daemon.bypass import ServiceBypass
+from criproxy.daemon.lifecycle import run_apart
+from criproxy.daemon.settings import PartSettings, Timetable
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.status import ConfigStatus
 
 _LOOK_AFTER_S: Final = 0.5
 _SLACK_S: Final = 0.5
@@ -36,37 +33,78 @@ _AGAIN_S: Final = 5.0
 """When the machine has no more threads."""
 
 
-class Told(Struct, frozen=True):
-    """Who hears of a config, besides the parts that `Reload.apply` sets. `runtime` is its socket."""
+class FileWatch:
+    """`file` and its drop-ins as they were when this was made, or at the last `changed` that said so or `read`.
 
-    reporter: Reporter
-    metrics: Metrics
-    notifier: Notifier
-    bypass: Bypass
-    socket: ListenSocket
-    runtime: Path
+    A file that is just being written is empty or cut off, and may be valid all the same, with another meaning. So a
+    change counts only when the next look finds the same.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file: Final = file
+        self._known = self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Whether the file has changed, and not since the last call. To be asked at intervals."""
+        now = self._look()
+        at_rest, self._seen = now == self._seen, now
+        if not at_rest or now == self._known:
+            return False
+        self._known = now
+        return True
+
+    @property
+    def settling(self) -> bool:
+        """Whether the last look found a change that the next one has to confirm: it should come soon."""
+        return self._seen != self._known
+
+    def read(self) -> None:
+        """The file is about to be read, changed or not."""
+        self._known = self._seen = self._look()
+
+    def _look(self) -> tuple[tuple[str, int, int, int], ...]:
+        """What tells one state of the files from another."""
+        return tuple(self._states())
+
+    def _states(self) -> Iterator[tuple[str, int, int, int]]:
+        try:
+            files = files_of(self.file)
+        except OSError:
+            files = (self.file,)
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            yield str(file), status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Reload:
-    """`standing` is how things stand, first as it was `first`; `apply` sets the parts to it whenever it changes."""
+    """`first` is what holds at the start; `apply` configures the parts whenever something else holds."""
 
     def __init__(
         self,
         watch: FileWatch,
-        first: Standing,
+        first: PartSettings,
         timetable: Timetable,
-        apply: Callable[[Standing], None],
-        told: Told,
+        apply: Callable[[PartSettings], None],
         *,
+        bypass: ServiceBypass,
+        recorder: Recorder,
+        metrics: Metrics,
+        notifier: Notifier,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._watch = watch
-        self._standing = first
+        self._settings = first
         self._first_config: Config = first.config
         self._timetable = timetable
         self._apply = apply
-        self._told = told
+        self._bypass = bypass
+        self._recorder = recorder
+        self._metrics = metrics
+        self._notifier = notifier
         self._clock = clock
         self._log = log
         self.asked = asyncio.Event()
@@ -74,9 +112,15 @@ class Reload:
 
     def begin(self, loaded: Loaded) -> None:
         """Tell of the config and the stage at the start, which the parts were made for."""
-        self._write_bypass()
+        self._bypass.write()
         self._tell_config(loaded)
         self._tell_stage()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self.reload_when_asked(), self.watch_config(), self.follow_schedule()):
+                group.create_task(part)
 
     async def reload_when_asked(self) -> None:
         """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
@@ -96,7 +140,7 @@ class Reload:
                 raise
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self._write_bypass)
+                await run_apart("bypass", self._bypass.write)
 
     async def watch_config(self) -> None:
         """Reload when the file has changed. The first look is as long after that of a task before as all others."""
@@ -114,73 +158,49 @@ class Reload:
             await self._clock.sleep(_LOOK_AFTER_S, _SLACK_S)
 
     def _follow_schedule(self) -> None:
-        self._leave_bypass()
+        self._bypass.leave()
         stage = self._timetable.stage(self._clock.wall_s())
-        if stage != self._standing.stage:
-            self._take(replace(self._standing, stage=stage))
+        if stage != self._settings.stage:
+            self._take(replace(self._settings, stage=stage))
             self._tell_stage()
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""
-        self._told.notifier.reloading()
+        self._notifier.reloading()
         if not loaded.errors:
             self._timetable = Timetable(loaded.config)
             stage = self._timetable.stage(self._clock.wall_s())
-            self._take(replace(self._standing, config=loaded.config, stage=stage, pass_through=False))
+            self._take(replace(self._settings, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
-        self._told.metrics.config_loaded(not loaded.errors)
+        self._metrics.config_loaded(not loaded.errors)
         self._tell_config(loaded)
         self._tell_stage()
-        self._told.notifier.ready(self._told.reporter.headline())
+        self._notifier.ready(self._recorder.headline())
 
-    def _take(self, standing: Standing) -> None:
-        self._standing = standing
-        self._apply(standing)
+    def _take(self, settings: PartSettings) -> None:
+        self._settings = settings
+        self._apply(settings)
 
     def _tell_stage(self) -> None:
-        stage = self._standing.stage
-        self._told.reporter.scheduled(stage.words, stage.closed if self._standing.enabled else "")
+        stage = self._settings.stage
+        self._recorder.scheduled(self._settings.modes, stage.words)
         if stage.words:
             self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
-        self._tell_bypass()
-        standing = self._standing
-        pending = restart_keys(self._first_config, standing.config)
-        self._told.reporter.configured(standing.config, loaded.errors, pending, pass_through=standing.pass_through)
-        if loaded.errors:
+        settings = self._settings
+        pending = restart_keys(self._first_config, settings.config)
+        errors = tuple(map(str, loaded.errors))
+        self._recorder.configured(
+            ConfigStatus(str(self._watch.file), errors, pending), settings.config.control.interval_s
+        )
+        if errors:
             self._log.error(
                 "config_refused",
-                errors=[str(error) for error in loaded.errors],
-                consequence="nothing new is placed" if standing.pass_through else "the old one holds",
+                errors=list(errors),
+                consequence="nothing new is placed" if settings.pass_through else "the old one holds",
             )
         else:
             self._log.info(
-                "config_taken", file=str(self._watch.file), enabled=standing.enabled, needs_restart=list(pending)
+                "config_taken", file=str(self._watch.file), enabled=settings.modes.judges, needs_restart=list(pending)
             )
-
-    # --- the bypass -------------------------------------------------------------------------------------------------
-
-    def _leave_bypass(self) -> None:
-        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
-        socket = self._told.socket
-        if not socket.is_bypassed:
-            return
-        try:
-            socket.publish()
-        except SocketError as error:
-            self._log.warning("bypass_stays", error=str(error))
-        else:
-            self._log.info("bypass_left", socket=str(socket.path))
-
-    def _tell_bypass(self) -> None:
-        after_s = self._standing.config.proxy.bypass
-        bypass, listen = self._told.bypass, self._told.socket.path
-        self._told.reporter.bypass = lambda: bypass.status(listen, after_s)
-
-    def _write_bypass(self) -> None:
-        """Sockets that wait for a restart are not in force yet. Blocks on the disk."""
-        try:
-            self._told.bypass.tell(self._told.socket.path, self._told.runtime, self._standing.config.proxy.bypass)
-        except BypassError as error:
-            self._log.warning("bypass_not_told", error=str(error))

@@ -1,6 +1,6 @@
-"""What may change in a request: hooks get facts and return changes; the chain merges them.
+"""What may change in a pod's request: hooks get facts and return adjustments, and the chain merges them.
 
-A hook never mutates, does no I/O and knows no protobuf type, so another front (NRI) can be put before it.
+A hook never mutates, does no I/O and knows no protobuf type, so that any front (CRI, NRI) can use it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from msgspec import Struct
 from criproxy.hooks.placement import PlacementHook
 from criproxy.hooks.realtime import RealtimeHook
 from criproxy.hooks.resources import ResourcesHook
-from criproxy.model import Call, Change
+from criproxy.model import Adjustment, PodRequest
 
 
 class Hook(Protocol):
@@ -20,7 +20,7 @@ class Hook(Protocol):
     @property
     def name(self) -> str: ...
 
-    def adjust(self, call: Call) -> Iterable[Change]: ...
+    def adjust(self, request: PodRequest) -> Iterable[Adjustment]: ...
 
 
 class HookConflictError(Exception):
@@ -32,20 +32,19 @@ class Chain(Struct, frozen=True):
 
     hooks: Sequence[Hook]
 
-    def adjust(self, call: Call) -> tuple[Change, ...]:
-        merged: dict[tuple[str, str], tuple[Hook, Change]] = {}
+    def adjust(self, request: PodRequest) -> tuple[Adjustment, ...]:
+        merged: dict[tuple[str, str], tuple[Hook, Adjustment]] = {}
         for hook in self.hooks:
-            for change in hook.adjust(call):
-                place = (change.field, change.key)
-                other = merged.setdefault(place, (hook, change))
-                if other[1].value != change.value:
-                    raise HookConflictError(_conflict(*other, hook, change))
-        return tuple(change for _, change in merged.values())
+            for adjustment in hook.adjust(request):
+                place = (adjustment.field, adjustment.key)
+                other = merged.setdefault(place, (hook, adjustment))
+                if other[1].value != adjustment.value:
+                    raise HookConflictError(_conflict(*other, hook, adjustment))
+        return tuple(adjustment for _, adjustment in merged.values())
 
 
-def _conflict(hook: Hook, change: Change, other: Hook, wanted: Change) -> str:
-    where = f"{change.field}[{change.key}]" if change.key else change.field
-    return f"hooks {hook.name!r} and {other.name!r} set {where} to {change.value!r} and {wanted.value!r}"
+def _conflict(hook: Hook, mine: Adjustment, other: Hook, wanted: Adjustment) -> str:
+    return f"hooks {hook.name!r} and {other.name!r} set {mine.place} to {mine.value!r} and {wanted.value!r}"
 
 
 def offline_chain() -> Chain:

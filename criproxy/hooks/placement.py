@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from criproxy.cgroup.naming import directory_of
-from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, Target
+from criproxy.model import PLACEMENT_ANNOTATION, STARTS, Adjustment, Operation, PodRequest, Target
 
 
 class PlacementHook:
@@ -17,9 +17,11 @@ class PlacementHook:
 
     name = "placement"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
-        if call.operation in (Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD) and call.target is Target.SANDBOX:
-            yield Change("cgroup_parent", directory_of(call.placement), "offline pods live in the box")
-            yield Change("annotations", call.placement, "records the placement in the runtime", PLACEMENT_ANNOTATION)
-        elif call.operation is Operation.CREATE_CONTAINER:
-            yield Change("cgroup_parent", directory_of(call.placement), "a container follows its sandbox")
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        parent = directory_of(request.placement)
+        if request.operation is Operation.CREATE_CONTAINER:
+            yield Adjustment("cgroup_parent", parent, "a container follows its sandbox")
+        elif request.operation in STARTS and request.target is Target.SANDBOX:
+            reason = "records the placement in the runtime"
+            yield Adjustment("cgroup_parent", parent, "offline pods live in the box")
+            yield Adjustment("annotations", request.placement, reason, PLACEMENT_ANNOTATION)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from criproxy.model import Call, Change
+from criproxy.model import Adjustment, PodRequest
 
 SYS_NICE: Final = "SYS_NICE"
 _GIVING: Final = frozenset({SYS_NICE, "ALL"})
@@ -20,7 +20,7 @@ class RealtimeHook:
 
     name = "realtime"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
-        asked = {name.upper().removeprefix("CAP_") for name in call.added_capabilities}
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        asked = {name.upper().removeprefix("CAP_") for name in request.added_capabilities}
         if asked & _GIVING:
-            yield Change("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
+            yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")

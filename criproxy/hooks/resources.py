@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from typing import Final
 
-from criproxy.cgroup.cpulist import format_cpus, parse_cpus
-from criproxy.model import UNLIMITED, Call, Change, type_unlimited
+from criproxy.model import UNLIMITED, Adjustment, PodRequest, type_unlimited
+from criproxy.model.cpulist import format_cpus, parse_cpus
 
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
 _UNIFIED_DROPPED: Final = {
     "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
 }
-"""Entries of `unified` (cgroup v2 files) that offline work may not have. Source: kernel, cgroup-v2.rst."""
+"""Entries of `unified` (cgroup v2 files) that an offline pod may not have. Source: kernel, cgroup-v2.rst."""
 
 
 class ResourcesHook:
@@ -28,21 +28,23 @@ class ResourcesHook:
 
     name = "resources"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
-        now = call.resources
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        now = request.resources
         if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
-            yield Change("oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "offline work is the first to go when memory ends")
-        if (cpus := _left_of(now.cpuset_cpus, call.cpus)) != now.cpuset_cpus:
-            yield Change("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
-        if not call.child_quota:
+            yield Adjustment(
+                "oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "an offline pod is the first to go when memory ends"
+            )
+        if (cpus := _left_of(now.cpuset_cpus, request.cpus)) != now.cpuset_cpus:
+            yield Adjustment("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
+        if not request.child_quota:
             reason = "cgroup v1 refuses a quota above the box's, also when the box shrinks later"
             if now.cpu_quota_us:
-                yield Change("cpu_quota", None, reason)
+                yield Adjustment("cpu_quota", None, reason)
             if now.cpu_period_us:
-                yield Change("cpu_period", None, reason)
+                yield Adjustment("cpu_period", None, reason)
         for key in now.unified:
             if key in _UNIFIED_DROPPED:
-                yield Change("unified", None, _UNIFIED_DROPPED[key], key)
+                yield Adjustment("unified", None, _UNIFIED_DROPPED[key], key)
 
 
 def _left_of(asked: str, cpus: frozenset[int] | type_unlimited) -> str:

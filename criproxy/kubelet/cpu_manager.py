@@ -5,7 +5,7 @@ everybody else. Before a container that gets CPUs is started, they are in kubele
 the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone. What kubelet asks for a
 container of the box passes on to the runtime, within these.
 
-The file is looked at each second while the policy is static, otherwise each minute, and whenever a pod starts.
+The file is looked at each second while the policy is static, otherwise each minute; and when pods start.
 
 Source: kubernetes/pkg/kubelet/cm/cpumanager/state/checkpoint.go; policy_static.go.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Sandbox, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, Sandbox, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""
@@ -38,7 +38,7 @@ _FILE: Final = "cpu_manager_state"
 _STATIC: Final = "static"
 
 
-class State(Struct, frozen=True):
+class CpuAssignments(Struct, frozen=True):
     """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
 
     `exclusive`: the CPUs that containers have for themselves, by the uid of their pod.
@@ -48,7 +48,7 @@ class State(Struct, frozen=True):
     exclusive: Mapping[str, Cpus] = field(default_factory=dict)
 
 
-NOBODY_BOUND: Final = State(None)
+NOBODY_BOUND: Final = CpuAssignments(None)
 
 
 class _Checkpoint(Struct, rename="camel"):
@@ -62,7 +62,7 @@ class _Checkpoint(Struct, rename="camel"):
     entries: dict[str, object] = {}
 
 
-def parse_state(content: bytes) -> State:
+def parse_state(content: bytes) -> CpuAssignments:
     """The state that a cpu_manager_state file holds. Raises ValueError."""
     checkpoint = msgspec.json.decode(content, type=_Checkpoint)
     if checkpoint.policy_name != _STATIC:
@@ -72,10 +72,10 @@ def parse_state(content: bytes) -> State:
         for uid, containers in checkpoint.entries.items()
         if isinstance(containers, dict)
     }
-    return State(parse_cpus(checkpoint.default_cpu_set), exclusive)
+    return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class Box(Protocol):
+class ConfinedBox(Protocol):
     """What is asked of the box (`criproxy.cgroup.box`)."""
 
     async def confine(self) -> tuple[LimitChange, ...]:
@@ -83,7 +83,7 @@ class Box(Protocol):
         ...
 
 
-class Inventory(Protocol):
+class PlacedPods(Protocol):
     """What is asked of the inventory (`criproxy.pods.inventory`)."""
 
     @property
@@ -92,43 +92,47 @@ class Inventory(Protocol):
         ...
 
 
-class CpuManager:
-    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells.
+class CpusOfBox:
+    """The CPUs that kubelet's CPU manager leaves to the box, by the state that was read last. Safe in any thread."""
 
-    `problem`: what is wrong with that, in words; "": nothing.
-    """
-
-    def __init__(self, root_dir: Path, inventory: Inventory, box: Box) -> None:
-        self.file: Final = root_dir / _FILE
+    def __init__(self, inventory: PlacedPods) -> None:
         self._inventory = inventory
-        self._box = box
-        self._reader = Worker("cpu-manager-reader", _READ_S)
-        self._state = NOBODY_BOUND
-        self._seen: tuple[int, int, int] | None = None
-        self._in_force: Cpus | type_unlimited = UNLIMITED
-        self._due = asyncio.Event()
-        self._resting = False
-        self._unreadable = self._unfollowed = self._contradicted = ""
-        self._log = structlog.get_logger()
-
-    @property
-    def problem(self) -> str:
-        return self._unreadable or self._unfollowed or self._contradicted
+        self.state = NOBODY_BOUND
 
     def cpus(self) -> Cpus | type_unlimited:
-        """The CPUs that the box may run on: all but those that online pods have alone. Safe to ask for in any thread.
-
-        Empty when kubelet has given away all there are.
-        """
-        state = self._state
+        """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
+        state = self.state
         if state.shared is None:
             return UNLIMITED
         uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
         return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
+
+class CpuManager:
+    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells; keeps the box to `of_box`.
+
+    `problem`: what is wrong with that, in words; "": nothing.
+    """
+
+    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: ConfinedBox, *, log: FilteringBoundLogger) -> None:
+        self.file: Final = root_dir / _FILE
+        self._of_box = of_box
+        self._box = box
+        self._reader = Worker("cpu-manager-reader", _READ_S)
+        self._seen: tuple[int, int, int] | None = None
+        self._in_force: Cpus | type_unlimited = UNLIMITED
+        self._due = asyncio.Event()
+        self._resting = False
+        self._unreadable = self._unfollowed = self._contradicted = ""
+        self._log = log
+
+    @property
+    def problem(self) -> str:
+        return self._unreadable or self._unfollowed or self._contradicted
+
     # --- for requests -----------------------------------------------------------------------------------------------
 
-    def pod_starts(self) -> None:
+    def pod_starts(self, _: Pod) -> None:
         """A pod, online or not, is about to start: it may have been given CPUs just now."""
         self._due.set()
 
@@ -137,10 +141,10 @@ class CpuManager:
 
         Raises AdmissionError, also when none of `asked` is among them.
         """
-        cpus = self.cpus()
+        cpus = self._of_box.cpus()
         if cpus is UNLIMITED or not asked <= cpus:
             await self.look()
-            cpus = self.cpus()
+            cpus = self._of_box.cpus()
         if cpus is UNLIMITED:
             self._contradicted = (
                 f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
@@ -173,9 +177,15 @@ class CpuManager:
     # --- in the background ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled."""
+        """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled.
+
+        While nobody is bound to CPUs, starts within a second share a look at its end: only a restart of kubelet changes
+        that, which takes longer, and an offline container with CPUs of its own waits for `within`.
+        """
         while True:
             every_s = await self.round()
+            if every_s == IDLE_EVERY_S:
+                await asyncio.sleep(STATIC_EVERY_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._due.wait()
@@ -184,7 +194,7 @@ class CpuManager:
         """One look and what follows from it; returns in how many s to look again. Never raises."""
         self._due.clear()
         await self.look()
-        cpus = self.cpus()
+        cpus = self._of_box.cpus()
         unfollowed = ""
         try:
             if cpus != self._in_force:
@@ -226,5 +236,5 @@ class CpuManager:
             return
         if status.st_size > _LARGEST_BYTES:
             raise ValueError(f"it has {status.st_size} bytes")
-        self._state = parse_state(self.file.read_bytes())
+        self._of_box.state = parse_state(self.file.read_bytes())
         self._seen = seen

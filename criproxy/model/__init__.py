@@ -77,15 +77,19 @@ class Operation(enum.StrEnum):
     RESTORE_POD = "RestorePod"
 
 
+STARTS: Final = frozenset({Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD})
+"""The operations that start a pod: the one moment at which it can be placed."""
+
+
 class Target(enum.StrEnum):
-    """What a `Call` is about."""
+    """What a `PodRequest` is about."""
 
     SANDBOX = "sandbox"
     CONTAINER = "container"
 
 
-class Call(Struct, frozen=True):
-    """The facts of one rewrite: one sandbox or one container of one request.
+class PodRequest(Struct, frozen=True):
+    """The facts of one rewrite: one sandbox or one container of one of kubelet's requests.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
@@ -104,7 +108,7 @@ class Call(Struct, frozen=True):
     cpus: frozenset[int] | type_unlimited = UNLIMITED
 
 
-class Change(Struct, frozen=True):
+class Adjustment(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
     `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them), or one
@@ -115,6 +119,11 @@ class Change(Struct, frozen=True):
     value: str | int | None
     reason: str
     key: str = ""
+
+    @property
+    def place(self) -> str:
+        """Field and key, in words: `annotations[a/b]`."""
+        return f"{self.field}[{self.key}]" if self.key else self.field
 
 
 class Sandbox(Struct, frozen=True):
@@ -142,51 +151,74 @@ class Usage(Struct, frozen=True):
     memory_bytes: int = 0
 
 
-class Snapshot(Struct, frozen=True):
-    """One tick's view of the node. `t_s` is CLOCK_BOOTTIME; rates are means since the last tick.
+class UsageReading(Struct, frozen=True):
+    """One reading of the node and of the box (None: there is no box), and when it was made (CLOCK_MONOTONIC)."""
 
-    Online usage is the node's total less the box's, never below 0.
+    node: Usage
+    box: Usage | None
+    read_s: float
+
+
+class Capacity(Struct, frozen=True):
+    """What online and offline share.
+
+    `outside_cores`: CPUs that are online, but not in the root cpuset (isolated). What they run counts as the node's.
+    """
+
+    cores: float
+    memory_bytes: int
+    outside_cores: float = 0.0
+
+
+class ResourceSample(Struct, frozen=True):
+    """One resource at one tick, in its unit; a rate is the mean since the last tick.
+
+    `online` is the node's total less the box's, never below 0.
+    """
+
+    capacity: float
+    node: float
+    box: float
+    online: float
+
+
+class Snapshot(Struct, frozen=True):
+    """One tick's view of the node: `of` each resource that is sampled. `t_s` is CLOCK_BOOTTIME.
+
+    `throttled_ratio` is the share of time for which the box's CPU limit held it back.
     """
 
     t_s: float
-    capacity_cores: float
-    capacity_bytes: int
-    node_cores: float
-    node_bytes: int
-    box_cores: float
-    box_bytes: int
-    online_cores: float
-    online_bytes: int
+    of: Mapping[str, ResourceSample]
     throttled_ratio: float
 
 
-class Limits(Struct, frozen=True):
-    """What bounds the box. Its priority (lowest weight, cpu.idle) is not a limit: it always holds."""
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+PIDS: Final = "pids"
 
-    cpu_cores: float | type_unlimited
-    memory_bytes: int | type_unlimited
+Limit = float | type_unlimited
 
-
-class Pids(Struct, frozen=True):
-    """Processes and threads of a cgroup: how many there are, and how many there may be."""
-
-    current: int
-    limit: int | type_unlimited
+Limits = Mapping[str, Limit]
+"""What bounds the box, by the name of the resource and in its unit (cores, bytes). Its priority (lowest weight,
+cpu.idle) is not a limit: it always holds.
+"""
 
 
-class Prediction(Struct, frozen=True):
-    """The levels that online usage should not exceed before the next decisions; None: not known yet.
+class ResourcePrediction(Struct, frozen=True):
+    """The `level` that online's use of a resource should not exceed before the next decisions; None: not known yet.
 
-    A note says, for people, why a prediction is careful (a cold start); "" when it is not. `hour_cores` and
-    `hour_bytes` look an hour ahead: what a node may promise, rather than what the box may have now.
+    The note says, for people, why it is careful (a cold start); "" when it is not. `hour` looks an hour ahead: what a
+    node may promise, rather than what the box may have now.
     """
 
-    cpu_cores: float | None
-    memory_bytes: float | None
-    cpu_note: str = ""
-    memory_note: str = ""
-    hour_cores: float | None = None
-    hour_bytes: float | None = None
+    level: float | None
+    note: str = ""
+    hour: float | None = None
+
+
+Prediction = Mapping[str, ResourcePrediction]
+"""By the name of the resource; one that is not in it is not known."""
 
 
 class GuardCeiling(Struct, frozen=True):
@@ -197,10 +229,10 @@ class GuardCeiling(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True):
-    """What a resource's limit was held within, in its unit (cores or bytes).
+    """What a resource's limit was held within, in its unit.
 
     `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none. `kept` must
-    stay free of the node's memory, lest kubelet evict pods.
+    stay free on the node, lest kubelet evict pods.
     """
 
     floor: float
@@ -210,25 +242,35 @@ class Bounds(Struct, frozen=True):
     kept: float = 0.0
 
 
-class Decision(Struct, frozen=True):
-    """The limits that hold from `t_s` on, and why, per resource, in words an operator reads.
+class ResourceDecision(Struct, frozen=True):
+    """A resource's limit, why it is so, in words an operator reads, and what it was decided from.
 
-    With the snapshot, the rest is what it was decided from: `before` is what the last decision gave (None: this is the
-    first), `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule). So many
-    pods of the box were `starting`.
+    `before` is what the last decision gave; None: this is the first.
+    """
+
+    limit: Limit
+    reason: str
+    bounds: Bounds
+    prediction: ResourcePrediction
+    before: Limit | None = None
+
+
+class Decision(Struct, frozen=True):
+    """The limits that hold from `t_s` on, by resource. With the snapshot, this is all that they were decided from.
+
+    `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule). So many pods of
+    the box were `starting`.
     """
 
     t_s: float
-    limits: Limits
-    prediction: Prediction
-    cpu_reason: str
-    memory_reason: str
-    cpu_bounds: Bounds
-    memory_bounds: Bounds
-    before: Limits | None = None
+    resources: Mapping[str, ResourceDecision]
     guard: GuardCeiling | None = None
     window: str = ""
     starting: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        return {name: decided.limit for name, decided in self.resources.items()}
 
 
 class LimitChange(Struct, frozen=True):

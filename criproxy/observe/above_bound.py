@@ -1,19 +1,17 @@
 """Whether the box is above its bounds, and for how long: memory that can't be taken back, a quota not written."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from collections.abc import Iterator
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
 from criproxy.cgroup.box import BoxState
-from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED
+from criproxy.control.resources import bytes_in_words, cores_in_words
+from criproxy.model import CPU, MEMORY, UNLIMITED
 
-Resource = Literal["cpu", "memory"]
-
-TOLD_AFTER_S: Final = 5.0
+REPORTED_AFTER_S: Final = 5.0
 """A limit that sinks is above its bound for a moment: that is no news."""
 
 _SLACK_CORES: Final = 0.011
@@ -44,51 +42,53 @@ def memory_seen(state: BoxState) -> tuple[float, float] | None:
 def cpu_seen(state: BoxState) -> tuple[float, float] | None:
     """The CPU limit in force and the wanted one; None: there is none, or nothing was written."""
     wanted, held = state.wanted, state.limits
-    if wanted is None or held is None or wanted.cpu_cores is UNLIMITED:
+    if wanted is None or held is None or wanted[CPU] is UNLIMITED:
         return None
-    in_force = math.inf if held.cpu_cores is UNLIMITED else held.cpu_cores
-    return in_force, max(wanted.cpu_cores, in_force if in_force - wanted.cpu_cores <= _SLACK_CORES else 0.0)
+    in_force = math.inf if held[CPU] is UNLIMITED else held[CPU]
+    return in_force, max(wanted[CPU], in_force if in_force - wanted[CPU] <= _SLACK_CORES else 0.0)
+
+
+_SEEN: Final = {CPU: cpu_seen, MEMORY: memory_seen}
 
 
 class AboveBound:
     """Follows both resources from tick to tick, and logs when an excess lasts and when it has ended."""
 
     def __init__(self) -> None:
-        self._excesses: dict[Resource, Excess] = {}
-        self._told: set[Resource] = set()
+        self._excesses: dict[str, Excess] = {}
+        self._reported: set[str] = set()
         self._log = structlog.get_logger()
 
     def look(self, state: BoxState, now_s: float) -> None:
-        seen: Mapping[Resource, tuple[float, float] | None] = {"cpu": cpu_seen(state), "memory": memory_seen(state)}
-        for resource, amounts in seen.items():
-            excess = follow(self._excesses.pop(resource, None), now_s, amounts)
+        for resource, seen in _SEEN.items():
+            excess = follow(self._excesses.pop(resource, None), now_s, seen(state))
             if excess is not None:
                 self._excesses[resource] = excess
             self._tell(resource, excess, now_s)
 
-    def seconds(self, now_s: float) -> dict[Resource, float]:
+    def seconds(self, now_s: float) -> dict[str, float]:
         """For how long each resource has been above its bound; 0: it is within."""
         excesses = self._excesses.copy()  # asked from other threads
-        return {name: now_s - excesses[name].since_s if name in excesses else 0.0 for name in ("cpu", "memory")}
+        return {name: now_s - excesses[name].since_s if name in excesses else 0.0 for name in _SEEN}
 
     def problems(self, now_s: float) -> Iterator[str]:
         """What has lasted, in words."""
         for resource, excess in self._excesses.copy().items():
-            if now_s - excess.since_s >= TOLD_AFTER_S:
+            if now_s - excess.since_s >= REPORTED_AFTER_S:
                 yield f"{_words(resource, excess)}, for {now_s - excess.since_s:.0f} s"
 
-    def _tell(self, resource: Resource, excess: Excess | None, now_s: float) -> None:
-        if excess is None and resource in self._told:
-            self._told.remove(resource)
+    def _tell(self, resource: str, excess: Excess | None, now_s: float) -> None:
+        if excess is None and resource in self._reported:
+            self._reported.remove(resource)
             self._log.info("box_within_bound", resource=resource)
-        elif excess is not None and resource not in self._told and now_s - excess.since_s >= TOLD_AFTER_S:
-            self._told.add(resource)
+        elif excess is not None and resource not in self._reported and now_s - excess.since_s >= REPORTED_AFTER_S:
+            self._reported.add(resource)
             fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
             self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 
 
-def _words(resource: Resource, excess: Excess) -> str:
-    if resource == "memory":
+def _words(resource: str, excess: Excess) -> str:
+    if resource == MEMORY:
         above = bytes_in_words(excess.amount - excess.bound)
         return (
             f"the box uses {bytes_in_words(excess.amount)}, {above} above its bound of {bytes_in_words(excess.bound)}"

@@ -63,10 +63,14 @@ def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
             ) from error
 
 
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The pid and user of the process that began to listen there, whoever accepts. Raises OSError."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
 def _check_peer(path: Path, connection: socket.socket) -> None:
-    """The credentials are of the process that began to listen there, whoever accepts."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    pid, uid = peer(connection)
     if uid not in (0, os.geteuid()):
         raise NotCriproxyError(f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed")
 

@@ -26,6 +26,10 @@ of it; those who have to wait do so in the kernel's queue.
 _QUEUE: Final = 128
 
 
+Serve = Callable[[socket.socket], None]
+"""Takes over a connection that does not block, and closes it in the end."""
+
+
 class Address(Protocol):
     """Where to listen."""
 
@@ -116,16 +120,10 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class Listener:
-    """Passes each connection to `serve`, at most one each 20 ms. `problem`: why nobody can connect; None: they can."""
+    """Accepts connections, at most one each 20 ms. `problem`: why nobody can connect; None: they can."""
 
-    def __init__(
-        self,
-        address: TcpAddress | UnixAddress,
-        serve: Callable[[socket.socket], None],
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
+    def __init__(self, address: TcpAddress | UnixAddress, log: structlog.typing.FilteringBoundLogger) -> None:
         self._address: Final[Address] = address
-        self._serve = serve
         self._log = log
         self._timer: asyncio.TimerHandle | None = None
         self.socket: socket.socket | None = None
@@ -138,8 +136,8 @@ class Listener:
                 listener.setblocking(False)
                 self.socket = listener
 
-    def open(self) -> None:
-        """Accept connections from now on; where the address can't be had, as soon as it can."""
+    def open(self, serve: Serve) -> None:
+        """Pass connections to `serve` from now on; where the address can't be had, as soon as it can."""
         self._timer = None
         if self.socket is not None and not self._address.is_of(self.socket):
             self.close()
@@ -147,12 +145,12 @@ class Listener:
             try:
                 self.socket = self._address.bind()
             except OSError as error:
-                self._failed(error)
+                self._failed(error, serve)
                 return
             if self.problem is not None:
                 self._log.info("observe_listening", address=str(self._address))
         self.problem = None
-        self._accept_next()
+        self._accept_next(serve)
 
     def pause(self) -> None:
         """Accept no more for now; who connects waits."""
@@ -179,7 +177,7 @@ class Listener:
                 self._log.warning("observe_not_removed", address=str(self._address), error=error.strerror)
         self.pause()
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: OSError, serve: Serve) -> None:
         reason = error.strerror or str(error)
         problem = f"criproxy cannot listen at {self._address} ({reason}), and tries again: {self._address.remedy}"
         if problem != self.problem:
@@ -187,25 +185,25 @@ class Listener:
                 "observe_not_listening", address=str(self._address), error=reason, remedy=self._address.remedy
             )
         self.problem = problem
-        self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self.open)
+        self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self.open, serve)
 
-    def _accept_next(self) -> None:
+    def _accept_next(self, serve: Serve) -> None:
         self._timer = None
         assert self.socket is not None
-        asyncio.get_running_loop().add_reader(self.socket, self._accept)
+        asyncio.get_running_loop().add_reader(self.socket, self._accept, serve)
 
-    def _accept(self) -> None:
+    def _accept(self, serve: Serve) -> None:
         assert self.socket is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.socket)
-        self._timer = loop.call_later(_PACE_S, self._accept_next)
+        self._timer = loop.call_later(_PACE_S, self._accept_next, serve)
         try:
             client, _ = self.socket.accept()
         except OSError as error:  # it has gone already, or there are too many files for now
             self._log.debug("observe_not_accepted", error=error.strerror)
             return
         client.setblocking(False)
-        self._serve(client)
+        serve(client)
 
 
 def _listening(listener: socket.socket, place: tuple[str, int] | str) -> socket.socket:

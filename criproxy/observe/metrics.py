@@ -1,10 +1,21 @@
 """What criproxy counts and measures, for Prometheus, in a registry of its own."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Pids, Snapshot, type_unlimited
+from criproxy.cgroup.driver import HeldLimit
+from criproxy.control.resources import RESOURCES, SHARES, Resource
+from criproxy.model import (
+    UNLIMITED,
+    Decision,
+    LimitChange,
+    Limits,
+    ResourceDecision,
+    ResourceSample,
+    Snapshot,
+    type_unlimited,
+)
 from criproxy.observe.exposition import Counter, Gauge, Histogram, Metric, Reading, Registry
 from criproxy.observe.process_metrics import add_process_metrics
 from criproxy.observe.status import BypassStatus
@@ -12,6 +23,37 @@ from criproxy.observe.status import BypassStatus
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _SCOPES: Final = ("box", "node", "online")
+
+
+class _ResourceMetrics:
+    """The metrics of one resource, by its row; a resource that is not sampled has its limits alone."""
+
+    def __init__(self, row: Resource, registry: Registry) -> None:
+        unit, name = row.unit, f"{row.title[0].upper()}{row.title[1:]}"
+        self._sampled: dict[str, Gauge] = {}
+        if row.sampling is not None:
+            self._usage = Gauge(f"criproxy_usage_{unit}", row.sampling.usage_help, ("scope",), registry=registry)
+            hour, now = f"{name} that online should not exceed for an hour", f"{name} that online should not exceed"
+            self._sampled = {
+                "capacity": _unknown(f"criproxy_capacity_{unit}", row.sampling.capacity_help, registry),
+                "hour": _unknown(f"criproxy_prediction_hour_{unit}", f"{hour}; NaN: not known", registry),
+                "prediction": _unknown(f"criproxy_prediction_{unit}", f"{now}; NaN: not known", registry),
+            }
+        self._limit = _unknown(f"criproxy_limit_{unit}", f"The box's {row.title} limit, as decided", registry)
+        self.in_force = _unknown(
+            f"criproxy_limit_in_force_{unit}", f"The {row.title} limit that the kernel holds", registry
+        )
+
+    def ticked(self, sample: ResourceSample | None, decided: ResourceDecision | None) -> None:
+        if decided is not None:
+            self._limit.set(_number(decided.limit))
+        if sample is None or decided is None:
+            return
+        for scope in _SCOPES:
+            self._usage.set(getattr(sample, scope), scope)
+        self._sampled["capacity"].set(sample.capacity)
+        self._sampled["hour"].set(_number(decided.prediction.hour))
+        self._sampled["prediction"].set(_number(decided.prediction.level))
 
 
 class Metrics:
@@ -102,26 +144,8 @@ class Metrics:
 
     def _init_samples(self) -> None:
         registry = self._registry
-        self._usage_cores = Gauge("criproxy_usage_cores", "CPU in use", ("scope",), registry=registry)
-        self._usage_bytes = Gauge("criproxy_usage_bytes", "Memory working set", ("scope",), registry=registry)
-        self._capacity_cores = _unknown("criproxy_capacity_cores", "CPUs of the node", registry)
-        self._capacity_bytes = _unknown("criproxy_capacity_bytes", "Memory of the node", registry)
-        self._hour_cores = _unknown(
-            "criproxy_prediction_hour_cores", "CPU that online should not exceed for an hour; NaN: not known", registry
-        )
-        self._hour_bytes = _unknown(
-            "criproxy_prediction_hour_bytes", "Memory that online should not exceed for an hour", registry
-        )
-        self._predicted_cores = _unknown(
-            "criproxy_prediction_cores", "CPU that online should not exceed; NaN: not known", registry
-        )
-        self._predicted_bytes = _unknown(
-            "criproxy_prediction_bytes", "Memory that online should not exceed; NaN: not known", registry
-        )
-        self._limit_cores = _unknown("criproxy_limit_cores", "The box's CPU limit, as decided", registry)
-        self._limit_bytes = _unknown("criproxy_limit_bytes", "The box's memory limit, as decided", registry)
-        self._held_cores = _unknown("criproxy_limit_in_force_cores", "The CPU limit that the kernel holds", registry)
-        self._held_bytes = _unknown("criproxy_limit_in_force_bytes", "The memory limit that the kernel holds", registry)
+        self._shares: dict[str, tuple[Gauge, Gauge]] = {}
+        self._resources = {row.name: _ResourceMetrics(row, registry) for row in RESOURCES.values()}
         self._box_memory = _unknown(
             "criproxy_box_memory_bytes", "What counts towards the box's memory limit, page cache included", registry
         )
@@ -143,8 +167,12 @@ class Metrics:
             "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
             registry=registry,
         )
-        self._pids = _unknown("criproxy_box_pids", "Processes and threads in the box", registry)
-        self._limit_pids = _unknown("criproxy_limit_pids", "The box's limit on processes and threads", registry)
+        for name, row in SHARES.items():
+            title = f"{row.title[0].upper()}{row.title[1:]}"
+            self._shares[name] = (
+                _unknown(f"criproxy_box_{name}", f"{title} in the box", registry),
+                _unknown(f"criproxy_limit_{name}", f"The box's limit on {row.title}", registry),
+            )
         self._throttled = _unknown("criproxy_box_throttled_ratio", "Share of time that the box was throttled", registry)
         self._drift = Counter(
             "criproxy_box_drift", "Files of the box that somebody else had changed", registry=registry
@@ -268,24 +296,15 @@ class Metrics:
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: Iterable[LimitChange], seconds: float) -> None:
         """A tick succeeded, in `seconds`."""
         self._tick_seconds.observe(seconds)
-        for scope in _SCOPES:
-            self._usage_cores.set(getattr(snapshot, f"{scope}_cores"), scope)
-            self._usage_bytes.set(getattr(snapshot, f"{scope}_bytes"), scope)
-        self._capacity_cores.set(snapshot.capacity_cores)
-        self._capacity_bytes.set(snapshot.capacity_bytes)
-        self._hour_cores.set(_number(decision.prediction.hour_cores))
-        self._hour_bytes.set(_number(decision.prediction.hour_bytes))
-        self._predicted_cores.set(_number(decision.prediction.cpu_cores))
-        self._predicted_bytes.set(_number(decision.prediction.memory_bytes))
-        self._limit_cores.set(_number(decision.limits.cpu_cores))
-        self._limit_bytes.set(_number(decision.limits.memory_bytes))
+        for name, metrics in self._resources.items():
+            metrics.ticked(snapshot.of.get(name), decision.resources.get(name))
         self._throttled.set(snapshot.throttled_ratio)
         self._drift.inc(by=sum(change.drift for change in changes))
 
     def box_held(self, limits: Limits | None, memory_bytes: int | None) -> None:
         """What the kernel holds, and the memory that it counts; None: there is no box, or nothing was read."""
-        self._held_cores.set(_number(None if limits is None else limits.cpu_cores))
-        self._held_bytes.set(_number(None if limits is None else limits.memory_bytes))
+        for name, metrics in self._resources.items():
+            metrics.in_force.set(_number((limits or {}).get(name)))
         self._box_memory.set(_number(memory_bytes))
 
     def on_memory_eviction(self) -> None:
@@ -302,10 +321,12 @@ class Metrics:
         """For how long a resource of the box has been above its bound; 0: it is within."""
         self._above.set(seconds, resource)
 
-    def pids(self, pids: Pids | None) -> None:
-        """None: not known."""
-        self._pids.set(_number(pids.current if pids else None))
-        self._limit_pids.set(_number(pids.limit if pids else None))
+    def in_use(self, found: Mapping[str, HeldLimit]) -> None:
+        """What of the resources that the box has a share of is in use, and how much may be; None: not known."""
+        for name, (current, limit) in self._shares.items():
+            held = found.get(name)
+            current.set(_number(held.used if held else None))
+            limit.set(_number(held.limit if held else None))
 
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""

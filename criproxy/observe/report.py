@@ -1,32 +1,32 @@
-"""What the outside is told of a running daemon: /status, /healthz, /readyz, systemd's status line, gauges."""
+"""What the outside is told of a running daemon: /status, /healthz, /readyz and the gauges of /metrics."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from criproxy import __version__
-from criproxy.cgroup.box import Box
-from criproxy.cgroup.disk_weight import DiskWeight
-from criproxy.cgroup.naming import Driver, parse_box
-from criproxy.config import Config, ConfigError
-from criproxy.control.guardlaw import GuardStatus
+from criproxy.cgroup.box import Box, BoxState
+from criproxy.cgroup.naming import parse_box
+from criproxy.control.guard import Guard
 from criproxy.control.history import History
+from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, PodRef, Snapshot
+from criproxy.kubelet.cpu_manager import CpuManager
+from criproxy.model import MEMORY, PodRef
 from criproxy.model.attachment import AttachStatus
+from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
-from criproxy.observe.above_bound import AboveBound
+from criproxy.observe.disk_watch import DiskWatch
+from criproxy.observe.listener import Listener
+from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.notify import Notifier
-from criproxy.observe.routes import Endpoints
+from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
     CgroupStatus,
-    ConfigStatus,
     DiskStatus,
     OverheadStatus,
     PlacementStatus,
@@ -35,335 +35,229 @@ from criproxy.observe.status import (
     ScheduleStatus,
     Status,
     StrayContainer,
-    UpgradeStatus,
-    cpu_status,
     latest_decisions,
-    memory_status,
     offline_pod,
-    pids_status,
+    resource_status,
+    share_status,
 )
 from criproxy.pods.inventory import Inventory
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import Work
-from criproxy.pods.placement_check import Finding, Verifier
-from criproxy.pods.unbounded import Unbounded
+from criproxy.pods.overhead import OutsideLoad, OverheadWatch
+from criproxy.pods.placement_check import Finding, PlacementCheck
+from criproxy.pods.realtime import RealtimeWatch
+from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.stopping import Holds
+from criproxy.pods.unbounded import UnboundedPods
 
-_STALLED_S: Final = 30.0
-"""A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
-
-_HEADLINE_EVERY_S: Final = 10.0
 _DECISIONS: Final = 5
 _LOUDEST: Final = 3
 
 _DISCARDED: Final = 3
 """Samples that were discarded one after the other, of which an operator is told; a CPU that comes makes one."""
 
+_ANY: Final = PodRef("", "", "")
+"""A pod of which nothing is known: what holds it holds every pod that starts."""
 
-Colocation = Literal["on", "off", "pass-through"]
+
+class BypassView(Protocol):
+    """The bypass of this service."""
+
+    def status(self) -> BypassStatus | None:
+        """How it is; None: there is none."""
+        ...
 
 
-class EngineView(Protocol):
-    """What carries new connections, and what is wrong with it (None: nothing)."""
+class Sources(Struct, frozen=True):
+    """The parts that are asked how they are. `attachment` tells whether kubelet uses criproxy."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def problem(self) -> str | None: ...
+    recorder: Recorder
+    box: Box
+    inventory: Inventory
+    link: RuntimeLink
+    engine: ChosenEngine
+    kubelets_driver: KubeletsDriver
+    history: History
+    guard: Guard
+    unbounded: UnboundedPods
+    placement_check: PlacementCheck
+    reconciler: Reconciler
+    holds: Holds
+    overhead: OverheadWatch
+    realtime: RealtimeWatch
+    relief: MemoryRelief
+    cpu_manager: CpuManager
+    disk_watch: DiskWatch
+    bypass: BypassView
+    listeners: Sequence[Listener]
+    log_writer: LogWriter
+    attachment: Callable[[], AttachStatus]
 
 
 class Reporter:
-    """Observes the loop and answers the endpoints, some of which ask from a thread: it only reads.
+    """The `routes.Endpoints` of a daemon, some of which are asked from a thread: it only reads."""
 
-    `clock`: monotonic, in s.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        box: Box,
-        inventory: Inventory,
-        link: RuntimeLink,
-        notifier: Notifier,
-        *,
-        unbounded: Unbounded,
-        verifier: Verifier,
-        engine: EngineView,
-        config_file: Path,
-        dry_run: bool,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, metrics: Metrics, sources: Sources) -> None:
         self._metrics = metrics
-        self._box = box
-        self._inventory = inventory
-        self._unbounded = unbounded
-        self._verifier = verifier
-        self._engine = engine
-        self._link = link
-        self._config_file = config_file
-        self._notifier = notifier
-        self._dry_run = dry_run
-        self._clock = clock
-        self._started_s = self._ticked_s = self._headline_s = clock()
-        self._stalled_s = _STALLED_S
-        self._tick_failures = self._swept = 0
-        self._tick_failed = False
-        self._discarded, self._discarded_for = 0, ""
-        """So many readings, one after the other, were no measurements, and why the last was none."""
-        self._last: tuple[Snapshot, Decision, Colocation] | None = None
-        self._above = AboveBound()
-        self._colocation: Colocation = "off"
-        self._config = ConfigStatus(str(config_file), (), ())
-        self._schedule = ScheduleStatus("", "")
-        self.bypass: Callable[[], BypassStatus | None] = lambda: None
-        """Tells of the bypass; to be set."""
-        self.attachment: Callable[[], AttachStatus] = lambda: AttachStatus("unknown", "")
-        """Tells whether kubelet uses criproxy; to be set."""
-        self.kubelets_driver: Callable[[], Driver | None] = lambda: None
-        """Tells kubelet's cgroup driver, as far as its pods have told; to be set."""
-        self.overhead: Callable[[], tuple[Work, str]] = lambda: (Work(), "")
-        """Tells what is done outside the box for offline pods, and why it is too much ("": it is not); to be set."""
-        self.disks: Callable[[], Sequence[DiskWeight]] = tuple
-        """Tells which disks keep to the box's weight; to be set."""
-        self.realtime: Callable[[], Mapping[PodRef, str]] = dict
-        """Tells which offline pods run in real time, and what of them; to be set."""
-        self.cpus_problem: Callable[[], str] = lambda: ""
-        """Tells why the box may not be kept to the CPUs that kubelet leaves; to be set."""
-        self.log_lines_missing: Callable[[], int] = lambda: 0
-        """Tells how many lines of the log were dropped of late; to be set."""
-        self.deaf: Callable[[], Sequence[str]] = lambda: ()
-        """Tells where nobody can ask, and why; to be set."""
-        self.relief: MemoryRelief | None = None
-        """To be set."""
-        self.upgrade = UpgradeStatus()
-        """To be replaced at any time."""
-
-    # --- the loop's observer ----------------------------------------------------------------------------------------
-
-    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
-        self._ticked_s = self._clock()
-        self._tick_failed = False
-        self._discarded = 0
-        self._last = (snapshot, decision, self._colocation)
-        self._above.look(self._box.state(), self._ticked_s)
-        self._metrics.ticked(snapshot, self._in_force(decision, self._colocation), changes, seconds)
-        if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
-            self._headline_s = self._ticked_s
-            self._notifier.status(self.headline())
-
-    def tick_failed(self, seconds: float) -> None:
-        self._ticked_s = self._clock()
-        self._tick_failures += 1
-        self._tick_failed = True
-        self._above.look(self._box.state(), self._ticked_s)
-        self._metrics.tick_failed(seconds)
-
-    def sample_discarded(self, reason: str) -> None:
-        self._ticked_s = self._clock()
-        self._discarded, self._discarded_for = self._discarded + 1, reason
-        self._metrics.sample_discarded()
-
-    def ticks_missed(self, count: int) -> None:
-        self._metrics.ticks_missed(count)
-
-    # --- the rest of the daemon -------------------------------------------------------------------------------------
-
-    def swept(self, count: int) -> None:
-        self._swept += count
-        self._metrics.box_swept(count)
-
-    def configured(
-        self, config: Config, errors: Sequence[ConfigError], needs_restart: tuple[str, ...], *, pass_through: bool
-    ) -> None:
-        if pass_through:
-            self._colocation = "pass-through"
-        else:
-            self._colocation = "on" if config.colocation.enabled else "off"
-        self._stalled_s = _STALLED_S + config.control.interval_s
-        self._config = ConfigStatus(str(self._config_file), tuple(str(error) for error in errors), needs_restart)
-
-    def scheduled(self, words: str, closed: str) -> None:
-        """What the schedule says from now on; see `ScheduleStatus`."""
-        self._schedule = ScheduleStatus(words, closed)
-
-    def headline(self) -> str:
-        """One line, for `systemctl status`."""
-        runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
-        return f"colocation {self._colocation}, {runtime}, {len(self._inventory.running_pods)} offline pods"
-
-    def endpoints(self, history: History, guard: Callable[[], GuardStatus]) -> Endpoints:
-        return Endpoints(
-            page=lambda: f"criproxy {__version__}: {self.headline()}",
-            metrics=lambda: self._render_metrics(guard()),
-            unhealthy=self.unhealthy,
-            unready=self._unready,
-            status=lambda: self._status(guard(), history),
-            why=lambda asked_s: self._why(history, asked_s),
-        )
-
-    def unhealthy(self) -> str | None:
-        """What is wrong with the daemon itself, in words; None: nothing is."""
-        stalled_s = self._clock() - self._ticked_s
-        return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
+        self._of = sources
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
-    def _render_metrics(self, guard: GuardStatus) -> bytes:
-        self._metrics.guard_ceiling(guard.ceiling_cores)
-        self._metrics.runtime_ready(self._link.ready)
-        self._metrics.offline_sandboxes(len(self._inventory.running_pods))
-        self._metrics.pids(self._box.state().pids)
-        self._metrics.misplaced(len(self._verifier.misplaced), len(self._verifier.unknown))
-        self._metrics.unbounded_pods(len(self._unbounded.pods()))
-        self._metrics.bypass(self.bypass())
-        self._metrics.runtime_overloaded(bool(self.overhead()[1]))
-        self._metrics.realtime_pods(len(self.realtime()))
-        for disk in self.disks():
-            self._metrics.disk_weight(disk.disk, bool(disk.keeper))
-        state = self._box.state()
-        self._metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
-        if self.relief is not None:
-            eviction = self.relief.status()
-            self._metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
-        for resource, seconds in self._above.seconds(self._clock()).items():
-            self._metrics.above_bound(resource, seconds)
-        return self._metrics.render()
+    def page(self) -> str:
+        return f"criproxy {__version__}: {self._of.recorder.headline()}"
 
-    def _unready(self) -> str | None:
-        return None if self._link.ready else f"the runtime is not ready: {self._link.problem}"
+    def metrics(self) -> bytes:
+        of, metrics = self._of, self._metrics
+        metrics.guard_ceiling(of.guard.status().ceiling_cores)
+        metrics.runtime_ready(of.link.ready)
+        metrics.offline_sandboxes(len(of.inventory.running_pods))
+        metrics.misplaced(len(of.placement_check.unbounded), len(of.placement_check.unknown))
+        metrics.unbounded_pods(len(of.unbounded.pods()))
+        metrics.bypass(of.bypass.status())
+        metrics.runtime_overloaded(bool(of.overhead.problem))
+        metrics.realtime_pods(len(of.realtime.found))
+        for disk in of.disk_watch.disks:
+            metrics.disk_weight(disk.disk, bool(disk.keeper))
+        state = of.box.state()
+        metrics.in_use(state.in_use)
+        metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
+        eviction = of.relief.status()
+        metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
+        for resource, seconds in of.recorder.above.seconds(of.recorder.clock()).items():
+            metrics.above_bound(resource, seconds)
+        return metrics.render()
 
-    def _problems(self, attached: AttachStatus) -> Iterator[str]:
-        """Why it is not well: what an operator should look at."""
-        bypass = self.bypass()
-        for problem in (self.unhealthy(), self._unready(), self._engine.problem):
-            if problem is not None:
-                yield problem
-        if self._config.errors:
-            effect = "nothing new is placed" if self._colocation == "pass-through" else "the one before holds"
-            yield f"the config file has errors, so {effect}"
-        yield from self._unbounded_box()
-        if misplaced := len(self._verifier.misplaced):
-            yield f"{misplaced} containers of offline pods run outside the box"
-        if unbounded := len(self._unbounded.pods()):
-            yield f"{unbounded} offline pods run outside the box"
-        yield from self._unheld()
-        if self.upgrade.problem:
-            yield f"the last upgrade failed, so this one goes on: {self.upgrade.problem}"
+    def unhealthy(self) -> str | None:
+        return self._of.recorder.unhealthy()
+
+    def unready(self) -> str | None:
+        """No mode makes a running criproxy unready: see `model.modes.Ready`."""
+        return None if self._of.link.ready else f"the runtime is not ready: {self._of.link.problem}"
+
+    def status(self) -> Status:
+        of, recorder = self._of, self._of.recorder
+        info, attached, modes = of.link.info, of.attachment(), self._modes()
+        return Status(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=recorder.clock() - recorder.started_s,
+            dry_run=Mode.DRY_RUN in modes,
+            colocation=recorder.colocation,
+            schedule=ScheduleStatus(recorder.schedule, modes.why.get(Mode.CLOSED, "") if recorder.modes.judges else ""),
+            runtime=RuntimeStatus(
+                socket=str(of.link.path),
+                ready=of.link.ready,
+                version=f"{info.name} {info.version}, CRI {info.api}" if info else "",
+                problem=of.link.problem,
+            ),
+            config=recorder.config,
+            box=self._box_status(),
+            pods=tuple(offline_pod(sandbox) for sandbox in of.inventory.running_pods),
+            guard=of.guard.status(),
+            bypass=of.bypass.status(),
+            unbounded=tuple(str(pod) for pod in of.unbounded.pods().values()),
+            problems=tuple(self._problems(modes, attached)),
+            engine=of.engine.name,
+            cgroup=self._cgroup_status(),
+            placement=self._placement_status(),
+            decisions=latest_decisions(of.history.records(), _DECISIONS),
+            upgrade=recorder.upgrade,
+            attached=attached,
+            overhead=_overhead(of.overhead.load),
+            disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in of.disk_watch.disks),
+            eviction=of.relief.status(),
+            modes=tuple(mode.value for mode in Mode if mode in modes),
+        )
+
+    def why(self, asked_s: float | None) -> why.Why:
+        if asked_s is not None:
+            return why.answer(self._of.history, asked_s)
+        state = self._of.box.state()
+        return why.answer(self._of.history, None, state.limits, _used(state))
+
+    # --- what they are made of --------------------------------------------------------------------------------------
+
+    def _modes(self) -> Modes:
+        """All modes in force, each with why, as an operator is told of it."""
+        of, modes = self._of, self._of.recorder.modes
+        state, bypass = of.box.state(), of.bypass.status()
+        found: dict[Mode, str | None] = dict(modes.why)
+        if Mode.PASS_THROUGH in modes:
+            found[Mode.PASS_THROUGH] = "the config file has errors, so nothing new is placed"
+        if of.recorder.colocation == "on":
+            if not state.version:
+                found[Mode.NO_CGROUPS] = "this machine has no cgroup hierarchy for a box, so offline pods are refused"
+            if not state.welcome:
+                found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
+            found[Mode.HELD] = of.holds.held(_ANY) or None
+        found[Mode.BLIND if of.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = of.engine.problem
         if bypass is not None and bypass.open_since_s is not None:
-            yield "kubelet's calls pass by criproxy: the bypass is open"
-        yield from self.deaf()
-        if missing := self.log_lines_missing():
+            found[Mode.BYPASS] = "kubelet's calls pass by criproxy: the bypass is open"
+        return Modes({mode: reason for mode, reason in found.items() if reason is not None})
+
+    def _problems(self, modes: Modes, attached: AttachStatus) -> Iterator[str]:
+        """Why it is not well: what an operator should look at."""
+        of, recorder = self._of, self._of.recorder
+        yield from filter(None, (self.unhealthy(), self.unready()))
+        yield from (modes.why[mode] for mode, row in TABLE.items() if mode in modes and not row.well)
+        if recorder.config.errors and Mode.PASS_THROUGH not in modes:
+            yield "the config file has errors, so the one before holds"
+        if recorder.tick_failed_last:
+            yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
+        yield from recorder.above.problems(recorder.clock())
+        yield from of.relief.problems()
+        if recorder.discarded >= _DISCARDED:
+            yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
+        if misplaced := len(of.placement_check.unbounded):
+            yield f"{misplaced} containers of offline pods run outside the box"
+        if unbounded := len(of.unbounded.pods()):
+            yield f"{unbounded} offline pods run outside the box"
+        for pod, words in of.realtime.found.items():
+            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
+        yield from filter(None, (of.cpu_manager.problem, of.overhead.problem))
+        if recorder.upgrade.problem:
+            yield f"the last upgrade failed, so this one goes on: {recorder.upgrade.problem}"
+        yield from filter(None, (listener.problem for listener in of.listeners))
+        if missing := of.log_writer.missing:
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
 
-    def _unbounded_box(self) -> Iterator[str]:
-        """Why the box is not bounded as it should be."""
-        state = self._box.state()
-        if self._colocation == "on" and not state.version:
-            yield "this machine has no cgroup hierarchy for a box, so offline pods are refused"
-        if self._colocation == "on" and not state.welcome:
-            yield f"no offline pod is let in: {state.reason}"
-        if self._tick_failed:
-            yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
-        yield from self._above.problems(self._clock())
-        if self.relief is not None:
-            yield from self.relief.problems()
-        if self._discarded >= _DISCARDED:
-            yield f"the last {self._discarded} samples are impossible and not used: {self._discarded_for}"
-
-    def _unheld(self) -> Iterator[str]:
-        """What offline pods cost where no limit of the box holds."""
-        for pod, words in self.realtime().items():
-            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
-        for problem in (self.cpus_problem(), self.overhead()[1]):
-            if problem:
-                yield problem
-
-    def _status(self, guard: GuardStatus, history: History) -> Status:
-        info, attached = self._link.info, self.attachment()
-        return Status(
-            version=__version__,
-            pid=os.getpid(),
-            uptime_s=self._clock() - self._started_s,
-            dry_run=self._dry_run,
-            colocation=self._colocation,
-            schedule=self._schedule,
-            runtime=RuntimeStatus(
-                socket=str(self._link.path),
-                ready=self._link.ready,
-                version=f"{info.name} {info.version}, CRI {info.api}" if info else "",
-                problem=self._link.problem,
-            ),
-            config=self._config,
-            box=self._box_status(),
-            pods=tuple(offline_pod(sandbox) for sandbox in self._inventory.running_pods),
-            guard=guard,
-            bypass=self.bypass(),
-            unbounded=tuple(str(pod) for pod in self._unbounded.pods().values()),
-            problems=tuple(self._problems(attached)),
-            engine=self._engine.name,
-            cgroup=self._cgroup_status(),
-            placement=self._placement_status(),
-            decisions=latest_decisions(history.records(), _DECISIONS),
-            upgrade=self.upgrade,
-            attached=attached,
-            overhead=_overhead(self.overhead()[0]),
-            disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in self.disks()),
-            eviction=None if self.relief is None else self.relief.status(),
-        )
-
-    def _why(self, history: History, asked_s: float | None) -> why.Why:
-        if asked_s is not None:
-            return why.answer(history, asked_s)
-        state = self._box.state()
-        return why.answer(history, None, state.limits, state.memory.used_bytes if state.memory else None)
-
-    def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
-        """What is decided while colocation is off is not applied: then the kernel's limits are told."""
-        if self._colocation == decided == "on":
-            return decision
-        reason = f"what the kernel holds, as colocation is {self._colocation}"
-        if self._colocation == "on":
-            reason = "what the kernel holds until the next tick, the first since colocation is on"
-        limits = self._box.state().limits or Limits(UNLIMITED, UNLIMITED)
-        return replace(decision, limits=limits, cpu_reason=reason, memory_reason=reason)
-
     def _cgroup_status(self) -> CgroupStatus:
-        box, driver = self._box.state(), self.kubelets_driver()
+        box, driver = self._of.box.state(), self._of.kubelets_driver.driver
         if driver is None and box.path is not None:
             driver = parse_box(box.path).driver
         return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _placement_status(self) -> PlacementStatus:
-        verifier = self._verifier
-        return PlacementStatus(
-            verifier.verified, tuple(map(_stray, verifier.misplaced)), tuple(map(_stray, verifier.unknown))
-        )
+        check = self._of.placement_check
+        return PlacementStatus(check.verified, tuple(map(_stray, check.unbounded)), tuple(map(_stray, check.unknown)))
 
     def _box_status(self) -> BoxStatus:
-        box, last = self._box.state(), None
-        if self._last is not None:
-            snapshot, decision, decided = self._last
-            last = snapshot, self._in_force(decision, decided)
+        box, last = self._of.box.state(), self._of.recorder.last
         return BoxStatus(
             path=box.path,
             drift=box.drift,
-            swept=self._swept,
-            tick_failures=self._tick_failures,
-            cpu=cpu_status(*last, box.limits) if last else None,
-            memory=memory_status(*last, box.limits, box.memory.used_bytes if box.memory else None) if last else None,
+            swept=self._of.reconciler.swept,
+            tick_failures=self._of.recorder.tick_failures,
+            resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
-            pids=None if box.pids is None else pids_status(box.pids),
+            shares=share_status(box.in_use),
         )
 
 
-def _overhead(work: Work) -> OverheadStatus:
-    loudest = [pod for pod in work.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+def _used(box: BoxState) -> dict[str, float | None]:
+    """All that a limit of the box bounds, where that is more than what counts as its use."""
+    return {MEMORY: box.memory.used_bytes if box.memory else None}
+
+
+def _overhead(load: OutsideLoad) -> OverheadStatus:
+    loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
     pods = [
         PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
         for one in loudest
     ]
-    return OverheadStatus(work.runtime_cores, work.shim_cores, work.log_bytes_per_s, tuple(pods))
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
 
 
 def _stray(finding: Finding) -> StrayContainer:

@@ -17,10 +17,8 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol
 from urllib.parse import parse_qs
-
-from msgspec import Struct
 
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.observe import why
@@ -41,22 +39,29 @@ _BUILD_S: Final = 10.0
 
 _PATHS: Final = "/metrics /healthz /readyz"
 
-T = TypeVar("T")
 
+class Endpoints(Protocol):
+    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop."""
 
-class Endpoints(Struct, frozen=True):
-    """What is answered with. `status` and `why` are called from a thread, the others from the event loop.
+    def page(self) -> str:
+        """A line for people, without pods' names."""
+        ...
 
-    `page` is a line for people, without pods' names. `unhealthy` and `unready` say what is wrong, in words; None:
-    nothing is. `why` is asked for a moment (UTC), or None: now.
-    """
+    def metrics(self) -> bytes: ...
 
-    page: Callable[[], str]
-    metrics: Callable[[], bytes]
-    unhealthy: Callable[[], str | None]
-    unready: Callable[[], str | None]
-    status: Callable[[], Status]
-    why: Callable[[float | None], why.Why]
+    def unhealthy(self) -> str | None:
+        """What is wrong with the daemon, in words; None: nothing is."""
+        ...
+
+    def unready(self) -> str | None:
+        """Why kubelet's calls can't be served, in words; None: they can."""
+        ...
+
+    def status(self) -> Status: ...
+
+    def why(self, asked_s: float | None) -> why.Why:
+        """For a moment (UTC), or None: now."""
+        ...
 
 
 class Routes:

@@ -2,17 +2,18 @@
 
 import itertools
 import json
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
-from criproxy.control.history import Record
+from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Decision, Limits, Pids, Sandbox, Snapshot
+from criproxy.control.resources import RESOURCES, SHARES
+from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
 from criproxy.model.attachment import AttachStatus
 
 
@@ -28,66 +29,56 @@ class BypassStatus(Struct, frozen=True):
     last_s: float | None
 
 
-class CpuStatus(Struct, frozen=True):
-    """CPU at the last tick. `prediction_cores`, and `hour_cores` for an hour ahead, None: not known.
+ShownLimit = float | Literal["unlimited"]
 
-    `limit_cores` is what is wanted, `in_force_cores` what the kernel holds (None: there is no box).
+
+class ResourceStatus(Struct, frozen=True):
+    """A resource at the last tick, in its unit; what is not known, or not sampled, is None.
+
+    `prediction` is for the next moments, `hour` for an hour ahead. `limit` is what is wanted, `in_force` what the
+    kernel holds (None: there is no box). CPU alone has a `throttled_ratio`. Memory alone has `used`: all that its limit
+    bounds, page cache included, while `box` is the box's working set.
     """
 
-    capacity_cores: float
-    node_cores: float
-    online_cores: float
-    box_cores: float
-    prediction_cores: float | None
-    hour_cores: float | None
-    limit_cores: float | Literal["unlimited"]
-    throttled_ratio: float
+    capacity: float | None
+    node: float | None
+    online: float | None
+    box: float | None
+    prediction: float | None
+    hour: float | None
+    limit: ShownLimit
     reason: str
-    in_force_cores: float | Literal["unlimited"] | None = None
+    in_force: ShownLimit | None = None
+    throttled_ratio: float | UnsetType = UNSET
+    used: float | UnsetType | None = UNSET
 
 
-class MemoryStatus(Struct, frozen=True):
-    """Memory at the last tick. `prediction_bytes`, and `hour_bytes` for an hour ahead, None: not known.
-
-    `limit_bytes` is what is wanted, `in_force_bytes` what the kernel holds (None: there is no box). `box_bytes` is the
-    box's working set, `used_bytes` all that its limit bounds, page cache included (None: not known).
-    """
-
-    capacity_bytes: int
-    node_bytes: int
-    online_bytes: int
-    box_bytes: int
-    prediction_bytes: float | None
-    hour_bytes: float | None
-    limit_bytes: int | Literal["unlimited"]
-    reason: str
-    in_force_bytes: int | Literal["unlimited"] | None = None
-    used_bytes: int | None = None
+_AMOUNTS: Final = ("capacity", "node", "online", "box", "prediction", "hour", "limit", "in_force", "used")
+"""Keys that end with the resource's unit in JSON."""
 
 
-class PidsStatus(Struct, frozen=True):
-    """Processes and threads in the box, and how many may be there."""
+class ShareStatus(Struct, frozen=True):
+    """What the box has a share of: how much is in use, and how much may be."""
 
-    current: int
+    current: int | None
     limit: int | Literal["unlimited"]
 
 
 class BoxStatus(Struct, frozen=True):
-    """The box. `path` is below the cgroup root, None before the first offline pod.
+    """The box. `path` is below the cgroup root, None before the first offline pod. No `resources`: no sample yet.
 
     `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
-    offline pods ("0-3,8"), "": it bounds nobody. `pids` None: there was no box to bound yet, or the kernel has no pids
-    controller.
+    offline pods ("0-3,8"), "": it bounds nobody. `shares` lacks what is not bounded: there was no box yet, or the
+    kernel can't.
     """
 
     path: str | None
     drift: int
     swept: int
     tick_failures: int
-    cpu: CpuStatus | None
-    memory: MemoryStatus | None
+    resources: Mapping[str, ResourceStatus]
     cpus: str = ""
-    pids: PidsStatus | None = None
+    shares: Mapping[str, ShareStatus] = {}
 
 
 class RuntimeStatus(Struct, frozen=True):
@@ -185,14 +176,15 @@ class DiskStatus(Struct, frozen=True):
 
 
 class DecisionStatus(Struct, frozen=True):
-    """A decision that changed a limit, and why. `decided_s` is UTC; `applied` False: it was not put in force."""
+    """A decision that changed a limit: the limits, and why, by resource.
+
+    `decided_s` is UTC; `applied` False: it was not put in force.
+    """
 
     decided_s: float
     applied: bool
-    limit_cores: float | Literal["unlimited"]
-    limit_bytes: int | Literal["unlimited"]
-    cpu_reason: str
-    memory_reason: str
+    limits: Mapping[str, ShownLimit]
+    reasons: Mapping[str, str]
 
 
 class UpgradeStatus(Struct, frozen=True):
@@ -211,6 +203,7 @@ class Status(Struct, frozen=True):
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
     `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
+    `modes`: the names of those in force; see `criproxy.model.modes`.
     """
 
     version: str
@@ -236,44 +229,41 @@ class Status(Struct, frozen=True):
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskStatus, ...] = ()
     eviction: EvictionStatus | None = None
+    modes: tuple[str, ...] = ()
 
 
-def cpu_status(snapshot: Snapshot, decision: Decision, held: Limits | None = None) -> CpuStatus:
-    """`held`: what the kernel holds, None: there is no box."""
-    return CpuStatus(
-        capacity_cores=snapshot.capacity_cores,
-        node_cores=snapshot.node_cores,
-        online_cores=snapshot.online_cores,
-        box_cores=snapshot.box_cores,
-        prediction_cores=decision.prediction.cpu_cores,
-        hour_cores=decision.prediction.hour_cores,
-        limit_cores="unlimited" if decision.limits.cpu_cores is UNLIMITED else decision.limits.cpu_cores,
-        throttled_ratio=snapshot.throttled_ratio,
-        reason=decision.cpu_reason,
-        in_force_cores=None if held is None else "unlimited" if held.cpu_cores is UNLIMITED else held.cpu_cores,
-    )
+def resource_status(
+    snapshot: Snapshot, decision: Decision, held: Limits | None = None, used: Mapping[str, float | None] | None = None
+) -> dict[str, ResourceStatus]:
+    """`held`: what the kernel holds, None: there is no box. `used`: all that the limit of a resource bounds."""
+    return {
+        name: ResourceStatus(
+            capacity=sample.capacity if (sample := snapshot.of.get(name)) else None,
+            node=sample.node if sample else None,
+            online=sample.online if sample else None,
+            box=sample.box if sample else None,
+            prediction=decided.prediction.level,
+            hour=decided.prediction.hour,
+            limit=shown_limit(decided.limit),
+            reason=decided.reason,
+            in_force=None if held is None or name not in held else shown_limit(held[name]),
+            throttled_ratio=snapshot.throttled_ratio if name == CPU else UNSET,
+            used=(used or {}).get(name, UNSET),
+        )
+        for name, decided in decision.resources.items()
+    }
 
 
-def memory_status(
-    snapshot: Snapshot, decision: Decision, held: Limits | None = None, used_bytes: int | None = None
-) -> MemoryStatus:
-    """`held`: what the kernel holds, None: there is no box. `used_bytes`: see `MemoryStatus`."""
-    return MemoryStatus(
-        capacity_bytes=snapshot.capacity_bytes,
-        node_bytes=snapshot.node_bytes,
-        online_bytes=snapshot.online_bytes,
-        box_bytes=snapshot.box_bytes,
-        prediction_bytes=decision.prediction.memory_bytes,
-        hour_bytes=decision.prediction.hour_bytes,
-        limit_bytes="unlimited" if decision.limits.memory_bytes is UNLIMITED else decision.limits.memory_bytes,
-        reason=decision.memory_reason,
-        in_force_bytes=None if held is None else "unlimited" if held.memory_bytes is UNLIMITED else held.memory_bytes,
-        used_bytes=used_bytes,
-    )
+def shown_limit(limit: Limit) -> ShownLimit:
+    return "unlimited" if limit is UNLIMITED else limit
 
 
-def pids_status(pids: Pids) -> PidsStatus:
-    return PidsStatus(pids.current, "unlimited" if pids.limit is UNLIMITED else pids.limit)
+def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
+    shares = {name: in_use[name] for name in SHARES if name in in_use}
+    return {
+        name: ShareStatus(held.used, "unlimited" if held.limit is UNLIMITED else held.limit)
+        for name, held in shares.items()
+    }
 
 
 def offline_pod(sandbox: Sandbox) -> OfflinePod:
@@ -281,7 +271,7 @@ def offline_pod(sandbox: Sandbox) -> OfflinePod:
     return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
-def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionStatus, ...]:
+def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[DecisionStatus, ...]:
     """The last `count` changes of the limits in a history (oldest first), the last one first.
 
     A change that is too small to be seen in print is none here, and one to whether the limits are applied is one.
@@ -295,31 +285,58 @@ def latest_decisions(records: Sequence[Record], count: int) -> tuple[DecisionSta
     return tuple(itertools.islice(changes, count))
 
 
-def _shown(record: Record) -> tuple[str, str, bool]:
+def _shown(record: DecisionRecord) -> tuple[dict[str, str], bool]:
     limits = record.decision.limits
-    cores = "unlimited" if limits.cpu_cores is UNLIMITED else cores_in_words(limits.cpu_cores)
-    size = "unlimited" if limits.memory_bytes is UNLIMITED else bytes_in_words(limits.memory_bytes)
-    return cores, size, record.applied
+    words = {
+        name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits.items()
+    }
+    return words, record.applied
 
 
-def _decision(record: Record) -> DecisionStatus:
-    decision = record.decision
-    limits = decision.limits
+def _decision(record: DecisionRecord) -> DecisionStatus:
+    resources = record.decision.resources
     return DecisionStatus(
         decided_s=record.wall_s,
         applied=record.applied,
-        limit_cores="unlimited" if limits.cpu_cores is UNLIMITED else limits.cpu_cores,
-        limit_bytes="unlimited" if limits.memory_bytes is UNLIMITED else limits.memory_bytes,
-        cpu_reason=decision.cpu_reason,
-        memory_reason=decision.memory_reason,
+        limits={name: shown_limit(decided.limit) for name, decided in resources.items()},
+        reasons={name: decided.reason for name, decided in resources.items()},
     )
 
 
 def to_json(status: Status) -> str:
-    """ASCII only: names come from requests and may hold anything."""
-    return json.dumps(msgspec.to_builtins(status))
+    """ASCII only: names come from requests and may hold anything.
+
+    A resource is a key of the box, and its amounts have its unit at the end: `box.cpu.limit_cores`.
+    """
+    data = msgspec.to_builtins(status)
+    box, decisions = data["box"], data["decisions"]
+    resources, shares = box.pop("resources"), box.pop("shares")
+    box.update({name: shares.get(name) for name in SHARES})
+    for name, row in RESOURCES.items():
+        shown = resources.get(name)
+        box[name] = shown and {f"{key}_{row.unit}" if key in _AMOUNTS else key: shown[key] for key in shown}
+    for decision in decisions:
+        limits, reasons = decision.pop("limits"), decision.pop("reasons")
+        decision.update({f"limit_{RESOURCES[name].unit}": limit for name, limit in limits.items()})
+        decision.update({f"{name}_reason": reason for name, reason in reasons.items()})
+    return json.dumps(data)
 
 
 def from_json(text: str) -> Status:
     """Raises ValueError when `text` is no status."""
-    return msgspec.convert(json.loads(text), Status)
+    data = json.loads(text)
+    try:
+        box, resources = data["box"], {}
+        for name, row in RESOURCES.items():
+            if shown := box.pop(name, None):
+                resources[name] = {key.removesuffix(f"_{row.unit}"): value for key, value in shown.items()}
+        box["resources"] = resources
+        box["shares"] = {name: share for name in SHARES if (share := box.pop(name, None))}
+        for decision in data.get("decisions", ()):
+            decision["limits"] = {
+                name: decision[key] for name, row in RESOURCES.items() if (key := f"limit_{row.unit}") in decision
+            }
+            decision["reasons"] = {name: decision[f"{name}_reason"] for name in decision["limits"]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no status of criproxy: {error!r}") from error
+    return msgspec.convert(data, Status)

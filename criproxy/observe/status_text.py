@@ -6,8 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from msgspec import UNSET
+
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
+from criproxy.control.resources import RESOURCES, SHARES, Resource, Share, bytes_in_a_cell
+from criproxy.model.modes import Mode, in_words
 from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
@@ -16,8 +20,8 @@ from criproxy.observe.status import (
     DecisionStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PlacementStatus,
+    ShareStatus,
     Status,
     StrayContainer,
 )
@@ -54,6 +58,7 @@ def _lines(status: Status) -> Iterator[str]:
     if status.upgrade.predecessor:
         yield _row("upgrade", "the criproxy before this one finishes its calls")
     yield _row("colocation", status.colocation)
+    yield from (_row("mode", in_words(mode)) for mode in Mode if mode.value in status.modes)
     if status.schedule.holds:
         yield _row("schedule", status.schedule.holds)
     if status.schedule.closed:
@@ -137,13 +142,17 @@ def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
     yield _row("decisions", "" if decisions else "none yet")
     for decision, before in itertools.zip_longest(decisions, decisions[1:]):
         applied = "" if decision.applied else " (not applied)"
-        limits = f"{_cores(decision.limit_cores)} cores, {_size(decision.limit_bytes)}"
+        limits = ", ".join(_in_sentence(RESOURCES[name], limit) for name, limit in decision.limits.items())
         yield f"  {_moment(decision.decided_s)}  {limits}{applied}"
         both = before is None or before.applied != decision.applied
-        if both or _cores(before.limit_cores) != _cores(decision.limit_cores):
-            yield f"    CPU: {decision.cpu_reason}"
-        if both or _size(before.limit_bytes) != _size(decision.limit_bytes):
-            yield f"    memory: {decision.memory_reason}"
+        for name, limit in decision.limits.items():
+            row = RESOURCES[name]
+            if both or _cell(row, before.limits.get(name)) != _cell(row, limit):
+                yield f"    {row.title}: {decision.reasons[name]}"
+
+
+def _in_sentence(row: Resource, value: float | str | None) -> str:
+    return f"{_cell(row, value)}{row.cell_unit}"
 
 
 def _bypass(bypass: BypassStatus) -> str:
@@ -173,31 +182,29 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     if box.cpus:
         yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
     if box.path is not None:
-        yield f"  {_pids(box.pids)}"
-    if box.cpu is None or box.memory is None:
+        yield from (f"  {_share(row, box.shares.get(name))}" for name, row in SHARES.items())
+    if not box.resources:
         yield "  no sample yet"
         return
-    cpu, memory = box.cpu, box.memory
-    yield f"  {'':8}{'capacity':>12}{'node':>12}{'online':>12}{'predicted':>12}{'box':>12}{'limit':>12}{'in force':>12}"
-    cores = (cpu.capacity_cores, cpu.node_cores, cpu.online_cores, cpu.prediction_cores, cpu.box_cores, cpu.limit_cores)
-    in_force = "no box" if cpu.in_force_cores is None else _cores(cpu.in_force_cores)
-    yield f"  {'cores':8}" + "".join(f"{value:>12}" for value in [*map(_cores, cores), in_force])
-    sizes = (
-        memory.capacity_bytes,
-        memory.node_bytes,
-        memory.online_bytes,
-        memory.prediction_bytes,
-        memory.box_bytes,
-        memory.limit_bytes,
-    )
-    in_force = "no box" if memory.in_force_bytes is None else _size(memory.in_force_bytes)
-    yield f"  {'memory':8}" + "".join(f"{value:>12}" for value in [*map(_size, sizes), in_force])
-    yield f"  in the next hour, online should stay below {_cores(cpu.hour_cores)} cores and {_size(memory.hour_bytes)}"
-    if memory.used_bytes is not None:
-        yield f"  the memory limit bounds {_size(memory.used_bytes)} of the box, page cache included"
-    yield f"  throttled {cpu.throttled_ratio:.1%} of the time"
-    yield f"  CPU: {cpu.reason}"
-    yield f"  memory: {memory.reason}"
+    resources = [(RESOURCES[name], shown) for name, shown in box.resources.items()]
+    yield _cells("", "capacity", "node", "online", "predicted", "box", "limit", "in force")
+    for row, shown in resources:
+        amounts = (shown.capacity, shown.node, shown.online, shown.prediction, shown.box, shown.limit)
+        in_force = "no box" if shown.in_force is None else _cell(row, shown.in_force)
+        yield _cells(row.head, *(_cell(row, amount) for amount in amounts), in_force)
+    hours = [_in_sentence(row, shown.hour) for row, shown in resources if row.sampling is not None]
+    yield f"  in the next hour, online should stay below {' and '.join(hours)}"
+    for row, shown in resources:
+        if shown.used not in (None, UNSET):
+            yield f"  the {row.title} limit bounds {_cell(row, shown.used)} of the box, page cache included"
+    for _, shown in resources:
+        if shown.throttled_ratio is not UNSET:
+            yield f"  throttled {shown.throttled_ratio:.1%} of the time"
+    yield from (f"  {row.title}: {shown.reason}" for row, shown in resources)
+
+
+def _cells(head: str, *cells: str) -> str:
+    return f"  {head:8}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
@@ -212,10 +219,10 @@ def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
         yield f"  stopped last: {eviction.last}"
 
 
-def _pids(pids: PidsStatus | None) -> str:
-    if pids is None:
-        return "processes and threads are not bounded, as there is no pids controller, or not yet"
-    return f"processes and threads: {pids.current}, limit {pids.limit}"
+def _share(row: Share, share: ShareStatus | None) -> str:
+    if share is None:
+        return f"{row.title} are not bounded, as there is no {row.bounded_by}, or not yet"
+    return f"{row.title}: {share.current}, limit {share.limit}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:
@@ -232,18 +239,12 @@ def _row(name: str, text: str) -> str:
     return f"{name:<{_HEAD}}{text}"
 
 
-def _cores(value: float | str | None) -> str:
-    return _word(value) if value is None or isinstance(value, str) else f"{value:.2f}"
+def _cell(row: Resource, value: float | str | None) -> str:
+    return _word(value) if value is None or isinstance(value, str) else row.cell(value)
 
 
-def _size(value: float | str | None) -> str:
-    if value is None or isinstance(value, str):
-        return _word(value)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
+def _size(value: float | None) -> str:
+    return _word(value) if value is None else bytes_in_a_cell(value)
 
 
 def _word(value: str | None) -> str:

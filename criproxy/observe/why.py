@@ -1,41 +1,40 @@
 """What `criproxy status --why` shows: why the limits were what they were at a moment, from what, and since when."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, time, timedelta
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from criproxy.control.history import History, Past, Record
-from criproxy.control.policy import bytes_in_words, cores_in_words
-from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, type_unlimited
+from criproxy.control.history import History, Past
+from criproxy.control.resources import RESOURCES, Resource
+from criproxy.model import Bounds, GuardCeiling, Limits
+from criproxy.observe.status import ShownLimit, shown_limit
 from criproxy.observe.status_text import printable
-
-Limit = float | Literal["unlimited"]
 
 _WIDTH: Final = 11
 
 
 class ResourceWhy(Struct, frozen=True):
-    """One resource, in its unit (cores or bytes). `before` is what the decision before gave, None: there was none.
+    """One resource, in its unit. `before` is what the decision before gave, None: there was none.
 
     `since_s` and `since_reason`: when the limit came to hold, and why; None: before the record begins. `in_force` is
     what the kernel holds, `used` what that bounds; None: not known, as for a moment in the past.
     """
 
-    limit: Limit
-    before: Limit | None
+    limit: ShownLimit
+    before: ShownLimit | None
     reason: str
     since_s: float | None
     since_reason: str | None
-    capacity: float
-    online: float
+    capacity: float | None
+    online: float | None
     predicted: float | None
     note: str
     bounds: Bounds
-    in_force: Limit | None = None
+    in_force: ShownLimit | None = None
     used: float | None = None
 
 
@@ -46,8 +45,7 @@ class DecisionWhy(Struct, frozen=True):
     applied: bool
     window: str
     guard: GuardCeiling | None
-    cpu: ResourceWhy
-    memory: ResourceWhy
+    resources: Mapping[str, ResourceWhy]
 
 
 class Why(Struct, frozen=True):
@@ -58,74 +56,59 @@ class Why(Struct, frozen=True):
     decision: DecisionWhy | None
 
 
-def answer(history: History, asked_s: float | None, held: Limits | None = None, used_bytes: int | None = None) -> Why:
+def answer(
+    history: History,
+    asked_s: float | None,
+    held: Limits | None = None,
+    used: Mapping[str, float | None] | None = None,
+) -> Why:
     """Why the limits are what they are, or were at a moment (UTC).
 
-    `held`: what the kernel holds at that moment, `used_bytes` the memory that it bounds; None: not known.
+    `held`: what the kernel holds at that moment, `used` what a limit bounds; None: not known.
     """
     records = history.records()
     past = history.at(records[-1].wall_s if asked_s is None else asked_s) if records else None
-    return Why(
-        asked_s, records[0].wall_s if records else None, None if past is None else _decision(past, held, used_bytes)
-    )
+    decision = None if past is None else _decision(past, held or {}, used or {})
+    return Why(asked_s, records[0].wall_s if records else None, decision)
 
 
-def _decision(past: Past, held: Limits | None, used_bytes: int | None) -> DecisionWhy:
+def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> DecisionWhy:
     record = past.record
     snapshot, decision = record.snapshot, record.decision
-    before = decision.before
-    cpu_since, memory_since = past.cpu_since, past.memory_since
-    return DecisionWhy(
-        decided_s=record.wall_s,
-        applied=record.applied,
-        window=decision.window,
-        guard=decision.guard,
-        cpu=ResourceWhy(
-            limit=_limit(decision.limits.cpu_cores),
-            before=None if before is None else _limit(before.cpu_cores),
-            reason=decision.cpu_reason,
-            since_s=_wall_s(cpu_since),
-            since_reason=None if cpu_since is None else cpu_since.decision.cpu_reason,
-            capacity=snapshot.capacity_cores,
-            online=snapshot.online_cores,
-            predicted=decision.prediction.cpu_cores,
-            note=decision.prediction.cpu_note,
-            bounds=decision.cpu_bounds,
-            in_force=None if held is None else _limit(held.cpu_cores),
-        ),
-        memory=ResourceWhy(
-            limit=_limit(decision.limits.memory_bytes),
-            before=None if before is None else _limit(before.memory_bytes),
-            reason=decision.memory_reason,
-            since_s=_wall_s(memory_since),
-            since_reason=None if memory_since is None else memory_since.decision.memory_reason,
-            capacity=snapshot.capacity_bytes,
-            online=snapshot.online_bytes,
-            predicted=decision.prediction.memory_bytes,
-            note=decision.prediction.memory_note,
-            bounds=decision.memory_bounds,
-            in_force=None if held is None else _limit(held.memory_bytes),
-            used=used_bytes,
-        ),
-    )
-
-
-def _limit(limit: float | type_unlimited) -> Limit:
-    return "unlimited" if limit is UNLIMITED else limit
-
-
-def _wall_s(record: Record | None) -> float | None:
-    return None if record is None else record.wall_s
+    resources = {}
+    for name, decided in decision.resources.items():
+        sample, since = snapshot.of.get(name), past.since[name]
+        resources[name] = ResourceWhy(
+            limit=shown_limit(decided.limit),
+            before=None if decided.before is None else shown_limit(decided.before),
+            reason=decided.reason,
+            since_s=None if since is None else since.wall_s,
+            since_reason=None if since is None else since.decision.resources[name].reason,
+            capacity=None if sample is None else sample.capacity,
+            online=None if sample is None else sample.online,
+            predicted=decided.prediction.level,
+            note=decided.prediction.note,
+            bounds=decided.bounds,
+            in_force=shown_limit(held[name]) if name in held else None,
+            used=used.get(name),
+        )
+    return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources)
 
 
 def to_json(why: Why) -> str:
-    """ASCII only."""
-    return json.dumps(msgspec.to_builtins(why))
+    """ASCII only. A resource is a key of the decision: `decision.cpu.limit`."""
+    data = msgspec.to_builtins(why)
+    if data["decision"]:
+        data["decision"].update(data["decision"].pop("resources"))
+    return json.dumps(data)
 
 
 def from_json(text: str) -> Why:
     """Raises ValueError when `text` is no such answer."""
-    return msgspec.convert(json.loads(text), Why)
+    data = json.loads(text)
+    if isinstance(data, dict) and isinstance(decision := data.get("decision"), dict):
+        decision["resources"] = {name: decision.pop(name) for name in RESOURCES if name in decision}
+    return msgspec.convert(data, Why)
 
 
 def parse_moment(text: str, now_s: float) -> float:
@@ -163,20 +146,22 @@ def _lines(why: Why) -> Iterator[str]:
     if decision.window:
         yield _row("schedule", decision.window)
     guard = decision.guard
-    ceiling = "at rest" if guard is None else f"{cores_in_words(guard.cores)} ({guard.reason})"
-    yield ""
-    yield from _resource("CPU", decision.cpu, cores_in_words)
-    yield _row("guard", ceiling)
-    yield ""
-    yield from _resource("memory", decision.memory, bytes_in_words)
+    for name, resource in decision.resources.items():
+        row = RESOURCES[name]
+        yield ""
+        yield from _resource(row, resource)
+        if row.guarded:
+            yield _row("guard", "at rest" if guard is None else f"{row.words(guard.cores)} ({guard.reason})")
 
 
-def _resource(name: str, why: ResourceWhy, amount: Callable[[float], str]) -> Iterator[str]:
-    def words(value: Limit | None, none: str) -> str:
+def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:
+    amount = row.words
+
+    def words(value: ShownLimit | None, none: str) -> str:
         return none if value is None else value if isinstance(value, str) else amount(value)
 
     since = "since before the record begins" if why.since_s is None else f"since {_clock(why.since_s)}"
-    yield f"{name} limit {words(why.limit, '')}, {since}"
+    yield f"{row.title} limit {words(why.limit, '')}, {since}"
     if why.in_force is not None:
         used = "" if why.used is None else f", of which {amount(why.used)} are in use"
         yield _row("in force", f"{words(why.in_force, '')}{used}")
@@ -186,9 +171,9 @@ def _resource(name: str, why: ResourceWhy, amount: Callable[[float], str]) -> It
     bounds = why.bounds
     watermark = "" if bounds.watermark_ratio is None else f", watermark {bounds.watermark_ratio:.2f}"
     kept = f", kept free for kubelet {amount(bounds.kept)}" if bounds.kept else ""
-    yield _row("capacity", f"{amount(why.capacity)}{watermark}, reserve {amount(bounds.reserve)}{kept}")
+    yield _row("capacity", f"{words(why.capacity, 'not known')}{watermark}, reserve {amount(bounds.reserve)}{kept}")
     note = f" ({why.note})" if why.note else ""
-    yield _row("online", f"{amount(why.online)}, predicted {words(why.predicted, 'not known')}{note}")
+    yield _row("online", f"{words(why.online, 'not known')}, predicted {words(why.predicted, 'not known')}{note}")
     yield _row("limits", f"before {words(why.before, 'none')}, after {words(why.limit, '')}")
     yield _row("bounds", f"floor {amount(bounds.floor)}, ceiling {words(bounds.ceiling, 'none')}")
 

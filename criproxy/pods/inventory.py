@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedSandbox, Running, Runtime
@@ -16,25 +17,38 @@ from criproxy.pods.runtime import ListedSandbox, Running, Runtime
 _Edit = Callable[["Inventory"], object]
 
 
-class _Container(Struct, frozen=True):
+class PodObserver:
+    """What happens to the pods of the box, as it happens, on the event loop. Observers override what they need."""
+
+    def pod_started(self, running: Running) -> None:
+        """The runtime has started this in the box."""
+
+    def pod_removed(self, sandbox: Sandbox) -> None:
+        """The runtime has removed this sandbox of the box."""
+
+    def pods_listed(self) -> None:
+        """Everything was listed anew."""
+
+
+class _KnownContainer(Struct, frozen=True):
     sandbox_id: str
     name: str
 
 
 class Inventory:
-    """Sandboxes and containers by id. `in_box` tells whether a placement exists in the kernel.
+    """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
-    An annotation alone proves nothing, since a pod may carry any: it must name the pod's own cgroup in a box, and that
-    must be there.
+    An annotation alone proves nothing, since a pod may carry any: it must also name the pod's own cgroup in a box.
     """
 
-    def __init__(self, runtime: Runtime, in_box: Callable[[str], bool]) -> None:
+    def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
         self._runtime: Final = runtime
-        self._in_box: Final = in_box
+        self._cgroups: Final = cgroups
+        self._observers: list[PodObserver] = []
         self._sandboxes: dict[str, Sandbox] = {}
-        self._containers: dict[str, _Container] = {}
+        self._containers: dict[str, _KnownContainer] = {}
         self._running: set[str] = set()
-        self._elsewhere: dict[str, Pod] = {}
+        self._outside: dict[str, Pod] = {}
         self._journals: list[list[_Edit]] = []
 
     @property
@@ -65,9 +79,16 @@ class Inventory:
         return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
 
     @property
-    def elsewhere(self) -> dict[str, Pod]:
-        """The pods that run outside the box, by sandbox id, as of the last listing. Without their cgroup_parent."""
-        return {id: pod for id, pod in self._elsewhere.items() if id in self._running}
+    def outside(self) -> dict[str, Pod]:
+        """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing.
+
+        Their cgroup_parent is not known.
+        """
+        return {id: pod for id, pod in self._outside.items() if id in self._running}
+
+    def watch(self, observer: PodObserver) -> None:
+        """Call the observer from now on."""
+        self._observers.append(observer)
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._containers)
@@ -83,15 +104,17 @@ class Inventory:
             self._journals.remove(journal)
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
         self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
-        self._containers = {listed.id: _Container(listed.sandbox_id, listed.name) for listed in containers}
+        self._containers = {listed.id: _KnownContainer(listed.sandbox_id, listed.name) for listed in containers}
         self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
-        self._elsewhere = {
+        self._outside = {
             listed.id: Pod(listed.pod, listed.labels, listed.annotations)
             for listed in sandboxes
             if self._sandboxes[listed.id].placement is None
         }
         for edit in journal:
             edit(self)
+        for observer in self._observers:
+            observer.pods_listed()
 
     async def sandbox(self, sandbox_id: str) -> Sandbox | None:
         """A sandbox, asked for at the runtime when it is not known; None when the runtime does not know it either.
@@ -115,39 +138,41 @@ class Inventory:
             answer = await self._runtime.containers(container_id)
             for listed in answer:
                 if listed.id.startswith(container_id):
-                    known = self._containers.setdefault(listed.id, _Container(listed.sandbox_id, listed.name))
+                    known = self._containers.setdefault(listed.id, _KnownContainer(listed.sandbox_id, listed.name))
         return await self.sandbox(known.sandbox_id) if known is not None else None
 
-    def sandbox_started(self, sandbox: Sandbox) -> Running | None:
-        """Returns what runs since then in the box; None: it is not placed."""
+    def sandbox_started(self, sandbox: Sandbox) -> None:
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
-        return Running(sandbox, sandbox.id, "") if sandbox.placement is not None else None
+        self._tell_started(sandbox, sandbox.id, "")
 
     def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
-        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, _Container(sandbox_id, name)))
+        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, _KnownContainer(sandbox_id, name)))
 
-    def container_started(self, container_id: str) -> Running | None:
-        """Returns what runs since then in the box; None: its sandbox is not placed, or one of the two is unknown."""
+    def container_started(self, container_id: str) -> None:
         self._edit(lambda inventory: inventory._running.add(container_id))
-        container = self._containers.get(container_id)
-        sandbox = self._sandboxes.get(container.sandbox_id) if container is not None else None
-        if container is None or sandbox is None or sandbox.placement is None:
-            return None
-        return Running(sandbox, container_id, container.name)
+        if container := self._containers.get(container_id):
+            self._tell_started(self._sandboxes.get(container.sandbox_id), container_id, container.name)
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
         """Nothing of it runs any more."""
         self._edit(lambda inventory: inventory._stop(sandbox_id))
 
-    def sandbox_removed(self, sandbox_id: str) -> Sandbox | None:
-        """Forget a sandbox and its containers; returns it if it was known."""
+    def sandbox_removed(self, sandbox_id: str) -> None:
+        """Forget a sandbox and its containers."""
         known = self._sandboxes.get(sandbox_id)
         self._edit(lambda inventory: inventory._forget(sandbox_id))
-        return known
+        if known is not None and known.placement is not None:
+            for observer in self._observers:
+                observer.pod_removed(known)
 
     def container_removed(self, container_id: str) -> None:
         self._edit(lambda inventory: inventory._forget_container(container_id))
+
+    def _tell_started(self, sandbox: Sandbox | None, id: str, container: str) -> None:
+        if sandbox is not None and sandbox.placement is not None:
+            for observer in self._observers:
+                observer.pod_started(Running(sandbox, id, container))
 
     def _edit(self, edit: _Edit) -> None:
         edit(self)
@@ -174,7 +199,6 @@ class Inventory:
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:
-            place = parse_placement(placement)
-        except ValueError:
+            return parse_placement(placement).is_of(pod.uid) and self._cgroups.exists(placement)
+        except (ValueError, CgroupError):
             return False
-        return place.is_of(pod.uid) and self._in_box(placement)

@@ -5,13 +5,13 @@ starts a pod again that was stopped, and it would come straight back.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Final
 
-import structlog
 from msgspec import Struct, structs
+from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.box import BoxState
+from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
@@ -20,15 +20,17 @@ from criproxy.control.memory_pressure import (
     EvictionHard,
     EvictionStatus,
     Evidence,
-    State,
+    PressureState,
     Verdict,
     decide,
     halfway_bytes,
     kept_free_bytes,
 )
-from criproxy.control.policy import bytes_in_words
-from criproxy.model import UNLIMITED, PodRef, Sandbox, Snapshot
-from criproxy.pods.stopping import Evictions
+from criproxy.control.resources import bytes_in_words
+from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import PodCounters, Runtime
+from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
 
 READ_EVERY_S: Final = 60.0
 """From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
@@ -42,85 +44,65 @@ LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
 
 
-class Box(Protocol):
-    """What is asked of the box (`criproxy.cgroup.box`)."""
-
-    def state(self) -> BoxState: ...
-
-    async def memory_of(self, pods: Collection[str]) -> Mapping[str, int]: ...
-
-
-class Inventory(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running_pods(self) -> tuple[Sandbox, ...]: ...
-
-
-class Settings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `evict`: pods are stopped; otherwise it is told only."""
+class ReliefSettings(Struct, frozen=True):
+    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only logged."""
 
     active: bool
-    evict: bool
+    stop: bool
 
 
 class MemoryRelief:
-    """Is told of the loop's samples. `stop_sandbox` stops one at the runtime and raises ConnectionError.
-
-    `read_hard` reads kubelet's threshold, in `worker`'s thread; `on_stopped` is called for each pod that was stopped.
-    """
+    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReliefSettings,
         inventory: Inventory,
         box: Box,
+        runtime: Runtime,
         *,
-        stop_sandbox: Callable[[str], Awaitable[None]],
         read_hard: Callable[[], EvictionHard],
         worker: Worker,
-        on_stopped: Callable[[], None],
+        holds: Holds,
+        counters: PodCounters,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
         self._settings = settings
         self._inventory = inventory
         self._box = box
-        self._evictions = Evictions(stop_sandbox)
+        self._stopper = PodStopper(runtime, log)
         self._read_hard = read_hard
         self._worker = worker
-        self._on_stopped = on_stopped
+        self._holds = holds
+        self._counters = counters
         self._clock = clock
         self.hard = EvictionHard(problem="it was not read yet")
         """kubelet's threshold, as far as known."""
-        self._state = State()
+        self._state = PressureState()
         self._over = False
         self._evidence: Evidence | None = None
         self._due = asyncio.Event()
         self._tried: dict[str, float] = {}
         """Sandboxes that were to be stopped, and when."""
-        self._held: dict[str, float] = {}
-        """Until when the pods that were stopped may not start, by uid."""
         self._last = ""
-        self._log = structlog.get_logger()
+        self._log = log
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: ReliefSettings) -> None:
         self._settings = settings
+        if not (settings.active and settings.stop):
+            self._holds.lift(ON_OVER_LIMIT)
+        self._hold_everybody()
+
+    async def run(self) -> None:
+        """Stop pods when that is due, and read kubelet's threshold each minute, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._relieve())
+            tasks.create_task(self._follow_kubelet())
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
         return kept_free_bytes(self.hard, capacity_bytes)
-
-    def held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box now; "": it may."""
-        if not (self._settings.active and self._settings.evict):
-            return ""
-        left_s = self._held.get(pod.uid, 0.0) - self._clock.boottime_s()
-        if left_s > 0.0:
-            return (
-                "it was stopped as the node was near kubelet's eviction of pods for memory (memory.on_over_limit), so "
-                f"it is not let in for {left_s:.0f} s"
-            )
-        return self._words() if self._over else ""
 
     def problems(self) -> Iterator[str]:
         """What an operator should know now."""
@@ -142,24 +124,32 @@ class MemoryRelief:
 
     def sampled(self, snapshot: Snapshot) -> None:
         """Judge this moment, also when the limits could not be written: then it is needed most."""
-        held = self._box.state().memory
+        held, memory = self._box.state().memory, snapshot.of[MEMORY]
         bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
         self._evidence = Evidence(
             t_s=snapshot.t_s,
-            capacity=snapshot.capacity_bytes,
-            node=snapshot.node_bytes,
-            box=snapshot.box_bytes,
+            capacity=memory.capacity,
+            node=memory.node,
+            box=memory.box,
             bound=bound if self._settings.active else None,
             hard=self.hard,
         )
         verdict, self._state = decide(self._evidence, self._state)
-        self._tell(verdict)
-        if verdict.act and self._settings.evict:
+        self._log_change(verdict)
+        self._hold_everybody()
+        if verdict.act and self._settings.stop:
             self._due.set()
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _hold_everybody(self) -> None:
+        """A pod that starts would take memory that the box is over already."""
+        holds = self._over and self._settings.active and self._settings.stop
+        self._holds.hold_everybody(self._words() if holds else "")
+
+    def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
-            remedy = "the largest offline pod is stopped" if self._settings.evict else "none: memory.on_over_limit"
+            remedy = f"none: {ON_OVER_LIMIT}"
+            if self._settings.stop:
+                remedy = "the largest offline pod is stopped"
             self._over = True
             self._log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
         elif self._over and not verdict.over:
@@ -177,8 +167,7 @@ class MemoryRelief:
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
-    async def relieve(self) -> None:
-        """Stop pods when that is due, until cancelled."""
+    async def _relieve(self) -> None:
         while True:
             await self._due.wait()
             self._due.clear()
@@ -188,7 +177,6 @@ class MemoryRelief:
         """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
         now_s = self._clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
-        self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
         try:
             largest = await self._largest()
             if largest is None:
@@ -196,15 +184,16 @@ class MemoryRelief:
                 return
             sandbox, size_bytes = largest
             self._tried[sandbox.id] = now_s
-            self._held[sandbox.pod.uid] = now_s + HOLD_S
+            reason = "the node was near kubelet's eviction of pods for memory"
+            self._holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
             why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
-                await self._evictions.carry_out({sandbox.id: (sandbox.pod, why)})
+                await self._stopper.stop_all({sandbox.id: (sandbox.pod, why)})
         except (CgroupError, ConnectionError, TimeoutError) as error:
             self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
         else:
             self._last = f"{sandbox.pod}: {why}"
-            self._on_stopped()
+            self._counters.on_memory_eviction()
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
         untried = (one for one in self._inventory.running_pods if one.id not in self._tried)
@@ -213,8 +202,8 @@ class MemoryRelief:
         largest = max(sizes, key=lambda pod: sizes[pod], default=None)
         return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
 
-    async def follow_kubelet(self) -> None:
-        """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
+    async def _follow_kubelet(self) -> None:
+        """The first calls come before that."""
         await self._clock.sleep(SOON_S)
         while True:
             await self.read_threshold()

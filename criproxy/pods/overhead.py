@@ -1,35 +1,37 @@
-"""Measures what the runtime does for offline pods outside the box, and tells when that is too much.
+"""Measures what the runtime does for offline pods outside the box, and says when that is too much.
 
 A pod that prints costs CPU where no limit of the box holds: its shim passes the bytes on, and the runtime writes each
-line to the log, with the time before it. The kernel tells the CPU time of each shim, and so of each pod, but the
-runtime's as a whole only; whose share that is, the growth of the pods' logs tells.
+line to the log, with the time before it. The kernel counts the CPU time of each shim, and so of each pod, but of
+the runtime only as a whole; the growth of the pods' logs shows whose share that is.
 """
 
 import os
 import stat
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup import procstat
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.whereabouts import astray
+from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Process, Running
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.runtime import PodCounters, Running, Runtime
+from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
-"""So long it must have been too much before it is told: a burst of lines at a job's start or end is none."""
+"""It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
 
 HOLD_S: Final = 300.0
-"""For so long a pod that was evicted may not start again: kubelet would start it at once, and it would go on."""
+"""For so long a pod that was stopped may not start again: kubelet would start it at once, and it would go on."""
 
 LOUD_BYTES_PER_S: Final = 1_000_000.0
 """Logs that grow by less do not explain a busy runtime."""
@@ -38,11 +40,11 @@ DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
 
 
-class Settings(Struct, frozen=True):
-    """`max_cores`: what runtime and shims may take while offline pods print. `evict`: the loudest pod is stopped."""
+class OverheadSettings(Struct, frozen=True):
+    """`max_cores`: what runtime and shims may take while offline pods print. `stop`: the loudest pod is stopped."""
 
     max_cores: float
-    evict: bool
+    stop: bool
 
 
 class Watched(Struct, frozen=True):
@@ -54,7 +56,7 @@ class Watched(Struct, frozen=True):
     log: str
 
 
-class Counters(Struct, frozen=True):
+class OverheadCounters(Struct, frozen=True):
     """What was counted at one moment.
 
     `runtime`: which process it is, and its CPU time; None: not known. `shims`: by process, the sandbox's id and the CPU
@@ -66,7 +68,7 @@ class Counters(Struct, frozen=True):
     logs: Mapping[str, tuple[str, int, int]] = {}
 
 
-class PodWork(Struct, frozen=True):
+class PodLoad(Struct, frozen=True):
     """What is done outside the box for one pod."""
 
     sandbox: Sandbox
@@ -78,14 +80,14 @@ class PodWork(Struct, frozen=True):
         return self.sandbox.pod
 
 
-class Work(Struct, frozen=True):
+class OutsideLoad(Struct, frozen=True):
     """What was done outside the box from one look to the next.
 
     `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest first.
     """
 
     runtime_cores: float | None = None
-    pods: tuple[PodWork, ...] = ()
+    pods: tuple[PodLoad, ...] = ()
 
     @property
     def shim_cores(self) -> float:
@@ -101,7 +103,9 @@ class Work(Struct, frozen=True):
         return (self.runtime_cores or 0.0) + self.shim_cores
 
 
-def work_between(before: Counters, after: Counters, sandboxes: Mapping[str, Sandbox], seconds: float) -> Work:
+def load_between(
+    before: OverheadCounters, after: OverheadCounters, sandboxes: Mapping[str, Sandbox], seconds: float
+) -> OutsideLoad:
     """What was done in these seconds. `sandboxes`: by id. What was not there before counts from the next look on."""
     runtime_cores = None
     if before.runtime and after.runtime and before.runtime[0] == after.runtime[0]:
@@ -116,37 +120,37 @@ def work_between(before: Counters, after: Counters, sandboxes: Mapping[str, Sand
             _, old_file, old_bytes = before.logs[container_id]
             same = file == old_file and size_bytes >= old_bytes  # or it was rotated
             log_bytes[sandbox_id] += size_bytes - old_bytes if same else size_bytes
-    pods = [PodWork(sandbox, shim_s[id] / seconds, log_bytes[id] / seconds) for id, sandbox in sandboxes.items()]
+    pods = [PodLoad(sandbox, shim_s[id] / seconds, log_bytes[id] / seconds) for id, sandbox in sandboxes.items()]
     pods.sort(key=lambda pod: (pod.log_bytes_per_s, pod.shim_cores), reverse=True)
-    return Work(runtime_cores, tuple(pods))
+    return OutsideLoad(runtime_cores, tuple(pods))
 
 
-def to_blame(work: Work, max_cores: float) -> PodWork | None:
+def to_blame(load: OutsideLoad, max_cores: float) -> PodLoad | None:
     """The pod for which most is done, when too much is done for offline pods; None: it is not.
 
     A runtime can be busy for others too: then no offline pod is to blame, unless their logs or shims say so.
     """
-    if not work.pods or work.cores < max_cores:
+    if not load.pods or load.cores < max_cores:
         return None
-    explained_cores = work.shim_cores + work.log_bytes_per_s * DEAREST_S_PER_BYTE
-    if work.log_bytes_per_s >= LOUD_BYTES_PER_S and explained_cores >= max_cores:
-        return work.pods[0]
-    if work.shim_cores >= max_cores:
-        return max(work.pods, key=lambda pod: pod.shim_cores)
+    explained_cores = load.shim_cores + load.log_bytes_per_s * DEAREST_S_PER_BYTE
+    if load.log_bytes_per_s >= LOUD_BYTES_PER_S and explained_cores >= max_cores:
+        return load.pods[0]
+    if load.shim_cores >= max_cores:
+        return max(load.pods, key=lambda pod: pod.shim_cores)
     return None
 
 
-def in_words(work: Work, pod: PodWork, max_cores: float) -> str:
+def in_words(load: OutsideLoad, pod: PodLoad, max_cores: float) -> str:
     """Why it is too much."""
     return (
-        f"the runtime and the shims of offline pods take {work.cores:.2f} cores outside the box, more than "
+        f"the runtime and the shims of offline pods take {load.cores:.2f} cores outside the box, more than "
         f"colocation.runtime_max_cores ({max_cores:g}), while offline pods' logs grow by "
-        f"{work.log_bytes_per_s / 1e6:.1f} MB/s; most of it is for {pod.pod} "
+        f"{load.log_bytes_per_s / 1e6:.1f} MB/s; most of it is for {pod.pod} "
         f"({pod.log_bytes_per_s / 1e6:.1f} MB/s, shim {pod.shim_cores:.2f} cores)"
     )
 
 
-class Reader:
+class OverheadReader:
     """Reads the counters, on a thread: a log's disk may be slow to answer. Raises OSError."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -155,7 +159,7 @@ class Reader:
         self._shims: dict[str, tuple[int, int]] = {}
         """By the id of what they look after: a process outside the box."""
 
-    def read(self, runtime_pid: int, watched: Collection[Watched]) -> Counters:
+    def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         """`runtime_pid` 0: not known."""
         runtime = self._stat(runtime_pid) if runtime_pid else None
         ids = {one.id for one in watched}
@@ -168,10 +172,10 @@ class Reader:
                 self._count(one, shim, shims)
             if one.log and (file := _file(one.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
-        return Counters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
+        return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
-    def _stat(self, pid: int) -> procstat.ProcessStat | None:
-        return procstat.read(self._proc, pid, self._ticks_per_s)
+    def _stat(self, pid: int) -> ProcessStat | None:
+        return read_stat(self._proc, pid, self._ticks_per_s)
 
     def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         now = self._stat(shim[0])
@@ -218,73 +222,45 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class Inventory(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running(self) -> tuple[Running, ...]: ...
-
-
-class Observer(Protocol):
-    """Where it is counted."""
-
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None: ...
-
-
-class Overhead:
-    """The watch on it. `runtime_pid`: the runtime's process, 0: not known. `evict` stops a sandbox, for a reason."""
+class OverheadWatch:
+    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OverheadSettings,
         inventory: Inventory,
-        reader: Reader,
-        worker: Worker,
+        runtime: Runtime,
+        processes: PlacementCheck,
         *,
-        runtime_pid: Callable[[], int],
-        evict: Callable[[Sandbox, str], None],
-        observer: Observer,
+        reader: OverheadReader,
+        worker: Worker,
+        stopper: StopsPods,
+        holds: Holds,
+        counters: PodCounters,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
-        self.settings = settings
-        """May be replaced at any time."""
-        self.work = Work()
-        """At the last look. May be asked for from any thread."""
+        self.load = OutsideLoad()
         self.problem = ""
-        """Why it is too much; "": it is not."""
+        self._settings = settings
         self._inventory = inventory
+        self._runtime = runtime
+        self._processes = processes
         self._reader = reader
         self._worker = worker
-        self._runtime_pid = runtime_pid
-        self._evict = evict
-        self._observer = observer
+        self._stopper = stopper
+        self._holds = holds
+        self._counters = counters
         self._clock = clock
-        self._known: dict[str, Process] = {}
-        self._last: tuple[float, Counters] | None = None
+        self._last: tuple[float, OverheadCounters] | None = None
         self._too_much_since_s: float | None = None
-        self._held: dict[str, float] = {}
-        """Until when, by the pod's uid."""
         self._trouble = ""
-        self._log = structlog.get_logger()
+        self._log = log
 
-    def noting(self, ask: Callable[[Running], Awaitable[Process]]) -> Callable[[Running], Awaitable[Process]]:
-        """`ask`, but what the runtime answers of processes and logs is noted here, so that it is asked only once."""
-
-        async def asked(running: Running) -> Process:
-            process = await ask(running)
-            self._known[running.id] = process
-            return process
-
-        return asked
-
-    def held(self, pod: PodRef) -> str:
-        """Why the pod may not start for now; "": it may."""
-        if not self.settings.evict or self._clock.boottime_s() >= self._held.get(pod.uid, 0.0):
-            return ""
-        return (
-            "it printed so much that the runtime was overloaded, and was stopped for that "
-            f"(colocation.on_runtime_overload), so it is not let in for {HOLD_S:g} s"
-        )
+    def configure(self, settings: OverheadSettings) -> None:
+        self._settings = settings
+        if not settings.stop:
+            self._holds.lift(ON_RUNTIME_OVERLOAD)
 
     async def run(self) -> None:
         """Looks, until cancelled."""
@@ -305,44 +281,43 @@ class Overhead:
 
     async def _look(self) -> None:
         running = self._inventory.running
-        self._known = {one.id: self._known[one.id] for one in running if one.id in self._known}
         watched = tuple(self._watched(running))
-        runtime_pid = self._runtime_pid()
+        runtime_pid = self._runtime.pid
         after = await self._worker.run("measure the runtime", lambda: self._reader.read(runtime_pid, watched))
         now_s = self._clock.boottime_s()
         last, self._last = self._last, (now_s, after)
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
-        self.work = work = work_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        self._observer.runtime_worked(
-            (work.runtime_cores or 0.0) * seconds, work.shim_cores * seconds, work.log_bytes_per_s * seconds
+        self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
+        self._counters.runtime_worked(
+            (load.runtime_cores or 0.0) * seconds, load.shim_cores * seconds, load.log_bytes_per_s * seconds
         )
-        self._judge(work, last[0], now_s)
+        self._judge(load, last[0], now_s)
 
     def _watched(self, running: Iterable[Running]) -> Iterable[Watched]:
         for one in running:
-            process = self._known.get(one.id)
+            process = self._processes.process(one.id)
             if process is not None:
                 yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
 
-    def _judge(self, work: Work, since_s: float, now_s: float) -> None:
-        settings = self.settings
-        blamed = to_blame(work, settings.max_cores)
+    def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
+        settings = self._settings
+        blamed = to_blame(load, settings.max_cores)
         if blamed is None:
             if self.problem:
-                self._log.info("runtime_no_longer_overloaded", cores=round(work.cores, 3))
+                self._log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
             self.problem, self._too_much_since_s = "", None
             return
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
         if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
-            reason = in_words(work, blamed, settings.max_cores)
+            reason = in_words(load, blamed, settings.max_cores)
             if not self.problem:
                 self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
             self.problem = reason
-        if settings.evict and now_s - self._too_much_since_s >= OVERLOAD_S:
-            self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
-            self._held[blamed.pod.uid] = now_s + HOLD_S
-            self._evict(blamed.sandbox, f"{reason} (colocation.on_runtime_overload)")
+        if settings.stop and now_s - self._too_much_since_s >= OVERLOAD_S:
+            why = "it printed so much that the runtime was overloaded"
+            self._holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
+            self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed

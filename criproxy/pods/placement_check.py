@@ -1,28 +1,31 @@
-"""Verifies that what runs in the box is there: a runtime can put a container elsewhere, and say that all is well.
+"""Checks that what should run in the box is there: a runtime can put a container elsewhere, and say that all is well.
 
-It only looks, off every call's path: right after each start, and at everything with each listing of the runtime.
+It looks off every call's path: right after each start, and at everything with each listing of the runtime.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Collection, Iterable
+from typing import Final
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.whereabouts import astray
+from criproxy.cgroup.processes import astray
 from criproxy.control.clock import Clock
-from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Process, Running, UnknownError
+from criproxy.model import PodRef
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.kubelets_driver import ProcCgroups
+from criproxy.pods.runtime import PodCounters, Process, Running, Runtime, UnknownError
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
 
 CONFIRM_S: Final = 1.0
-"""What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of
+"""What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
 every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
 
 HOLD_S: Final = 300.0
-"""For so long a pod that was evicted right after its start may not start again: it would land there again."""
+"""For so long a pod that was stopped right after its start may not start again: it would land there again."""
 
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.
@@ -40,62 +43,58 @@ _OTHER_DRIVER: Final = (
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
 
 
-class Inventory(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
+class PlacementCheckSettings(Struct, frozen=True):
+    """`stop`: the pods of unbounded containers are stopped."""
 
-    @property
-    def running(self) -> tuple[Running, ...]: ...
-
-
-class Settings(Struct, frozen=True):
-    """`evict`: the pods of misplaced containers are stopped."""
-
-    evict: bool
+    stop: bool
 
 
 class Finding(Struct, frozen=True):
-    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that can't be told."""
+    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
 
     pod: PodRef
     container: str
     detail: str
 
 
-class Verifier:
-    """`process_of` asks the runtime and raises ConnectionError or ValueError; `cgroups_of` gives each process's
-    /proc/PID/cgroup, if it is there, and raises CgroupError. `evict` stops a sandbox, for a reason, some time.
-    """
+class PlacementCheck(PodObserver):
+    """Others find here what the runtime has said of processes, so that it is asked only once."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PlacementCheckSettings,
         inventory: Inventory,
+        runtime: Runtime,
+        proc_cgroups: ProcCgroups,
         *,
-        process_of: Callable[[Running], Awaitable[Process]],
-        cgroups_of: Callable[[Collection[int]], Awaitable[Mapping[int, str]]],
-        evict: Callable[[Sandbox, str], None],
-        on_misplaced: Callable[[], None],
+        stopper: StopsPods,
+        holds: Holds,
+        counters: PodCounters,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
         self._settings = settings
         self._inventory = inventory
-        self._process_of = process_of
-        self._cgroups_of = cgroups_of
-        self._evict = evict
-        self._on_misplaced = on_misplaced
+        self._runtime = runtime
+        self._proc_cgroups = proc_cgroups
+        self._stopper = stopper
+        self._holds = holds
+        self._counters = counters
         self._clock = clock
+        self._log = log
         self._due = asyncio.Event()
         self._everything = False
         self._fresh: set[str] = set()
+        self._processes: dict[str, Process] = {}
+        """As the runtime answered last."""
         self._pids: dict[str, int] = {}
         """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
         self._bare: set[str] = set()
         """Sandboxes without a process."""
         self._unknown: dict[str, Finding] = {}
-        self._misplaced: dict[str, Finding] = {}
-        self._held: dict[str, tuple[float, str]] = {}
+        self._unbounded: dict[str, Finding] = {}
         self._trouble = ""
-        self._log = structlog.get_logger()
+        inventory.watch(self)
 
     @property
     def verified(self) -> int:
@@ -103,39 +102,34 @@ class Verifier:
         return len(self._pids)
 
     @property
-    def misplaced(self) -> tuple[Finding, ...]:
+    def unbounded(self) -> tuple[Finding, ...]:
         """What runs outside the box."""
-        return tuple(self._misplaced.values())
+        return tuple(self._unbounded.values())
 
     @property
     def unknown(self) -> tuple[Finding, ...]:
-        """What can't be verified, as with a virtual machine's runtime."""
+        """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
-    def configure(self, settings: Settings) -> None:
+    def process(self, id: str) -> Process | None:
+        """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
+        return self._processes.get(id)
+
+    def configure(self, settings: PlacementCheckSettings) -> None:
         """Take up new settings; a look at everything follows."""
         self._settings = settings
-        self.look()
+        if not settings.stop:
+            self._holds.lift(ON_UNBOUNDED)
+        self.pods_listed()
 
-    def started(self, running: Running) -> None:
-        """The runtime has just started this."""
+    def pod_started(self, running: Running) -> None:
         self._fresh.add(running.id)
         self._due.set()
 
-    def look(self) -> None:
+    def pods_listed(self) -> None:
         """Look at all that runs in the box."""
         self._everything = True
         self._due.set()
-
-    def held(self, pod: PodRef) -> str:
-        """Why the pod may not start for now; "": it may."""
-        until_s, where = self._held.get(pod.uid, (0.0, ""))
-        if self._clock.boottime_s() >= until_s or not self._settings.evict:
-            return ""
-        return (
-            f"the runtime put it outside the box, at {where}, and it was stopped for that (colocation.on_unbounded), "
-            f"so it is not let in for {HOLD_S:g} s"
-        )
 
     async def run(self) -> None:
         """Rounds, until cancelled."""
@@ -152,7 +146,7 @@ class Verifier:
             running = {one.id: one for one in self._inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
-            failures = await self._verify(due, fresh)
+            failures = await self._check(due, fresh)
         except Exception as error:
             failures = [error]
         trouble = str(failures[0]) if failures else ""
@@ -162,35 +156,34 @@ class Verifier:
         self._trouble = trouble
 
     def _forget_others(self, running: Collection[str]) -> None:
-        for known in (self._pids, self._unknown, self._misplaced):
+        for known in (self._processes, self._pids, self._unknown, self._unbounded):
             for gone in known.keys() - running:
                 known.pop(gone, None)
         self._bare &= set(running)
-        now_s = self._clock.boottime_s()
-        self._held = {uid: held for uid, held in self._held.items() if held[0] > now_s}
 
-    async def _verify(self, due: Iterable[Running], fresh: Collection[str]) -> list[Exception]:
+    async def _check(self, due: Iterable[Running], fresh: Collection[str]) -> list[Exception]:
         """Returns what failed for single ones; that must not keep the others."""
         settled = self._unknown.keys() | self._bare
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
         suspects, failures = await self._outside(doubtful)
-        if any(one.id not in self._misplaced for one, _ in suspects):
+        if any(one.id not in self._unbounded for one, _ in suspects):
             await self._clock.sleep(CONFIRM_S)
             suspects, more = await self._outside([one for one, _ in suspects])
             failures += more
         for one, where in suspects:
-            if one.id not in self._misplaced:
+            if one.id not in self._unbounded:
                 self._found(one, where)
-            if self._settings.evict:
+            if self._settings.stop:
                 if one.id in fresh:
-                    self._held[one.sandbox.pod.uid] = (self._clock.boottime_s() + HOLD_S, where)
-                self._evict(one.sandbox, f"it is outside the box, at {where}")
+                    why = f"the runtime put it outside the box, at {where}"
+                    self._holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
+                self._stopper.stop(one.sandbox, f"it is outside the box, at {where}")
         return failures
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""
         due = tuple(due)
-        shown = await self._cgroups_of([self._pids[one.id] for one in due if one.id in self._pids])
+        shown = await self._proc_cgroups.read([self._pids[one.id] for one in due if one.id in self._pids])
         left = []
         for one in due:
             cgroups = shown.get(self._pids.get(one.id, 0))
@@ -211,18 +204,18 @@ class Verifier:
                 continue
             if where:
                 found.append((one, where))
-            elif self._misplaced.pop(one.id, None):
+            elif self._unbounded.pop(one.id, None):
                 self._log.info("no_longer_misplaced", **_names(one))
         return found, failures
 
     async def _where(self, one: Running) -> str:
         """Where it runs outside the box; "" when it does not, or nobody knows."""
         self._pids.pop(one.id, None)
-        process = await self._process_of(one)
+        process = await self._ask(one)
         if process.pid is None:
             self._without_process(one)
             return ""
-        cgroups = (await self._cgroups_of([process.pid])).get(process.pid) if process.pid else None
+        cgroups = (await self._proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
         if cgroups is None:  # it has ended
             return ""
         where = astray(cgroups, _box(one))
@@ -233,12 +226,16 @@ class Verifier:
             return ""
         return where
 
+    async def _ask(self, one: Running) -> Process:
+        process = self._processes[one.id] = await self._runtime.process_of(one)
+        return process
+
     async def _foreign(self, one: Running, process: Process) -> str:
         """The kind of runtime, when it is none whose processes are the pod's own; "" when it is."""
         if process.runtime_type:
             return "" if _ON_HOST.intersection(process.runtime_type.split(".")) else process.runtime_type
-        if one.container:  # the sandbox's status alone tells the handler
-            process = await self._process_of(Running(one.sandbox, one.sandbox.id, ""))
+        if one.container:  # only the sandbox's status has the handler
+            process = await self._ask(Running(one.sandbox, one.sandbox.id, ""))
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 
     def _without_process(self, one: Running) -> None:
@@ -252,8 +249,8 @@ class Verifier:
         self._log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
-        self._misplaced[one.id] = Finding(one.sandbox.pod, one.container, where)
-        self._on_misplaced()
+        self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
+        self._counters.on_misplaced()
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self._log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
 

@@ -1,16 +1,19 @@
-"""Looks each minute for offline pods with threads in real time, tells of them, and stops them when the config says so.
+"""Looks each minute for offline pods with threads in real time, reports them, and stops them when the config says so.
 
 A pod gets no capability for that from us (`criproxy.hooks.realtime`), but a privileged one has it all the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
-import structlog
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import PodRef
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
 
 EVERY_S: Final = 60.0
 
@@ -18,52 +21,49 @@ HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, with the same threads."""
 
 
-class Inventory(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def running_pods(self) -> tuple[Sandbox, ...]: ...
-
-
-class Threads(Protocol):
-    """See `criproxy.cgroup.realtime.RealtimeThreads`."""
+class RealtimeReader(Protocol):
+    """See `criproxy.cgroup.processes.RealtimeThreads`."""
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]: ...
 
 
+class RealtimeSettings(Struct, frozen=True):
+    """`stop`: pods with threads in real time are stopped."""
+
+    stop: bool
+
+
 class RealtimeWatch:
-    """`evicts`: the pods are stopped; may be replaced at any time. `evict` stops a sandbox, for a reason, some time."""
+    """`found` may be asked for from any thread."""
 
     def __init__(
         self,
-        evicts: bool,
+        settings: RealtimeSettings,
         inventory: Inventory,
-        threads: Threads,
+        threads: RealtimeReader,
         worker: Worker,
         *,
-        evict: Callable[[Sandbox, str], None],
+        stopper: StopsPods,
+        holds: Holds,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
-        self.evicts = evicts
         self.found: Mapping[PodRef, str] = {}
-        """Which pods, and in words what runs in them. May be asked for from any thread."""
+        """Which pods, and in words what runs in them."""
+        self._settings = settings
         self._inventory = inventory
         self._threads = threads
         self._worker = worker
-        self._evict = evict
+        self._stopper = stopper
+        self._holds = holds
         self._clock = clock
-        self._held: dict[str, float] = {}
         self._trouble = ""
-        self._log = structlog.get_logger()
+        self._log = log
 
-    def held(self, pod: PodRef) -> str:
-        """Why a pod may not start in the box for now; "": it may."""
-        if not self.evicts or self._held.get(pod.uid, 0.0) <= self._clock.boottime_s():
-            return ""
-        return (
-            "its threads ran in real time, past the box's limits, so it was stopped (colocation.on_unbounded) and is "
-            f"not let in for {HOLD_S:g} s"
-        )
+    def configure(self, settings: RealtimeSettings) -> None:
+        self._settings = settings
+        if not settings.stop:
+            self._holds.lift(ON_UNBOUNDED)
 
     async def run(self) -> None:
         """Looks, until cancelled."""
@@ -93,8 +93,6 @@ class RealtimeWatch:
                     pod_uid=pod.uid,
                     reason=f"{words}, and no limit of the box holds it",
                 )
-            if self.evicts:
-                now_s = self._clock.boottime_s()
-                self._held = {uid: until_s for uid, until_s in self._held.items() if until_s > now_s}
-                self._held[pod.uid] = now_s + HOLD_S
-                self._evict(placed[id], f"{words}, past the box's limits (colocation.on_unbounded)")
+            if self._settings.stop:
+                self._holds.hold(pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED)
+                self._stopper.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")

@@ -5,15 +5,19 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
+from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
-from criproxy.model import AdmissionError, LimitChange, Sandbox
-from criproxy.pods.stopping import Evictions
+from criproxy.control.clock import Clock
+from criproxy.model import AdmissionError, Sandbox
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.runtime import PodCounters, Runtime
+from criproxy.pods.stopping import PodStopper
+from criproxy.pods.unbounded import UnboundedPods
 
 EVERY_S: Final = 60.0
 """From one listing of the runtime to the next: what left it behind our back is found by then."""
@@ -30,92 +34,58 @@ _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
 
-class Box(Protocol):
-    """What upkeep asks of the box (`criproxy.cgroup.box`)."""
-
-    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None: ...
-
-    async def release(self) -> tuple[LimitChange, ...]: ...
-
-    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]: ...
-
-    async def carry(self) -> tuple[str, ...]: ...
-
-    async def reap(self, uids: Collection[str]) -> tuple[str, ...]: ...
-
-    async def tend(self) -> tuple[str, ...]: ...
-
-    @property
-    def path(self) -> str | None: ...
-
-
-class Inventory(Protocol):
-    """What upkeep asks of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def placed(self) -> tuple[Sandbox, ...]: ...
-
-    @property
-    def uids(self) -> frozenset[str]: ...
-
-    async def refresh(self) -> None: ...
-
-
-class Settings(Struct, frozen=True):
+class ReconcilerSettings(Struct, frozen=True):
     """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
 
-    `why`: why it is off, for the log.
+    `adopt`: the box of running pods is taken over, with its limits; not so in a dry run. `why` colocation is off, for
+    the log.
     """
 
     when_off: Literal["release", "evict"] | None
     adopt: bool
-    """Whether the box of running pods is taken over, with its limits. Not so in a dry run."""
     why: str = "colocation was switched off"
 
 
-class Upkeep:
-    """`stop_sandbox` stops one at the runtime and raises ConnectionError; `runtime_ready` tells whether lists hold.
-
-    `on_listed` is called after each listing. `bound` is called in each round, and deals with pods that are outside the
-    box. `clock`: monotonic, in s.
-    """
+class Reconciler(PodObserver):
+    """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReconcilerSettings,
         inventory: Inventory,
         box: Box,
+        runtime: Runtime,
+        unbounded: UnboundedPods,
         *,
-        stop_sandbox: Callable[[str], Awaitable[None]],
-        runtime_ready: Callable[[], bool],
-        on_listed: Callable[[], None],
-        on_swept: Callable[[int], None],
-        bound: Callable[[], Awaitable[None]],
-        clock: Callable[[], float],
+        counters: PodCounters,
+        clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
         self._settings = settings
         self._inventory = inventory
         self._box = box
-        self._evictions = Evictions(stop_sandbox)
-        self._runtime_ready = runtime_ready
-        self._on_listed = on_listed
-        self._on_swept = on_swept
-        self._bound = bound
+        self._runtime = runtime
+        self._unbounded = unbounded
+        self._stopper = PodStopper(runtime, log)
+        self._counters = counters
         self._clock = clock
+        self._log = log
+        self.swept = 0
+        """How many cgroups of pods were removed."""
         self._due = asyncio.Event()
-        self._condemned: dict[str, str] = {}
+        self._to_stop: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
         self._trouble = self._tend_trouble = ""
-        self._log = structlog.get_logger()
+        inventory.watch(self)
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: ReconcilerSettings) -> None:
         """Take up new settings; a round follows at once."""
         self._settings = settings
         self._due.set()
 
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
-        await self._list()
+        await self._inventory.refresh()
         await self._adopt()
         self._due.set()
 
@@ -124,36 +94,41 @@ class Upkeep:
         await self._adopt_box(box)
         self._due.set()
 
-    def removed(self, _: Sandbox) -> None:
-        """The runtime has removed a sandbox of the box."""
+    def pod_removed(self, sandbox: Sandbox) -> None:
         self._due.set()
 
-    def evict(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str) -> None:
         """Stop this one of the box, whatever the switch says; when it does not stop, each round tries again."""
-        self._condemned.setdefault(sandbox.id, why)
+        self._to_stop.setdefault(sandbox.id, why)
         self._due.set()
 
     async def run(self) -> None:
-        """Rounds, until cancelled: when something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
-        list_at_s = self._clock() + EVERY_S
+        """Rounds, and a look at the box's anchors each second, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds())
+            tasks.create_task(self._tend())
+
+    async def _rounds(self) -> None:
+        """When something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
+        list_at_s = self._clock.boottime_s() + EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, list_at_s - self._clock())):
+                async with asyncio.timeout(max(0.0, list_at_s - self._clock.boottime_s())):
                     await self._due.wait()
                 await asyncio.sleep(_AFTER_REMOVAL_S)
-                list_at_s = min(list_at_s, self._clock() + AGAIN_S)
+                list_at_s = min(list_at_s, self._clock.boottime_s() + AGAIN_S)
             self._due.clear()
-            if refresh := self._clock() >= list_at_s:
-                list_at_s = self._clock() + EVERY_S
+            if refresh := self._clock.boottime_s() >= list_at_s:
+                list_at_s = self._clock.boottime_s() + EVERY_S
             await self.round(refresh=refresh)
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
         try:
             await self._release()
-            if self._runtime_ready():
+            if self._runtime.ready:
                 if refresh:
-                    await self._list()
+                    await self._inventory.refresh()
                 await self._adopt()
                 if refresh:
                     await self._reap()
@@ -161,9 +136,9 @@ class Upkeep:
                 if refresh:
                     await self._carry()
                 try:
-                    await self._evict()
+                    await self._stop_pods()
                 finally:  # a pod that does not stop keeps no other from it
-                    await self._bound()
+                    await self._unbounded.look()
         except Exception as error:
             if self._trouble != str(error):
                 self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
@@ -171,15 +146,11 @@ class Upkeep:
         else:
             self._trouble = ""
 
-    async def _list(self) -> None:
-        await self._inventory.refresh()
-        self._on_listed()
-
-    async def tend(self) -> None:
-        """Look after the box once a second until cancelled, whether or not its limits are ours to set."""
+    async def _tend(self) -> None:
+        """Whether or not the box's limits are ours to set."""
         while True:
             await self.tend_once()
-            await asyncio.sleep(TEND_EVERY_S)
+            await self._clock.sleep(TEND_EVERY_S)
 
     async def tend_once(self) -> None:
         """Never raises: a failure is logged once."""
@@ -195,7 +166,8 @@ class Upkeep:
 
     async def _sweep(self) -> None:
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
-        self._on_swept(len(swept))
+        self.swept += len(swept)
+        self._counters.box_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
 
@@ -226,10 +198,10 @@ class Upkeep:
         if self._settings.when_off == "release" and (changes := await self._box.release()):
             self._log.info("box_released", files=[change.file for change in changes])
 
-    async def _evict(self) -> None:
+    async def _stop_pods(self) -> None:
         """Stop the pods of the box that shall."""
         placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
-        self._condemned = {one: why for one, why in self._condemned.items() if one in placed}
+        self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
-        reasons = everything | self._condemned
-        await self._evictions.carry_out({one: (placed[one].pod, why) for one, why in reasons.items()})
+        reasons = everything | self._to_stop
+        await self._stopper.stop_all({one: (placed[one].pod, why) for one, why in reasons.items()})

@@ -1,4 +1,4 @@
-"""The runtime, as far as pods are concerned: what it knows of them, and how one is stopped. A front implements it."""
+"""The runtime as a port: what it knows of pods, and how one is stopped. A front implements it."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -41,10 +41,10 @@ class Running(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """`pid`: None when the runtime does not tell it (CRI-O of a sandbox that needs no process), 0 when nothing runs.
+    """`pid`: None when the runtime does not say (CRI-O, of a sandbox that needs no process), 0 when nothing runs.
 
-    `runtime_type` (`io.containerd.runc.v2`; containerd alone tells it) and `handler` (the RuntimeClass handler; CRI-O
-    alone tells it, of sandboxes): "" when not told. `log`: the file with a container's output, "": none is told.
+    `runtime_type` (`io.containerd.runc.v2`) is what containerd alone says, and `handler` (of the RuntimeClass) what
+    CRI-O alone says, of sandboxes. `log` is the file with a container's output. Each is "" when it is not known.
     """
 
     pid: int | None
@@ -53,8 +53,42 @@ class Process(Struct, frozen=True):
     log: str = ""
 
 
+class PodCounters(Protocol):
+    """Where it is counted what was done with pods."""
+
+    def on_rewrite(self, operation: str) -> None: ...
+
+    def on_refusal(self, operation: str, reason: str) -> None: ...
+
+    def on_misplaced(self) -> None:
+        """A container of the box was found outside it."""
+        ...
+
+    def on_memory_eviction(self) -> None:
+        """A pod was stopped for memory."""
+        ...
+
+    def box_swept(self, count: int) -> None:
+        """So many cgroups of pods were removed."""
+        ...
+
+    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
+        """The runtime and the shims of offline pods did this outside the box."""
+        ...
+
+
 class Runtime(Protocol):
-    """Each raises ConnectionError when the runtime gives no answer, and ValueError when it gives one of no sense."""
+    """Each call raises ConnectionError when the runtime gives no answer, and ValueError when that makes no sense."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its lists can be relied upon now."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 when that is not known."""
+        ...
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         """All of them, or those whose id begins like this."""

@@ -1,36 +1,95 @@
-"""Stops pods at the runtime, each once, and those again that did not stop."""
+"""Stopping pods at the runtime, and keeping those out for a while that were stopped."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from typing import Final, Protocol
 
-import structlog
+from structlog.typing import FilteringBoundLogger
 
-from criproxy.model import PodRef
+from criproxy.control.clock import Clock
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.runtime import Runtime
+
+ON_UNBOUNDED: Final = "colocation.on_unbounded"
+ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
+ON_OVER_LIMIT: Final = "memory.on_over_limit"
+"""The settings by which single pods are stopped."""
 
 
-class Evictions:
-    """`stop_sandbox` stops one at the runtime and raises ConnectionError."""
+class StopsPods(Protocol):
+    """Whoever stops single pods of the box, and tries again until they have stopped."""
 
-    def __init__(self, stop_sandbox: Callable[[str], Awaitable[None]]) -> None:
-        self._stop_sandbox = stop_sandbox
-        self._done: set[str] = set()
-        self._log = structlog.get_logger()
+    def stop(self, sandbox: Sandbox, why: str) -> None: ...
+
+
+class PodStopper:
+    """Stops sandboxes at the runtime, each once, and those again that did not stop."""
+
+    def __init__(self, runtime: Runtime, log: FilteringBoundLogger) -> None:
+        self._runtime = runtime
+        self._log = log
+        self._stopped: set[str] = set()
 
     @property
-    def done(self) -> frozenset[str]:
+    def stopped(self) -> frozenset[str]:
         """The sandboxes that were stopped, of those that were last to be."""
-        return frozenset(self._done)
+        return frozenset(self._stopped)
 
-    async def carry_out(self, wanted: Mapping[str, tuple[PodRef, str]]) -> None:
-        """Stop these, by sandbox id, for these reasons. Raises what `stop_sandbox` does, after all were tried."""
-        self._done &= wanted.keys()
+    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]]) -> None:
+        """Stop these, by sandbox id, for these reasons. Raises what `Runtime.stop` does, after all were tried."""
+        self._stopped &= wanted.keys()
         # At once: one that will not stop must not keep the others.
-        stops = [self._stop(one, pod, why) for one, (pod, why) in wanted.items() if one not in self._done]
+        stops = [self._stop(one, pod, why) for one, (pod, why) in wanted.items() if one not in self._stopped]
         failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
         if failures:
             raise failures[0]
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
         self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
-        await self._stop_sandbox(sandbox_id)
-        self._done.add(sandbox_id)
+        await self._runtime.stop(sandbox_id)
+        self._stopped.add(sandbox_id)
+
+
+class Holds:
+    """Which pods may not start in the box for now.
+
+    Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
+    which the pod was stopped, and ends with it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[tuple[str, str], tuple[float, str]] = {}
+        self._everybody = ""
+        self._resting = False
+
+    def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
+        """Keep the pod out for so long; `why` follows "it was stopped, as"."""
+        now_s = self._clock.boottime_s()
+        self._held = {key: held for key, held in self._held.items() if held[0] > now_s}
+        self._held[pod.uid, setting] = now_s + seconds, why
+
+    def hold_everybody(self, why: str) -> None:
+        """Keep all pods out, or with "" none of those that are not held by themselves."""
+        self._everybody = why
+
+    def lift(self, setting: str) -> None:
+        """Nobody is stopped by this setting any more."""
+        self._held = {key: held for key, held in self._held.items() if key[1] != setting}
+
+    def held(self, pod: PodRef) -> str:
+        """Why the pod may not start in the box now; "" when it may."""
+        if self._resting:
+            return ""
+        for (uid, setting), (until_s, why) in self._held.items():
+            if uid == pod.uid and (left_s := until_s - self._clock.boottime_s()) > 0.0:
+                return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
+        return self._everybody
+
+    def rest(self) -> None:
+        """Another process serves from now on, and judges for itself."""
+        self._resting = True
+
+    def resume(self) -> None:
+        """This process serves, as no other does."""
+        self._resting = False

@@ -1,66 +1,63 @@
-"""Finds the offline pods that run outside the box, tells of them, and stops them when the config says so.
+"""Finds the offline pods that started outside the box, reports them, and stops them when the config says so.
 
 They started past criproxy (in a bypass, or before it was there) or while colocation was off. What such a pod runs
-stays where it is until the pod starts anew.
+stays where it is until the pod starts anew. The reconciler looks for them in each of its rounds.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import Pod, PodRef
-from criproxy.pods.stopping import Evictions
+from criproxy.model import PodRef
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Runtime
+from criproxy.pods.stopping import PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
 
 
-class Inventory(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def elsewhere(self) -> Mapping[str, Pod]: ...
-
-
-class Settings(Struct, frozen=True):
-    """`rules` tell which pods are offline; None: none is sought, since none is bounded now."""
+class UnboundedSettings(Struct, frozen=True):
+    """`rules` tell which pods are offline; None: none is sought, since none is bounded now. `stop`: stop them."""
 
     rules: OfflineRules | None
-    evict: bool = False
+    stop: bool = False
 
 
-class Unbounded:
-    """The offline pods outside the box. `stop_sandbox` stops one at the runtime and raises ConnectionError."""
+class UnboundedPods:
+    """The offline pods that started outside the box."""
 
     def __init__(
-        self, settings: Settings, inventory: Inventory, stop_sandbox: Callable[[str], Awaitable[None]]
+        self, settings: UnboundedSettings, inventory: Inventory, runtime: Runtime, *, log: FilteringBoundLogger
     ) -> None:
-        self.settings = settings
+        self._settings = settings
         self._inventory = inventory
-        self._evictions = Evictions(stop_sandbox)
-        self._told: frozenset[str] = frozenset()
-        self._log = structlog.get_logger()
+        self._stopper = PodStopper(runtime, log)
+        self._logged: frozenset[str] = frozenset()
+        self._log = log
+
+    def configure(self, settings: UnboundedSettings) -> None:
+        self._settings = settings
 
     def pods(self) -> dict[str, PodRef]:
         """Who they are, by sandbox id. May be asked for from any thread."""
-        stopped = self._evictions.done
+        stopped = self._stopper.stopped
         return {sandbox_id: ref for sandbox_id, (ref, _) in self._found().items() if sandbox_id not in stopped}
 
     async def look(self) -> None:
-        """Tell of those that were not told of yet, and evict. Raises what `stop_sandbox` does, after all were tried."""
+        """Log those that are new, and stop them. Raises what `Runtime.stop` does, after all were tried."""
         found = self._found()
         for sandbox_id, (pod, why) in found.items():
-            if sandbox_id not in self._told:
+            if sandbox_id not in self._logged:
                 self._log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
-        self._told = frozenset(found)
-        if self.settings.evict:
-            await self._evictions.carry_out({one: (pod, _WHY) for one, (pod, _) in found.items()})
+        self._logged = frozenset(found)
+        if self._settings.stop:
+            await self._stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items()})
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
-        rules = self.settings.rules
+        rules = self._settings.rules
         if rules is None:
             return {}
-        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._inventory.elsewhere.items())
+        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

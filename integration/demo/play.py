@@ -10,6 +10,8 @@ from statistics import mean
 from types import FrameType
 from typing import Final, Never
 
+from msgspec import UNSET
+
 from criproxy.config.settings import Cpu
 from integration.demo import DemoError
 from integration.demo.arguments import DAY, Options
@@ -63,7 +65,7 @@ def _perform(place: Place, play: Play, cores: int, options: Options, say: Say) -
     place.lab.mkdir()
     with stage(place, play, cores, say, port=options.port, with_kubelet=options.kubelet) as on:
         known = on.cpu()
-        capacity = known.capacity_cores if known else float(cores)
+        capacity = known.capacity if known and known.capacity else float(cores)
         setting = _setting(play, capacity, options)
         with screen(setting, _heading(on, play, setting)) as shown:
             samples: list[Sample] = []
@@ -84,7 +86,7 @@ def _samples(on: Stage, play: Play) -> Iterator[Sample]:
         on.check()
         now, cpu = on.meter.read(), on.cpu()
         online, box = now.cores_since(before, "online"), now.cores_since(before, "box")
-        limit = None if cpu is None or cpu.limit_cores == "unlimited" else float(cpu.limit_cores)
+        limit = None if cpu is None or cpu.limit == "unlimited" else cpu.limit
         yield Sample(
             t_s=now.at_s - start,
             wanted_cores=_mean_wanted(play, before.at_s - start, now.at_s - start),
@@ -92,9 +94,9 @@ def _samples(on: Stage, play: Play) -> Iterator[Sample]:
             # The root's own counter on v2 is the sum of clock ticks, which can miss what the others count exactly.
             node_cores=max(now.cores_since(before, "node"), online + box),
             box_cores=box,
-            prediction_cores=cpu.prediction_cores if cpu else None,
+            prediction_cores=cpu.prediction if cpu else None,
             limit_cores=limit,
-            throttled_ratio=cpu.throttled_ratio if cpu else 0.0,
+            throttled_ratio=cpu.throttled_ratio if cpu and cpu.throttled_ratio is not UNSET else 0.0,
             reason=cpu.reason if cpu else "",
         )
         before = now

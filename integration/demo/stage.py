@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from criproxy.cgroup.naming import BOX
-from criproxy.observe.status import CpuStatus, from_json
+from criproxy.model import CPU
+from criproxy.observe.status import ResourceStatus, from_json
 from integration.demo import DemoError
 from integration.demo.curve import Play
 from integration.demo.load import offline_command, online_command
@@ -43,13 +44,12 @@ class Stage:
     def meter(self) -> Meter:
         return Meter(self.paths)
 
-    def cpu(self) -> CpuStatus | None:
+    def cpu(self) -> ResourceStatus | None:
         """What criproxy says of CPU at its last tick; None while it does not, or has no box yet."""
         code, body = self.criproxy.http("/status")
         if code != 200:
             return None
-        box = from_json(body).box
-        return None if box is None else box.cpu
+        return from_json(body).box.resources.get(CPU)
 
     def begin(self) -> float:
         """Start the online pod's play; returns the moment when it begins (CLOCK_MONOTONIC)."""

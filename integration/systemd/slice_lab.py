@@ -16,7 +16,7 @@ from integration.lab.process import wait_until
 
 BOX = "offline.slice"
 V1 = version() == 1
-LIMITS = Limits(0.3, 200 << 20)
+LIMITS: Limits = {"cpu": 0.3, "memory": 200 << 20}
 WAIT_S = 30
 
 
@@ -68,8 +68,8 @@ class Box:
         """How many files had drifted."""
         self.driver.ensure(BOX)
         drift = sum(change.drift for change in self.driver.write(BOX, self.limits))
-        if self.limits.memory_bytes is not UNLIMITED:
-            self.driver.reclaim(BOX, self.limits.memory_bytes)
+        if self.limits["memory"] is not UNLIMITED:
+            self.driver.reclaim(BOX, int(self.limits["memory"]))
         self.drift += drift
         return drift
 

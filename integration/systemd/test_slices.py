@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError, PodLimits
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, LIMITS, V1, Box, directory, held, new_driver, shown, systemctl, text
 
@@ -102,7 +101,7 @@ def reexecuted(_: object) -> None:
     ],
 )
 def test_limits_hold_through(box: Box, event: Callable[[Box], object]) -> None:
-    box.limits = Limits(0.25, 160 * MIB)
+    box.limits = {"cpu": 0.25, "memory": 160 * MIB}
     box.tick()
     before = held(BOX)
 
@@ -116,7 +115,7 @@ def test_limits_hold_through(box: Box, event: Callable[[Box], object]) -> None:
 
 @pytest.mark.parametrize("event", [reloaded, reexecuted])
 def test_limits_hold_with_a_pod_through(busy: Box, event: Callable[[Box], object]) -> None:
-    busy.limits = Limits(0.2, 120 * MIB)
+    busy.limits = {"cpu": 0.2, "memory": 120 * MIB}
     busy.tick()
     before = held(BOX)
 
@@ -183,7 +182,7 @@ def test_slice_that_was_stopped_is_there_and_bounded_after_one_tick(box: Box) ->
 def test_squeeze_is_at_once_and_lasts_from_the_next_tick_on(busy: Box) -> None:
     busy.driver.squeeze(BOX, 0.1)
     squeezed = held(BOX)
-    busy.limits = replace(LIMITS, cpu_cores=0.1)
+    busy.limits = {**LIMITS, "cpu": 0.1}
 
     assert busy.tick() == 0
     if not V1:  # there systemd is told one quota only
@@ -192,7 +191,7 @@ def test_squeeze_is_at_once_and_lasts_from_the_next_tick_on(busy: Box) -> None:
 
 
 def test_lifted_limits_are_lifted_in_systemd_too(busy: Box) -> None:
-    busy.limits = Limits(UNLIMITED, UNLIMITED)
+    busy.limits = {"cpu": UNLIMITED, "memory": UNLIMITED}
     busy.tick()
     systemctl("daemon-reload")
     busy.tick()
@@ -204,11 +203,11 @@ def test_lifted_limits_are_lifted_in_systemd_too(busy: Box) -> None:
 
 def test_fifty_changes_each_hold_in_the_files_and_in_systemd(busy: Box) -> None:
     for number in range(50):
-        busy.limits = Limits(0.1 + 0.01 * (number % 30), (100 + 10 * (number % 7)) * MIB)
+        busy.limits = {"cpu": 0.1 + 0.01 * (number % 30), "memory": (100 + 10 * (number % 7)) * MIB}
         assert busy.tick() == 0
-        assert busy.driver.read(BOX).cpu_cores == pytest.approx(busy.limits.cpu_cores, rel=0.001)
-        assert busy.driver.read(BOX).memory_bytes == busy.limits.memory_bytes
-    assert shown(BOX, "MemoryMax") == str(busy.limits.memory_bytes)
+        assert busy.driver.read(BOX)["cpu"] == pytest.approx(busy.limits["cpu"], rel=0.001)
+        assert busy.driver.read(BOX)["memory"] == busy.limits["memory"]
+    assert shown(BOX, "MemoryMax") == str(busy.limits["memory"])
 
 
 def test_change_over_the_bus_costs_less_than_systemctl(busy: Box, say: Callable[[str], object]) -> None:
@@ -245,11 +244,11 @@ def test_node_without_the_bus_is_served_over_systemds_own_socket(box: Box) -> No
     try:
         driver = new_driver()
         driver.ensure(BOX)
-        driver.write(BOX, Limits(0.15, 100 * MIB))
+        driver.write(BOX, {"cpu": 0.15, "memory": 100 * MIB})
     finally:
         systemctl("start", "dbus.socket")
 
-    assert driver.read(BOX) == Limits(0.15, 100 * MIB)
+    assert driver.read(BOX) == {"cpu": 0.15, "memory": 100 * MIB}
     assert shown(BOX, "MemoryMax") == str(100 * MIB)
     assert box.tick() > 0  # the first driver finds its bus again
 
@@ -286,11 +285,11 @@ def hog(box: Box, size: int) -> str:
 
 
 def test_memory_below_the_usage_kills_nobody_and_systemd_is_told_what_holds(box: Box) -> None:
-    box.limits = Limits(1.0, 300 * MIB)
+    box.limits = {"cpu": 1.0, "memory": 300 * MIB}
     box.tick()
     pod = hog(box, 120 * MIB)
 
-    box.limits = Limits(1.0, 64 * MIB)
+    box.limits = {"cpu": 1.0, "memory": 64 * MIB}
     started_s = time.monotonic()
     for _ in range(3):
         box.tick()
@@ -298,7 +297,7 @@ def test_memory_below_the_usage_kills_nobody_and_systemd_is_told_what_holds(box:
     took_s = time.monotonic() - started_s
 
     assert box.driver.processes(pod)
-    size = box.driver.read(BOX).memory_bytes
+    size = box.driver.read(BOX)["memory"]
     assert size is not UNLIMITED
     assert 120 * MIB < size < 180 * MIB
     assert int(shown(BOX, "MemoryMax")) >= size
@@ -311,11 +310,11 @@ def test_memory_below_the_usage_kills_nobody_and_systemd_is_told_what_holds(box:
 def test_pod_has_its_own_limit_and_the_lowest_weight_and_is_resized(box: Box) -> None:
     pod = box.pod(64 * MIB)
     box.run(pod)
-    sizes = [box.driver.read(pod).memory_bytes]
+    sizes = [box.driver.read(pod)["memory"]]
     for size in (96 * MIB, 48 * MIB):
         box.driver.ensure_pod(pod, PodLimits(memory_bytes=size))
         systemctl("daemon-reload")
-        sizes.append(box.driver.read(pod).memory_bytes)
+        sizes.append(box.driver.read(pod)["memory"])
 
     assert sizes == [64 * MIB, 96 * MIB, 48 * MIB]
     assert text(pod, "cpu.shares", "cpu") == "2" if V1 else text(pod, "cpu.weight") == "1"

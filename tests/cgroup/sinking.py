@@ -8,8 +8,8 @@ from criproxy.model import UNLIMITED, LimitChange, Limits
 def bring(driver: CgroupDriver, box: str, limits: Limits) -> tuple[LimitChange, ...]:
     """One tick's doings, and the next one's write."""
     changes = driver.write(box, limits)
-    if limits.memory_bytes is not UNLIMITED:
+    if limits["memory"] is not UNLIMITED:
         for _ in range(files.RECLAIM_STEPS):
-            if not driver.reclaim(box, limits.memory_bytes):
+            if not driver.reclaim(box, limits["memory"]):  # type: ignore[arg-type]
                 break
     return (*changes, *driver.write(box, limits))

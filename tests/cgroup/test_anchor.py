@@ -6,9 +6,8 @@ import pytest
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.kernel_files import Properties
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.systemd.slices import Properties
-from criproxy.model import Limits
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd
 
@@ -37,7 +36,7 @@ class Node:
         self.systemd = Systemd(self.kernel)
         self.driver: CgroupDriver = detect_any(self.kernel, self.systemd, self.kernel.root)
         self.driver.ensure(BOX)
-        self.driver.write(BOX, Limits(1.0, 64 << 20))
+        self.driver.write(BOX, {"cpu": 1.0, "memory": 64 << 20})
 
     def from_kubelet(self, qos: str, pod: str) -> str:
         """Kubelet's own slice of a pod."""

@@ -10,16 +10,19 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxState, Held
-from criproxy.cgroup.driver import CgroupError, PodLimits
+from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxSettings, BoxState, Held
+from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Pids, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
 from tests.fakes.driver import FakeDriver
 
-FLOOR = Limits(0.1, 64 << 20)
-DECIDED = Limits(1.5, 512 << 20)
-LIFTED = Limits(UNLIMITED, UNLIMITED)
+FLOOR = {"cpu": 0.1, "memory": 64 << 20}
+DECIDED = {"cpu": 1.5, "memory": 512 << 20}
+SETTINGS = BoxSettings(FLOOR)
+QUARTER = BoxSettings(FLOOR, {"pids": 0.25})
+LIFTED = {"cpu": UNLIMITED, "memory": UNLIMITED}
 A, B = parse_kubelet_parent("/kubepods/poda"), parse_kubelet_parent("/kubepods/besteffort/podb")
 ELSEWHERE = parse_kubelet_parent("/kubelet/kubepods/podc")
 SLICE = parse_kubelet_parent("kubepods-besteffort-poda.slice")
@@ -44,9 +47,28 @@ def clock() -> Clock:
     return Clock()
 
 
+class Allowed:
+    """The CPUs that kubelet leaves to the box."""
+
+    def __init__(self) -> None:
+        self.cpus: Cpus | type_unlimited = UNLIMITED
+
+    def __call__(self) -> Cpus | type_unlimited:
+        return self.cpus
+
+
 @pytest.fixture
-def box(driver: FakeDriver, clock: Clock) -> Iterator[Box]:
-    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+def allowed() -> Allowed:
+    return Allowed()
+
+
+def made(driver: FakeDriver, clock: Clock, settings: BoxSettings = SETTINGS, timeout_s: float = 60.0) -> Box:
+    return Box(driver, settings, lambda: UNLIMITED, clock, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def box(driver: FakeDriver, clock: Clock, allowed: Allowed) -> Iterator[Box]:
+    box = Box(driver, SETTINGS, allowed, clock, timeout_s=60.0)
     yield box
     box.close()
 
@@ -67,8 +89,8 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- CPUs --------------------------------------------------------------------------------------------------------
 
 
-def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({0, 2})
+def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({0, 2})
 
     run(lambda: box.admit(A, 0))
 
@@ -79,15 +101,15 @@ def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: F
     assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
 
 
-def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver) -> None:
+def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
     run(lambda: box.admit(A, 0))
     free = dict(driver.cpus), box.state().cpus
     held = []
     for cpus, step in (({0}, box.confine), ({0, 1}, lambda: box.apply(DECIDED))):
-        box.cpus = partial(frozenset, cpus)
+        allowed.cpus = frozenset(cpus)
         run(step)
         held.append(driver.cpus["/offline"])
-    box.cpus = lambda: UNLIMITED
+    allowed.cpus = UNLIMITED
     run(box.confine)
 
     assert free == ({}, "")
@@ -95,17 +117,17 @@ def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver:
     assert (driver.cpus["/offline"], box.state().cpus) == (UNLIMITED, "")
 
 
-def test_confine_without_a_box_makes_none(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({0})
+def test_confine_without_a_box_makes_none(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({0})
 
     assert run(box.confine) == [()]
     assert driver.log == []
 
 
 def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_all_the_same(
-    box: Box, driver: FakeDriver
+    box: Box, driver: FakeDriver, allowed: Allowed
 ) -> None:
-    box.cpus = lambda: frozenset({0})
+    allowed.cpus = frozenset({0})
     driver.fail_on = {"confine"}
 
     with pytest.raises(AdmissionError, match="cannot confine: EIO"):
@@ -116,8 +138,8 @@ def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_al
     assert not box.state().welcome
 
 
-def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeDriver) -> None:
-    box.cpus = lambda: frozenset({1})
+def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
+    allowed.cpus = frozenset({1})
     driver.ensure("/offline")
     driver.log.clear()
 
@@ -132,7 +154,7 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.admit(A, 4096))
 
-    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_pids", "write", "ensure_pod"]
+    assert [call[0] for call in driver.log[:4]] == ["ensure", "write_limit", "write", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
@@ -187,7 +209,7 @@ def test_tend_where_nothing_needs_an_anchor_asks_nobody(
     driver: FakeDriver, clock: Clock, version: int, place: PodParent
 ) -> None:
     driver.capabilities = replace(driver.capabilities, version=version)
-    box = Box(driver, FLOOR, clock, timeout_s=60.0)
+    box = made(driver, clock)
 
     run(lambda: box.admit(place, 0), box.tend)
     box.close()
@@ -238,61 +260,84 @@ def kubelets(driver: FakeDriver) -> PodLimits:
 
 
 def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
     run(lambda: box.admit(A, 0))
-    first = box.state().pids
-    driver.pids["/offline"] = 1.0
+    first = box.state().in_use["pids"]
+    driver.limits["/offline", "pids"] = 1000
 
     (changes,) = run(lambda: box.apply(FLOOR))
     box.close()
 
-    assert first == box.state().pids == Pids(7, 250)
+    assert first == box.state().in_use["pids"] == HeldLimit(250, 7)
     assert [change.file for change in changes] == ["pids.max"]  # type: ignore[attr-defined]
 
 
 def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), box.release)
     box.close()
 
-    assert (driver.boxes["/offline"], box.state().pids) == (LIFTED, Pids(7, 250))
+    assert (driver.boxes["/offline"], box.state().in_use["pids"]) == (LIFTED, HeldLimit(250, 7))
 
 
 def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, pids_ratio=0.25, timeout_s=60.0)
+    box = made(driver, clock, QUARTER)
 
     run(lambda: box.adopt(A.box))
     box.close()
 
-    assert driver.pids["/offline"] == 0.25
+    assert driver.limits["/offline", "pids"] == 250
 
 
-@pytest.mark.parametrize("fails", ["confine", "write_pids"])
+@pytest.mark.parametrize("fails", ["confine", "write_limit"])
 def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
-    box: Box, driver: FakeDriver, fails: str
+    box: Box, driver: FakeDriver, allowed: Allowed, fails: str
 ) -> None:
     async def go() -> None:
         await box.admit(A, 0)
-        await box.apply(Limits(1.0, 4000))
-        box.cpus = lambda: frozenset({0})
+        await box.apply({"cpu": 1.0, "memory": 4000})
+        allowed.cpus = frozenset({0})
         driver.fail_on = {fails}
         driver.log.clear()
         with pytest.raises(CgroupError, match=f"cannot {fails}"):
-            await box.apply(Limits(0.5, 1000))
+            await box.apply({"cpu": 0.5, "memory": 1000})
 
     asyncio.run(go())
     assert "write" in [call[0] for call in driver.log]
-    assert driver.boxes["/offline"].cpu_cores == 0.5
+    assert driver.boxes["/offline"]["cpu"] == 0.5
 
 
 def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
-    driver.boxes["/offline"], driver.pids["/offline"] = FLOOR, 0.05
-    box = Box(driver, FLOOR, clock, pids_ratio=0.33)
-    box.only_lower = True
+    driver.boxes["/offline"], driver.limits["/offline", "pids"] = FLOOR, 50
+    box = made(driver, clock, BoxSettings(FLOOR, {"pids": 0.33}, only_lower=True))
     run(lambda: box.adopt(A.box), lambda: box.apply(FLOOR))
     box.close()
-    assert driver.pids["/offline"] == 0.05
+    assert driver.limits["/offline", "pids"] == 50
+
+
+def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver, clock: Clock) -> None:
+    box = made(driver, clock, QUARTER)
+
+    run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
+    decided = driver.limits["/offline", "pids"]
+    held = box.state().limits
+    run(lambda: box.apply(DECIDED))
+    box.close()
+
+    assert (decided, driver.limits["/offline", "pids"]) == (100, 250)
+    assert held == {**DECIDED, "pids": 100}
+    assert box.state().limits == DECIDED
+
+
+def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:
+    box = made(driver, clock)
+    box.configure(BoxSettings(DECIDED, {"pids": 0.5}))
+
+    run(lambda: box.admit(A, 0))
+    box.close()
+
+    assert (driver.boxes["/offline"], driver.limits["/offline", "pids"]) == (DECIDED, 500)
 
 
 def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
@@ -301,9 +346,9 @@ def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
 
 
 def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
-    driver.fail_on = {"write_pids"}
+    driver.fail_on = {"write_limit"}
 
-    with pytest.raises(AdmissionError, match="cannot write_pids"):
+    with pytest.raises(AdmissionError, match="cannot write_limit"):
         run(lambda: box.admit(A, 0))
 
     assert driver.boxes["/offline"] == FLOOR
@@ -384,8 +429,8 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
 def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
 
-    assert driver.boxes["/offline"] == Limits(0.7, DECIDED.memory_bytes)
-    assert box.state().limits == Limits(0.7, DECIDED.memory_bytes)
+    assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": DECIDED["memory"]}
+    assert box.state().limits == {"cpu": 0.7, "memory": DECIDED["memory"]}
     assert box.state().drift == 0
 
 
@@ -395,7 +440,7 @@ def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: 
 
     run(lambda: box.apply(DECIDED))
 
-    assert squeezed == Limits(0.7, DECIDED.memory_bytes)
+    assert squeezed == {"cpu": 0.7, "memory": DECIDED["memory"]}
     assert driver.boxes["/offline"] == DECIDED
 
 
@@ -404,7 +449,9 @@ def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: 
     [
         pytest.param([], id="no-box"),
         pytest.param([lambda box: box.admit(A, 0)], id="no-decision"),
-        pytest.param([lambda box: box.apply(Limits(0.5, 1 << 20)), lambda box: box.admit(A, 0)], id="lower-already"),
+        pytest.param(
+            [lambda box: box.apply({"cpu": 0.5, "memory": 1 << 20}), lambda box: box.admit(A, 0)], id="lower-already"
+        ),
         pytest.param(
             [lambda box: box.apply(DECIDED), lambda box: box.admit(A, 0), lambda box: box.release()], id="released"
         ),
@@ -422,7 +469,7 @@ def test_squeeze_never_raises_a_limit_nor_makes_one(
 def test_squeeze_of_an_unlimited_box_limits_it(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.apply(LIFTED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
 
-    assert driver.boxes["/offline"] == Limits(0.7, UNLIMITED)
+    assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": UNLIMITED}
 
 
 def test_cpu_times_are_none_without_a_box_or_its_files(box: Box) -> None:
@@ -500,7 +547,7 @@ def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> N
     [
         pytest.param(DECIDED, DECIDED, id="bounded"),
         pytest.param(LIFTED, FLOOR, id="released_before"),
-        pytest.param(Limits(1.5, UNLIMITED), Limits(1.5, FLOOR.memory_bytes), id="half"),
+        pytest.param({"cpu": 1.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": FLOOR["memory"]}, id="half"),
         pytest.param(None, FLOOR, id="gone"),
     ],
 )
@@ -519,32 +566,41 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
 @pytest.mark.parametrize(
     ("held", "decided", "then"),
     [
-        pytest.param(Limits(16.0, 64 << 30), DECIDED, DECIDED, id="large-limits-of-the-night-are-lowered"),
-        pytest.param(Limits(0.5, 64 << 20), DECIDED, Limits(0.5, 64 << 20), id="small-ones-are-not-raised"),
-        pytest.param(Limits(0.5, 64 << 30), DECIDED, Limits(0.5, 512 << 20), id="each-for-itself"),
-        pytest.param(Limits(0.5, 64 << 20), LIFTED, Limits(0.5, 64 << 20), id="nor-lifted"),
+        pytest.param({"cpu": 16.0, "memory": 64 << 30}, DECIDED, DECIDED, id="large-limits-of-the-night-are-lowered"),
+        pytest.param(
+            {"cpu": 0.5, "memory": 64 << 20}, DECIDED, {"cpu": 0.5, "memory": 64 << 20}, id="small-ones-are-not-raised"
+        ),
+        pytest.param(
+            {"cpu": 0.5, "memory": 64 << 30}, DECIDED, {"cpu": 0.5, "memory": 512 << 20}, id="each-for-itself"
+        ),
+        pytest.param({"cpu": 0.5, "memory": 64 << 20}, LIFTED, {"cpu": 0.5, "memory": 64 << 20}, id="nor-lifted"),
         pytest.param(LIFTED, DECIDED, LIFTED, id="what-was-lifted-stays-so"),
-        pytest.param(Limits(UNLIMITED, 64 << 30), DECIDED, Limits(UNLIMITED, 512 << 20), id="also-one-of-them"),
+        pytest.param(
+            {"cpu": UNLIMITED, "memory": 64 << 30},
+            DECIDED,
+            {"cpu": UNLIMITED, "memory": 512 << 20},
+            id="also-one-of-them",
+        ),
     ],
 )
 def test_limits_are_only_lowered_while_the_config_is_not_known(
     box: Box, driver: FakeDriver, held: Limits, decided: Limits, then: Limits
 ) -> None:
     driver.boxes["/offline"] = held
-    box.only_lower = True
+    box.configure(BoxSettings(FLOOR, only_lower=True))
 
     run(lambda: box.apply(decided), lambda: box.adopt(parse_box("/offline")))
     assert (driver.boxes["/offline"], box.state().limits) == (held, held)
     run(lambda: box.apply(FLOOR), lambda: box.apply(decided))
     assert (driver.boxes["/offline"], box.state().limits) == (then, then)
 
-    box.only_lower = False
+    box.configure(SETTINGS)
     run(lambda: box.apply(decided))
     assert driver.boxes["/offline"] == decided
 
 
 def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: FakeDriver) -> None:
-    driver.boxes["/offline"] = Limits(3.0, 1 << 30)
+    driver.boxes["/offline"] = {"cpu": 3.0, "memory": 1 << 30}
 
     run(lambda: box.apply(DECIDED), lambda: box.adopt(parse_box("/offline")))
 
@@ -701,7 +757,7 @@ def test_sweep_without_a_box_removes_nothing(box: Box) -> None:
 
 
 def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, timeout_s=2.0)
+    box = made(driver, clock, timeout_s=2.0)
     driver.gate.clear()
 
     async def scenario() -> None:
@@ -763,7 +819,7 @@ def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
 
 # --- memory that must be reclaimed -------------------------------------------------------------------------------
 
-LOW = Limits(0.5, 128 << 20)
+LOW = {"cpu": 0.5, "memory": 128 << 20}
 
 
 def sinking(box: Box, driver: FakeDriver, steps: Callable[[], Awaitable[T]]) -> T:
@@ -789,14 +845,14 @@ def test_cpu_limits_and_pods_never_wait_for_memory_that_is_reclaimed(box: Box, d
     async def steps() -> list[Limits]:
         await box.squeeze(0.3)
         squeezed = driver.boxes["/offline"]
-        await box.apply(replace(LOW, cpu_cores=1.0))
+        await box.apply({**LOW, "cpu": 1.0})
         applied = driver.boxes["/offline"]
         await box.admit(B, 4096)
         await box.sweep(set())
         await box.usage()
         return [squeezed, applied]
 
-    assert sinking(box, driver, steps) == [Limits(0.3, 500 << 20), Limits(1.0, 500 << 20)]
+    assert sinking(box, driver, steps) == [{"cpu": 0.3, "memory": 500 << 20}, {"cpu": 1.0, "memory": 500 << 20}]
     assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": PodLimits(memory_bytes=4096)}
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
 
@@ -808,7 +864,7 @@ def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver
 
     state = sinking(box, driver, steps)
 
-    assert (state.wanted, state.limits) == (LOW, Limits(0.5, 500 << 20))
+    assert (state.wanted, state.limits) == (LOW, {"cpu": 0.5, "memory": 500 << 20})
     assert state.memory == Held(used_bytes=500 << 20, wanted_bytes=128 << 20)
     assert state.welcome, "the bound in force is above the wanted one, but it is one"
 
@@ -826,7 +882,7 @@ def test_next_limit_follows_what_was_reclaimed(box: Box, driver: FakeDriver) -> 
 def test_one_reclaim_runs_at_a_time_and_to_what_is_wanted_by_then(box: Box, driver: FakeDriver) -> None:
     async def steps() -> None:
         for size in (100 << 20, 80 << 20):
-            await box.apply(Limits(0.5, size))
+            await box.apply({"cpu": 0.5, "memory": size})
 
     sinking(box, driver, steps)
 
@@ -837,7 +893,7 @@ def test_release_lifts_the_limits_only_after_the_step_that_is_under_way(box: Box
     async def steps() -> None:
         lifting = asyncio.create_task(box.release())
         await asyncio.sleep(0.01)
-        assert driver.boxes["/offline"] == Limits(0.5, 500 << 20)
+        assert driver.boxes["/offline"] == {"cpu": 0.5, "memory": 500 << 20}
         driver.reclaim_gate.set()
         await lifting
         driver.reclaim_gate.clear()
@@ -869,7 +925,7 @@ def test_reclaim_that_fails_is_told_by_the_next_apply_and_tried_again(box: Box, 
 
 
 def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: Clock) -> None:
-    box = Box(driver, FLOOR, clock, timeout_s=0.05)
+    box = made(driver, clock, timeout_s=0.05)
 
     async def steps() -> BoxState:
         await until(lambda: box.state().timeouts > 0)
@@ -892,3 +948,17 @@ def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDrive
     assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda")]
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 4096
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
+
+
+def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Clock) -> None:
+    box = Box(AbsentDriver("no cgroup mount"), SETTINGS, lambda: UNLIMITED, clock, timeout_s=60.0)
+
+    run(lambda: box.apply(DECIDED))
+    with pytest.raises(AdmissionError, match="no cgroup mount"):
+        run(lambda: box.admit(A, 0))
+    with pytest.raises(CgroupError, match="no cgroup mount"):
+        run(box.usage)
+    state, file = box.state(), box.pressure_file()
+    box.close()
+
+    assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)

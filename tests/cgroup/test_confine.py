@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from criproxy.cgroup.cpulist import format_cpus, parse_cpus
 from criproxy.cgroup.detect import detect, detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
+from criproxy.model.cpulist import format_cpus, parse_cpus
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
 CONTAINER = f"{POD}/container"
 SLICE, SLICE_DIRECTORY = "offline.slice", "/offline.slice"
-LIMITS = Limits(0.5, 512 << 20)
+LIMITS = {"cpu": 0.5, "memory": 512 << 20}
 
 
 def cpus(text: str) -> frozenset[int]:
@@ -364,7 +364,7 @@ def test_systemd_v2_changes_cpus_in_one_call_and_the_limits_stay_in_force(tmp_pa
 
     assert names(node.systemd.calls) == ["set"]
     assert node.held == "0"
-    assert node.driver.read(SLICE).cpu_cores == 0.25, "systemd has put an older one back"
+    assert node.driver.read(SLICE)["cpu"] == 0.25, "systemd has put an older one back"
 
 
 def test_systemd_v2_is_told_that_nothing_bounds_the_box_any_more(tmp_path: Path) -> None:

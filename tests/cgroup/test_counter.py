@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.counter import Counter, CpuTimes
+from criproxy.cgroup.counter import CpuCounter, CpuTimes
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def counter(file: Path) -> Iterator[Counter]:
-    counter = Counter(str(file))
+def counter(file: Path) -> Iterator[CpuCounter]:
+    counter = CpuCounter(str(file))
     yield counter
     counter.close()
 
@@ -44,12 +44,12 @@ def removed_answer_enodev(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(f"usage_usec {2**63}\nuser_usec 1\n", 2**63 / 1e6, id="v2-longest"),
     ],
 )
-def test_counter_is_read_as_seconds(file: Path, counter: Counter, text: str, seconds: float) -> None:
+def test_counter_is_read_as_seconds(file: Path, counter: CpuCounter, text: str, seconds: float) -> None:
     file.write_text(text)
     assert counter.seconds() == pytest.approx(seconds)
 
 
-def test_counter_follows_its_file(file: Path, counter: Counter) -> None:
+def test_counter_follows_its_file(file: Path, counter: CpuCounter) -> None:
     seen = []
     for nanoseconds in (1_000_000_000, 12_000_000_000):
         file.write_text(f"{nanoseconds}\n")
@@ -57,7 +57,7 @@ def test_counter_follows_its_file(file: Path, counter: Counter) -> None:
     assert seen == [1.0, 12.0]
 
 
-def test_counter_of_a_cgroup_that_was_never_there_raises_until_it_is(file: Path, counter: Counter) -> None:
+def test_counter_of_a_cgroup_that_was_never_there_raises_until_it_is(file: Path, counter: CpuCounter) -> None:
     with pytest.raises(FileNotFoundError):
         counter.seconds()
     file.write_text("1000000000\n")
@@ -65,7 +65,7 @@ def test_counter_of_a_cgroup_that_was_never_there_raises_until_it_is(file: Path,
 
 
 @pytest.mark.usefixtures("removed_answer_enodev")
-def test_counter_of_a_cgroup_that_is_gone_raises_until_it_is_made_anew(file: Path, counter: Counter) -> None:
+def test_counter_of_a_cgroup_that_is_gone_raises_until_it_is_made_anew(file: Path, counter: CpuCounter) -> None:
     file.write_text("1000000000\n")
     seen = [counter.seconds()]
     file.unlink()
@@ -78,7 +78,7 @@ def test_counter_of_a_cgroup_that_is_gone_raises_until_it_is_made_anew(file: Pat
 
 
 @pytest.mark.usefixtures("removed_answer_enodev")
-def test_counter_of_a_cgroup_made_anew_between_two_looks_is_the_new_ones(file: Path, counter: Counter) -> None:
+def test_counter_of_a_cgroup_made_anew_between_two_looks_is_the_new_ones(file: Path, counter: CpuCounter) -> None:
     file.write_text("1000000000\n")
     counter.seconds()
     file.unlink()

@@ -6,7 +6,6 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.disk_weight import Disk, DiskWeight, DiskWeights, judge, parse_costed
-from criproxy.model import Limits
 from tests.fakes.kernel import FakeKernel
 
 BOX = "/kubelet/offline"
@@ -63,7 +62,7 @@ class Node:
         driver.ensure(BOX)
         if self.version == 2:
             self.kernel.by_hand(f"cg{BOX}/io.bfq.weight", "default 100")
-        driver.write(BOX, Limits(1.0, 512 * MIB))
+        driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     def look(self, box: str | None = BOX) -> dict[str, str]:
         """What keeps it, by disk."""

@@ -8,15 +8,16 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.v2 import V2Driver
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.v2 import V2Hierarchy
+from criproxy.model import UNLIMITED, LimitChange, Usage
 from tests.cgroup.sinking import bring
 from tests.fakes.kernel import FakeKernel
 
 BOX = "/kubelet/offline"
 POD = f"{BOX}/poda"
 MIB = 1 << 20
-LIFTED = Limits(UNLIMITED, UNLIMITED)
+LIFTED = {"cpu": UNLIMITED, "memory": UNLIMITED}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
 @pytest.fixture
 def box(node: Node) -> Node:
     node.driver.ensure(BOX)
-    node.driver.write(BOX, Limits(1.0, 512 * MIB))
+    node.driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     return node
 
 
@@ -75,12 +76,12 @@ def test_ensure_twice_changes_nothing_the_second_time(node: Node) -> None:
 def test_write_bounds_the_box_at_the_lowest_priority(node: Node) -> None:
     node.driver.ensure(BOX)
 
-    changes = node.driver.write(BOX, Limits(0.5, 100 * MIB + 1))
+    changes = node.driver.write(BOX, {"cpu": 0.5, "memory": 100 * MIB + 1})
 
-    assert node.driver.read(BOX) == Limits(0.5, 100 * MIB)
+    assert node.driver.read(BOX) == {"cpu": 0.5, "memory": 100 * MIB}
     assert node.kernel.file(f"{node.cpu}{BOX}/cpu.idle") == "1"
     assert not any(change.drift for change in changes)
-    assert node.driver.write(BOX, Limits(0.5, 100 * MIB + 1)) == ()
+    assert node.driver.write(BOX, {"cpu": 0.5, "memory": 100 * MIB + 1}) == ()
 
 
 def test_write_without_cpu_idle_takes_the_lowest_weight(tmp_path: Path, node: Node) -> None:
@@ -104,8 +105,8 @@ def test_capabilities_tell_the_version_and_what_a_child_may_have(box: Node) -> N
 
 def test_write_up_and_down_reaches_each_limit(box: Node) -> None:
     for cores, size in [(2.0, 900 * MIB), (0.25, 64 * MIB), (0.001, 0), (3.5, 4096), (1.0, 2000 * MIB)]:
-        box.driver.write(BOX, Limits(cores, size))
-        assert box.driver.read(BOX) == Limits(max(cores, 0.01), size)
+        box.driver.write(BOX, {"cpu": cores, "memory": size})
+        assert box.driver.read(BOX) == {"cpu": max(cores, 0.01), "memory": size}
 
 
 def test_write_of_no_limits_lifts_them_and_keeps_the_priority(box: Node) -> None:
@@ -120,14 +121,14 @@ def test_write_puts_drift_back_and_says_so(box: Node) -> None:
     box.kernel.by_hand(f"{box.cpu}{BOX}/{quota}", box.names("-1", "max 100000"))
     box.kernel.by_hand(f"{box.cpu}{BOX}/cpu.idle", "0")
 
-    changes = box.driver.write(BOX, Limits(1.0, 512 * MIB))
+    changes = box.driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert {(Path(change.file).name, change.drift) for change in changes} == {(quota, True), ("cpu.idle", True)}
-    assert box.driver.read(BOX) == Limits(1.0, 512 * MIB)
+    assert box.driver.read(BOX) == {"cpu": 1.0, "memory": 512 * MIB}
 
 
 def test_write_of_a_new_limit_is_no_drift(box: Node) -> None:
-    changes = box.driver.write(BOX, Limits(0.7, 256 * MIB))
+    changes = box.driver.write(BOX, {"cpu": 0.7, "memory": 256 * MIB})
 
     assert changes
     assert not any(change.drift for change in changes)
@@ -138,7 +139,7 @@ def test_write_to_a_file_that_somebody_else_holds_fails(box: Node) -> None:
     box.kernel.contested.add(file)
 
     with pytest.raises(CgroupError, match="who else writes it") as caught:
-        box.driver.write(BOX, Limits(0.5, 512 * MIB))
+        box.driver.write(BOX, {"cpu": 0.5, "memory": 512 * MIB})
 
     assert file in str(caught.value)
 
@@ -151,7 +152,7 @@ def test_box_that_was_made_anew_starts_without_drift(box: Node) -> None:
         box.kernel.rmdir(f"{box.kernel.root}/{hierarchy}{BOX}")
     box.driver.ensure(BOX)
 
-    changes = box.driver.write(BOX, Limits(1.0, 512 * MIB))
+    changes = box.driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert changes
     assert not any(change.drift for change in changes)
@@ -163,19 +164,19 @@ def test_box_that_was_made_anew_starts_without_drift(box: Node) -> None:
 def test_memory_limit_below_page_cache_reclaims_it(box: Node) -> None:
     box.use(BOX, anon=10 * MIB, cache=400 * MIB)
 
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
-    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+    assert box.driver.read(BOX)["memory"] == 64 * MIB
 
 
 def test_write_waits_for_no_reclaim_and_leaves_a_bound_above_the_usage(box: Node) -> None:
     box.driver.write(BOX, LIFTED)
     box.use(BOX, anon=100 * MIB, cache=900 * MIB)
 
-    changes = box.driver.write(BOX, Limits(0.5, 64 * MIB))
+    changes = box.driver.write(BOX, {"cpu": 0.5, "memory": 64 * MIB})
 
     assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 900 * MIB}
-    assert box.driver.read(BOX) == Limits(0.5, 1008 * MIB)
+    assert box.driver.read(BOX) == {"cpu": 0.5, "memory": 1008 * MIB}
     assert not any(change.drift for change in changes)
 
 
@@ -186,22 +187,22 @@ def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(b
 
     def amid(path: str, value: str) -> None:
         box.kernel.write = write  # type: ignore[method-assign]
-        changes.extend(box.driver.write(BOX, Limits(1.0, 600 * MIB)))
+        changes.extend(box.driver.write(BOX, {"cpu": 1.0, "memory": 600 * MIB}))
         write(path, value)
 
     changes: list[LimitChange] = []
     box.kernel.write = amid  # type: ignore[method-assign, assignment]
     box.driver.reclaim(BOX, 400 * MIB)
     left = box.limit(BOX) if file == "memory.limit_in_bytes" else box.kernel.file(f"{box.memory}{BOX}/{file}")
-    changes += box.driver.write(BOX, Limits(1.0, 600 * MIB))
+    changes += box.driver.write(BOX, {"cpu": 1.0, "memory": 600 * MIB})
 
     assert left == str(400 * MIB)
-    assert box.driver.read(BOX) == Limits(1.0, 600 * MIB)
+    assert box.driver.read(BOX) == {"cpu": 1.0, "memory": 600 * MIB}
     assert not any(change.drift for change in changes)
 
 
 def test_reclaim_takes_one_step_at_a_time_and_never_raises(box: Node) -> None:
-    box.driver.write(BOX, Limits(1.0, 20_000 * MIB))
+    box.driver.write(BOX, {"cpu": 1.0, "memory": 20_000 * MIB})
     box.use(BOX, cache=1000 * MIB)
 
     goes_on = [box.driver.reclaim(BOX, 300 * MIB) for _ in range(4)]
@@ -216,50 +217,50 @@ def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: N
     box.use(BOX, anon=200 * MIB, cache=100 * MIB)
     box.kernel.writes.clear()
 
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
     assert len(box.kernel.writes) <= 5, "it goes on trying what the kernel has refused"
-    held = box.driver.read(BOX).memory_bytes
+    held = box.driver.read(BOX)["memory"]
     assert isinstance(held, int)
     assert 200 * MIB < held <= 210 * MIB
 
 
 def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: Node) -> None:
     box.use(BOX, anon=200 * MIB)
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
-    again = bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
+    again = bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     box.use(BOX, anon=20 * MIB)
 
-    changes = bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    changes = bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
     assert again == ()
-    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+    assert box.driver.read(BOX)["memory"] == 64 * MIB
     assert not any(change.drift for change in changes)
 
 
 def test_memory_limit_being_approached_is_never_raised(box: Node) -> None:
     box.use(BOX, anon=200 * MIB)
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
-    before = box.driver.read(BOX).memory_bytes
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
+    before = box.driver.read(BOX)["memory"]
     box.use(BOX, anon=205 * MIB)
 
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
-    assert box.driver.read(BOX).memory_bytes == before
+    assert box.driver.read(BOX)["memory"] == before
 
 
 def test_memory_limit_far_below_the_usage_sinks_in_steps(box: Node) -> None:
-    box.driver.write(BOX, Limits(1.0, 20_000 * MIB))
+    box.driver.write(BOX, {"cpu": 1.0, "memory": 20_000 * MIB})
     box.use(BOX, cache=10_000 * MIB)
 
-    bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+    bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     first = box.driver.usage(BOX)
     for _ in range(6):
-        bring(box.driver, BOX, Limits(1.0, 64 * MIB))
+        bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
     assert first is not None
     assert 7_000 * MIB < first.working_set_bytes < 9_000 * MIB
-    assert box.driver.read(BOX).memory_bytes == 64 * MIB
+    assert box.driver.read(BOX)["memory"] == 64 * MIB
 
 
 # --- usage -------------------------------------------------------------------------------------------------------
@@ -287,7 +288,8 @@ def test_node_usage_of_v1_is_the_root_cgroups_cpu_and_the_nodes_memory(tmp_path:
 def test_node_usage_of_v2_is_what_its_cpus_were_not_idle_and_the_nodes_memory(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 2)
     now_s = [100.0]
-    driver = V2Driver(f"{tmp_path}/cg", kernel, str(tmp_path), lambda: now_s[0])
+    version = V2Hierarchy(f"{tmp_path}/cg", kernel, str(tmp_path), lambda: now_s[0])
+    driver = KernelDriver(version, kernel, str(tmp_path))
 
     kernel.idle({0: 10.0, 1: 20.0})
     first = driver.node_usage()

@@ -78,10 +78,10 @@ def test_quota_is_in_the_kernels_range(cores: float, quota_us: int) -> None:
 
 @given(st.integers(0, 1 << 50))
 def test_whole_pages_round_down_and_settle(size: int) -> None:
-    rounded = files.whole_pages(size, 4096)
+    rounded = files.whole_pages(size)
 
     assert size - 4096 < rounded <= size
-    assert files.whole_pages(rounded, 4096) == rounded
+    assert files.whole_pages(rounded) == rounded
 
 
 def test_flat_keyed_file_with_no_lines_is_empty() -> None:

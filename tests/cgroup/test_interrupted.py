@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.cgroup import files
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
@@ -91,8 +91,8 @@ def write_watched(node: Node, limits: Limits) -> bool:
 
     What the kernel can't reclaim may stay, so memory that is lowered is bounded by the old limit only.
     """
-    most_cores = max(node.cores(), _in_force(limits.cpu_cores))
-    most_bytes = max(node.memory_bytes(), _number(limits.memory_bytes))
+    most_cores = max(node.cores(), _in_force(limits["cpu"]))
+    most_bytes = max(node.memory_bytes(), _number(limits["memory"]))
 
     def check() -> None:
         assert node.cores() <= most_cores
@@ -102,8 +102,8 @@ def write_watched(node: Node, limits: Limits) -> bool:
     node.watch = check
     try:
         node.driver.write(BOX, limits)
-        if limits.memory_bytes is not UNLIMITED:
-            node.driver.reclaim(BOX, limits.memory_bytes)
+        if limits["memory"] is not UNLIMITED:
+            node.driver.reclaim(BOX, limits["memory"])  # type: ignore[arg-type]
     except CgroupError as error:
         assert error.errno == errno.EIO
         return False
@@ -128,15 +128,15 @@ KERNELS = [
     pytest.param(2, (), id="v2"),
     pytest.param(2, ("cpu.idle", "memory.swap.max"), id="v2-old"),
 ]
-SMALL, LARGE = Limits(0.5, 64 * MIB), Limits(3.0, 4096 * MIB)
-LIFTED = Limits(UNLIMITED, UNLIMITED)
+SMALL, LARGE = {"cpu": 0.5, "memory": 64 * MIB}, {"cpu": 3.0, "memory": 4096 * MIB}
+LIFTED = {"cpu": UNLIMITED, "memory": UNLIMITED}
 TRANSITIONS = [
     pytest.param(SMALL, LARGE, id="raised"),
     pytest.param(LARGE, SMALL, id="lowered"),
     pytest.param(SMALL, LIFTED, id="lifted"),
     pytest.param(LIFTED, SMALL, id="bounded"),
-    pytest.param(LARGE, Limits(0.25, 8192 * MIB), id="cpu-down-memory-up"),
-    pytest.param(LARGE, Limits(4.0, 32 * MIB), id="cpu-up-memory-down"),
+    pytest.param(LARGE, {"cpu": 0.25, "memory": 8192 * MIB}, id="cpu-down-memory-up"),
+    pytest.param(LARGE, {"cpu": 4.0, "memory": 32 * MIB}, id="cpu-up-memory-down"),
 ]
 
 
@@ -154,7 +154,7 @@ def interrupted(make: Callable[[int], Node]) -> Iterator[tuple[int, Node]]:
 def test_limits_are_safe_wherever_they_are_interrupted(  # noqa: PLR0917
     tmp_path: Path, version: int, lacks: tuple[str, ...], old: Limits, new: Limits, anon: int, cache: int
 ) -> None:
-    fits = anon + cache <= _number(old.memory_bytes)
+    fits = anon + cache <= _number(old["memory"])
 
     def make(number: int) -> Node:
         node = made(tmp_path / str(number), version, lacks, old)
@@ -167,12 +167,12 @@ def test_limits_are_safe_wherever_they_are_interrupted(  # noqa: PLR0917
             break
         assert number < 40, "the driver never comes to an end"
         assert write_watched(node, new)
-        assert node.cores() == _number(new.cpu_cores)
+        assert node.cores() == _number(new["cpu"])
     assert number > 0, "no write was interrupted"
     node.use(0, 0)
     for _ in range(40):  # what is full is approached in steps
         write_watched(node, new)
-    assert (node.cores(), node.memory_bytes()) == (_number(new.cpu_cores), _number(new.memory_bytes))
+    assert (node.cores(), node.memory_bytes()) == (_number(new["cpu"]), _number(new["memory"]))
 
 
 @pytest.mark.parametrize("period_us", [10_000, 1_000_000], ids=["shorter", "longer"])
@@ -184,9 +184,9 @@ def test_period_of_somebody_else_makes_no_interruption_unsafe(tmp_path: Path, pe
         return node
 
     for _, node in interrupted(make):
-        if write_watched(node, Limits(0.25, 64 * MIB)):
+        if write_watched(node, {"cpu": 0.25, "memory": 64 * MIB}):
             break
-        assert write_watched(node, Limits(0.25, 64 * MIB))
+        assert write_watched(node, {"cpu": 0.25, "memory": 64 * MIB})
     assert node.cores() == 0.25
 
 
@@ -213,7 +213,7 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
         return Node(tmp_path / str(number), version, lacks)
 
     for number, node in interrupted(make):
-        box = Box(node.driver, SMALL, lambda: 0.0, timeout_s=60.0)
+        box = Box(node.driver, BoxSettings(SMALL), lambda: UNLIMITED, lambda: 0.0, timeout_s=60.0)
         try:
             asyncio.run(box.admit(PLACE, 0))
         except AdmissionError:
@@ -229,10 +229,11 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
     assert (node.cores(), node.memory_bytes()) == (0.5, 64 * MIB)
 
 
-LIMITS = st.builds(
-    Limits,
-    st.just(UNLIMITED) | st.floats(0.01, 8.0),
-    st.just(UNLIMITED) | st.integers(4 * MIB, 16_000 * MIB),
+LIMITS = st.fixed_dictionaries(
+    {
+        "cpu": st.just(UNLIMITED) | st.floats(0.01, 8.0),
+        "memory": st.just(UNLIMITED) | st.integers(4 * MIB, 16_000 * MIB),
+    }
 )
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
-from criproxy.model import UNLIMITED, Limits, Pids
+from criproxy.model import UNLIMITED, LimitChange
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
 MIB = 1 << 20
-LIMITS = Limits(1.0, 512 * MIB)
+LIMITS = {"cpu": 1.0, "memory": 512 * MIB}
 ALLOWED = 32768
 """The fake kernel's pid_max, which is below its threads-max."""
 
@@ -60,11 +60,15 @@ class Node:
             self.kernel.by_hand(self.file(path, name), value)
         return path
 
+    def write_pids(self, ratio: float) -> tuple[LimitChange, ...]:
+        capacity = self.driver.capacity(self.box, "pids")
+        return () if capacity is None else self.driver.write_limit(self.box, "pids", max(1, int(ratio * capacity)))
+
     def tick(self, ratio: float = 0.25) -> list[tuple[str, bool]]:
         """The changes of the box's processes, and whether each was drift."""
         self.driver.ensure(self.box)
         self.driver.write(self.box, LIMITS)
-        return [(change.new, change.drift) for change in self.driver.write_pids(self.box, ratio)]
+        return [(change.new, change.drift) for change in self.write_pids(ratio)]
 
 
 @pytest.fixture(params=[(1, False), (2, False), (1, True), (2, True)], ids=["v1", "v2", "v1-systemd", "v2-systemd"])
@@ -82,7 +86,7 @@ def test_box_has_its_share_of_what_the_kernel_allows(node: Node) -> None:
     assert node.tick() == [(str(ALLOWED // 4), False)]
     assert node.tick() == []
     assert node.text(node.box, "pids.max") == str(ALLOWED // 4)
-    assert node.driver.read_pids(node.box) == Pids(0, ALLOWED // 4)
+    assert node.driver.read_limit(node.box, "pids") == HeldLimit(ALLOWED // 4, 0)
     if node.by_systemd:
         assert node.systemd.units[node.box]["TasksMax"] == ALLOWED // 4
 
@@ -125,7 +129,7 @@ def test_kernel_without_the_controller_limits_nothing_and_refuses_nobody(node: N
         file.unlink()
 
     assert node.tick() == []
-    assert node.driver.read_pids(node.box) is None
+    assert node.driver.read_limit(node.box, "pids") is None
     node.driver.ensure_pod(node.pod, PodLimits(pids=64))
 
 
@@ -146,7 +150,7 @@ def test_limit_that_systemd_was_not_told_is_told_by_the_next_tick(node: Node) ->
     node.tick()
     node.systemd.away = True
     with pytest.raises(CgroupError):
-        node.driver.write_pids(node.box, 0.5)
+        node.write_pids(0.5)
     at_once = node.text(node.box, "pids.max")
     node.systemd.away = False
 
@@ -159,8 +163,8 @@ def test_another_share_of_processes_leaves_a_squeeze_in_force(node: Node) -> Non
     """Systemd writes all that it was told when it is told of one."""
     node.tick()
     node.driver.squeeze(node.box, 0.1)
-    node.driver.write_pids(node.box, 0.5)
-    assert node.driver.read(node.box).cpu_cores == pytest.approx(0.1)
+    node.write_pids(0.5)
+    assert node.driver.read(node.box)["cpu"] == pytest.approx(0.1)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------

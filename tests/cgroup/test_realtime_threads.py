@@ -8,7 +8,7 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import PodLimits
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.processes import RealtimeThreads
 from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.cgroup.naming import directory_of, parse_box
-from criproxy.cgroup.places import pod_named
-from criproxy.cgroup.systemd.slices import INFINITY, anchor_of, cpu_mask, limit_properties, pod_in, standing_properties
-from criproxy.model import UNLIMITED, Limits
+from criproxy.cgroup.kernel_files import INFINITY
+from criproxy.cgroup.naming import directory_of, parse_box, pod_in, pod_named
+from criproxy.cgroup.systemd.anchor import anchor_of, cpu_mask
+from criproxy.cgroup.systemd.driver import limit_properties, priority_properties
+from criproxy.model import UNLIMITED
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_cpu_mask_of_nothing_is_refused() -> None:
     st.just(UNLIMITED) | st.integers(0, 1 << 50),
 )
 def test_limits_are_told_exactly(version: int, cores: float, size: int) -> None:
-    told = limit_properties(version, Limits(cores, size))
+    told = limit_properties(version, {"cpu": cores, "memory": size})
 
     quota = told["CPUQuotaPerSecUSec"]
     assert quota == INFINITY if cores is UNLIMITED else quota == round(cores * 100_000) * 10
@@ -91,5 +92,5 @@ def test_limits_are_told_exactly(version: int, cores: float, size: int) -> None:
 
 @pytest.mark.parametrize(("idle", "weight"), [(True, 0), (False, 1)])
 def test_priority_is_the_lowest_that_there_is(idle: bool, weight: int) -> None:
-    assert standing_properties(2, cpu_idle=idle)["CPUWeight"] == weight
-    assert standing_properties(1, cpu_idle=idle)["CPUShares"] == 2
+    assert priority_properties(2, cpu_idle=idle)["CPUWeight"] == weight
+    assert priority_properties(1, cpu_idle=idle)["CPUShares"] == 2

@@ -6,7 +6,7 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
 from tests.fakes.kernel import NO_LIMIT_V1, V1, FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -79,7 +79,7 @@ def test_memsw_follows_the_limit_both_ways(kernel: FakeKernel, driver: CgroupDri
     driver.ensure(BOX)
 
     for size in (100 * MIB, 50 * MIB, 200 * MIB):
-        driver.write(BOX, Limits(1.0, size))
+        driver.write(BOX, {"cpu": 1.0, "memory": size})
         assert kernel.file(f"memory{BOX}/memory.memsw.limit_in_bytes") == str(size)
 
 
@@ -89,18 +89,18 @@ def test_memory_without_swap_accounting_is_limited_too(tmp_path: Path) -> None:
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
 
-    driver.write(BOX, Limits(1.0, 100 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 100 * MIB})
 
     assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(100 * MIB)
 
 
 def test_quota_below_a_childs_strips_the_childs(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     driver.ensure_pod(POD, PodLimits())
     kernel.by_hand(f"cpu,cpuacct{POD}/cpu.cfs_quota_us", "80000")
 
-    changes = driver.write(BOX, Limits(0.5, 512 * MIB))
+    changes = driver.write(BOX, {"cpu": 0.5, "memory": 512 * MIB})
 
     assert kernel.file(f"cpu,cpuacct{BOX}/cpu.cfs_quota_us") == "50000"
     assert kernel.file(f"cpu,cpuacct{POD}/cpu.cfs_quota_us") == "-1"
@@ -109,10 +109,10 @@ def test_quota_below_a_childs_strips_the_childs(kernel: FakeKernel, driver: Cgro
 
 def test_period_of_somebody_else_is_put_back(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     kernel.by_hand(f"cpu,cpuacct{BOX}/cpu.cfs_period_us", "10000")
 
-    changes = driver.write(BOX, Limits(1.0, 512 * MIB))
+    changes = driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert [(change.old, change.new, change.drift) for change in changes] == [("10000", "100000", True)]
 
@@ -210,11 +210,11 @@ def test_disk_weight_is_the_lowest_and_put_back(
     kernel: FakeKernel, driver: CgroupDriver, file: str, lowest: str
 ) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     assert kernel.file(f"blkio{BOX}/{file}") == lowest
     kernel.by_hand(f"blkio{BOX}/{file}", "300")
 
-    changes = driver.write(BOX, Limits(1.0, 512 * MIB))
+    changes = driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert [(Path(change.file).name, change.drift) for change in changes] == [(file, True)]
     assert kernel.file(f"blkio{BOX}/{file}") == lowest
@@ -226,6 +226,6 @@ def test_kernel_without_disk_weights_is_bounded_all_the_same(tmp_path: Path) -> 
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
 
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(512 * MIB)

@@ -6,7 +6,7 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
 from tests.cgroup.sinking import bring
 from tests.fakes.kernel import FakeKernel
 
@@ -51,9 +51,9 @@ def test_pod_has_the_controllers(kernel: FakeKernel, driver: CgroupDriver) -> No
 
 def test_swap_is_off_while_memory_is_limited(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     limited = kernel.file(f"cg{BOX}/memory.swap.max")
-    driver.write(BOX, Limits(1.0, UNLIMITED))
+    driver.write(BOX, {"cpu": 1.0, "memory": UNLIMITED})
 
     assert (limited, kernel.file(f"cg{BOX}/memory.swap.max")) == ("0", "max")
 
@@ -64,16 +64,16 @@ def test_kernel_without_swap_has_its_memory_limited_too(tmp_path: Path) -> None:
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
 
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert kernel.file(f"cg{BOX}/memory.max") == str(512 * MIB)
 
 
 def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     limited = kernel.file(f"cg{BOX}/memory.high")
-    driver.write(BOX, Limits(1.0, UNLIMITED))
+    driver.write(BOX, {"cpu": 1.0, "memory": UNLIMITED})
 
     assert (limited, kernel.file(f"cg{BOX}/memory.high")) == (str(512 * MIB), "max")
 
@@ -81,10 +81,10 @@ def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driv
 def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     kernel.anon[f"{kernel.root}/cg{BOX}"] = 2000 * MIB
-    bring(driver, BOX, Limits(1.0, 64 * MIB))
+    bring(driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     kernel.writes.clear()
 
-    bring(driver, BOX, Limits(1.0, 64 * MIB))
+    bring(driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
     assert kernel.writes == []
     assert kernel.file(f"cg{BOX}/memory.high") == str(64 * MIB)
@@ -94,12 +94,12 @@ def test_io_weight_is_the_lowest_and_a_devices_own_stays(kernel: FakeKernel, dri
     driver.ensure(BOX)
     kernel.by_hand(f"cg{BOX}/io.weight", "default 100\n8:0 50")
     kernel.by_hand(f"cg{BOX}/io.bfq.weight", "default 100")
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     written = kernel.file(f"cg{BOX}/io.weight"), kernel.file(f"cg{BOX}/io.bfq.weight")
     kernel.by_hand(f"cg{BOX}/io.weight", "default 1\n8:0 50")
     kernel.writes.clear()
 
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert written == ("default 1", "default 1")
     assert kernel.writes == []
@@ -111,13 +111,13 @@ def test_kernel_without_io_weights_is_bounded_all_the_same(tmp_path: Path) -> No
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
 
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert kernel.file(f"cg{BOX}/memory.max") == str(512 * MIB)
 
 
 def test_oom_group_is_left_off(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    driver.write(BOX, Limits(1.0, 512 * MIB))
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert kernel.file(f"cg{BOX}/memory.oom.group") == "0"

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from criproxy.cgroup.naming import BoxPath, Driver
 from criproxy.commands.explain.places import DEFAULT_BOXES, Places, places
 from criproxy.kubelet.process import cgroup_driver
-from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
 from criproxy.observe.why import Why
-from tests.answering import answering
+from tests.answering import Answers, answering
 
 CGROUPFS, SYSTEMD = DEFAULT_BOXES
 CONFIG = "/var/lib/kubelet/config.yaml"
@@ -24,7 +23,7 @@ STATUS = Status(
     colocation="on",
     runtime=RuntimeStatus("/r", ready=True, version="", problem=""),
     config=ConfigStatus("/c", (), ()),
-    box=BoxStatus(None, 0, 0, 0, None, None),
+    box=BoxStatus(None, 0, 0, 0, {}),
     pods=(),
 )
 
@@ -91,8 +90,8 @@ def test_running_criproxy_that_has_seen_no_pod_leaves_the_word_to_kubelet(tmp_pa
         assert places(tmp_path / "s", root) == Places((SYSTEMD,), f"by {BY_FILE}")
 
 
-def _endpoints(status: Status) -> Endpoints:
-    return Endpoints(
+def _endpoints(status: Status) -> Answers:
+    return Answers(
         page=lambda: "",
         metrics=lambda: b"",
         unhealthy=lambda: None,

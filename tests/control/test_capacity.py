@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.control.capacity import Capacity, CapacityReader
+from criproxy.control.capacity import CapacityReader
+from criproxy.model import Capacity
 
 MEMINFO = "MemTotal:        2048 kB\nMemFree:         1024 kB\n"
 

@@ -10,7 +10,7 @@ from criproxy.control.memory_pressure import (
     PAUSE_S,
     EvictionHard,
     Evidence,
-    State,
+    PressureState,
     decide,
     halfway_bytes,
     kept_free_bytes,
@@ -44,26 +44,32 @@ def test_what_is_kept_free(hard: EvictionHard, capacity: float, kept: float, hal
 @pytest.mark.parametrize(
     ("seen", "state", "over", "act"),
     [
-        pytest.param(evidence(GIB, 500 * MIB), State(90.0), False, False, id="far-from-kubelets-threshold"),
-        pytest.param(evidence(149 * MIB, 500 * MIB), State(90.0), True, True, id="past-half-way-and-above-its-bound"),
-        pytest.param(evidence(151 * MIB, 500 * MIB), State(90.0), False, False, id="not-half-way"),
-        pytest.param(evidence(149 * MIB, 500 * MIB), State(), True, False, id="above-for-a-moment"),
-        pytest.param(evidence(99 * MIB, 500 * MIB), State(), True, True, id="threshold-crossed-at-once"),
-        pytest.param(evidence(99 * MIB, 128 * MIB), State(), False, False, id="online-alone-fills-the-node"),
-        pytest.param(evidence(99 * MIB, 0), State(), False, False, id="box-uses-nothing"),
-        pytest.param(evidence(99 * MIB, 500 * MIB, None), State(), False, False, id="no-bound"),
-        pytest.param(evidence(149 * MIB, 500 * MIB), State(90.0, 95.0), True, False, id="one-was-stopped-just-now"),
-        pytest.param(evidence(149 * MIB, 500 * MIB), State(80.0, 90.0), True, True, id="still-over-after-the-pause"),
+        pytest.param(evidence(GIB, 500 * MIB), PressureState(90.0), False, False, id="far-from-kubelets-threshold"),
+        pytest.param(
+            evidence(149 * MIB, 500 * MIB), PressureState(90.0), True, True, id="past-half-way-and-above-its-bound"
+        ),
+        pytest.param(evidence(151 * MIB, 500 * MIB), PressureState(90.0), False, False, id="not-half-way"),
+        pytest.param(evidence(149 * MIB, 500 * MIB), PressureState(), True, False, id="above-for-a-moment"),
+        pytest.param(evidence(99 * MIB, 500 * MIB), PressureState(), True, True, id="threshold-crossed-at-once"),
+        pytest.param(evidence(99 * MIB, 128 * MIB), PressureState(), False, False, id="online-alone-fills-the-node"),
+        pytest.param(evidence(99 * MIB, 0), PressureState(), False, False, id="box-uses-nothing"),
+        pytest.param(evidence(99 * MIB, 500 * MIB, None), PressureState(), False, False, id="no-bound"),
+        pytest.param(
+            evidence(149 * MIB, 500 * MIB), PressureState(90.0, 95.0), True, False, id="one-was-stopped-just-now"
+        ),
+        pytest.param(
+            evidence(149 * MIB, 500 * MIB), PressureState(80.0, 90.0), True, True, id="still-over-after-the-pause"
+        ),
     ],
 )
-def test_decision(seen: Evidence, state: State, over: bool, act: bool) -> None:
+def test_decision(seen: Evidence, state: PressureState, over: bool, act: bool) -> None:
     verdict, after = decide(seen, state)
     assert (verdict.over, verdict.act) == (over, act)
     assert after.acted_s == (seen.t_s if act else state.acted_s)
 
 
 def test_box_that_was_within_its_bound_in_between_counts_from_anew() -> None:
-    state = State()
+    state = PressureState()
     seen = [(0.0, 500), (1.0, 500), (1.5, 100), (2.0, 500), (3.0, 500), (4.0, 500)]
     acts = []
     for t_s, box in seen:
@@ -79,7 +85,7 @@ SIZES = st.floats(0, 8 * GIB)
 def test_no_history_stops_a_pod_of_a_box_within_its_bound_or_two_at_once(
     samples: list[tuple[float, float, float, float | None]],
 ) -> None:
-    state, t_s, last_s = State(), 0.0, -math.inf
+    state, t_s, last_s = PressureState(), 0.0, -math.inf
     for dt_s, node, box, bound in samples:
         t_s += dt_s
         verdict, state = decide(Evidence(t_s, CAPACITY, node, box, bound, HARD), state)

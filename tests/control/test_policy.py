@@ -9,48 +9,38 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from criproxy.control.policy import (
-    START_MOST_CORES,
     DynamicSettings,
-    PolicySettings,
     PolicyState,
     ResourceState,
     StaticSettings,
     decide,
     safe_limits,
 )
-from criproxy.model import UNLIMITED, Bounds, GuardCeiling, Limits, Prediction, Snapshot
+from criproxy.control.resources import RESOURCES
+from criproxy.model import UNLIMITED, Bounds, GuardCeiling
+from tests import rows
+from tests.rows import predictions
 
 no_deadline = hypothesis_settings(deadline=None)
 
 GIB = 2**30
 CPU = DynamicSettings(floor=0.1, watermark_ratio=0.9)
 MEMORY = DynamicSettings(floor=GIB, watermark_ratio=0.9)
-SETTINGS = PolicySettings(CPU, MEMORY)
+SETTINGS = rows.laws(CPU, MEMORY)
 
 
-def snapshot(t_s=1000.0, capacity=4.0, online=1.0, capacity_bytes=16 * GIB):
-    return Snapshot(
-        t_s=t_s,
-        capacity_cores=capacity,
-        capacity_bytes=capacity_bytes,
-        node_cores=2.0,
-        node_bytes=5 * GIB,
-        box_cores=1.0,
-        box_bytes=GIB,
-        online_cores=online,
-        online_bytes=4 * GIB,
-        throttled_ratio=0.0,
-    )
+def snapshot(t_s=1000.0, capacity=4.0, online=1.0, capacity_bytes=16 * GIB, online_bytes=4 * GIB):
+    return rows.snapshot(t_s, (capacity, 2.0, 1.0, online), (capacity_bytes, 5 * GIB, GIB, online_bytes))
 
 
 def holding(limit, since_s=0.0):
-    return PolicyState(cpu=ResourceState(limit, since_s))
+    return PolicyState({"cpu": ResourceState(limit, since_s)})
 
 
 def cpu(taken, predicted, state=PolicyState(), settings=CPU, note="", guard=None, starting=0):  # noqa: B008, PLR0917
-    prediction = Prediction(predicted, float(4 * GIB), note, "")
-    decision, after = decide(taken, prediction, state, PolicySettings(settings, MEMORY), guard, starting=starting)
-    return decision.limits.cpu_cores, decision.cpu_reason, after.cpu
+    prediction = predictions(predicted, float(4 * GIB), note, "")
+    decision, after = decide(taken, prediction, state, rows.laws(settings, MEMORY), guard, starting=starting)
+    return decision.limits["cpu"], decision.resources["cpu"].reason, after.resources["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def test_decide_floor_for_pods_that_start_is_given_at_once_and_taken_back_with_t
     limit, words, after = cpu(snapshot(), 3.9, holding(0.1, 999.0), settings, starting=4)
     assert words.startswith("raised 0.10 cores -> 0.50 cores: the floor for 4 pods that start")
     assert limit == pytest.approx(0.5)
-    assert cpu(snapshot(1001.0), 3.9, PolicyState(cpu=after), settings)[0] == 0.1
+    assert cpu(snapshot(1001.0), 3.9, PolicyState({"cpu": after}), settings)[0] == 0.1
 
 
 def test_decide_pods_that_start_change_nothing_where_there_is_room():
@@ -151,15 +141,17 @@ def test_decide_guard_goes_before_pods_that_start():
 
 
 def test_decide_move_that_is_too_small_to_be_seen_tells_its_size():
-    state = PolicyState(memory=ResourceState(float(8 * GIB), 0.0))
-    decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB - 4 * 2**20), state, SETTINGS)
-    assert decision.memory_reason.startswith("raised by 4.00 MiB to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB")
+    state = PolicyState({"memory": ResourceState(float(8 * GIB), 0.0)})
+    decision, _ = decide(snapshot(), predictions(1.0, 6.4 * GIB - 4 * 2**20), state, SETTINGS)
+    assert decision.resources["memory"].reason.startswith(
+        "raised by 4.00 MiB to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB"
+    )
 
 
 def test_decide_memory_is_in_bytes_and_words_in_gib():
-    decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB), PolicyState(), SETTINGS)
-    assert decision.limits.memory_bytes == int(16 * GIB * 0.9 - 6.4 * GIB)
-    assert decision.memory_reason == "set to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB"
+    decision, _ = decide(snapshot(), predictions(1.0, 6.4 * GIB), PolicyState(), SETTINGS)
+    assert decision.limits["memory"] == int(16 * GIB * 0.9 - 6.4 * GIB)
+    assert decision.resources["memory"].reason == "set to 8.00 GiB: 16.00 GiB x 0.90 - predicted 6.40 GiB"
 
 
 def test_decide_ceiling_bounds_the_limit_and_is_named():
@@ -176,17 +168,17 @@ def test_decide_note_of_the_prediction_is_in_the_reason():
 
 
 def test_decide_static_limits_never_move():
-    settings = PolicySettings(StaticSettings(1.5), StaticSettings(UNLIMITED))
-    decision, state = decide(snapshot(), Prediction(None, None), PolicyState(), settings)
-    assert decision.limits == Limits(1.5, UNLIMITED)
-    assert decision.cpu_reason == "static, as configured: 1.50 cores"
-    assert decision.memory_reason == "static, as configured: unlimited"
-    assert decide(snapshot(2000.0, online=3.9), Prediction(3.9, 0.0), state, settings)[0].limits == decision.limits
+    settings = rows.laws(StaticSettings(1.5), StaticSettings(UNLIMITED))
+    decision, state = decide(snapshot(), predictions(None, None), PolicyState(), settings)
+    assert decision.limits == {"cpu": 1.5, "memory": UNLIMITED}
+    assert decision.resources["cpu"].reason == "static, as configured: 1.50 cores"
+    assert decision.resources["memory"].reason == "static, as configured: unlimited"
+    assert decide(snapshot(2000.0, online=3.9), predictions(3.9, 0.0), state, settings)[0].limits == decision.limits
 
 
 def test_decide_from_static_to_dynamic_starts_afresh():
-    static = PolicySettings(StaticSettings(0.5), MEMORY)
-    _, state = decide(snapshot(), Prediction(1.0, 0.0), PolicyState(), static)
+    static = rows.laws(StaticSettings(0.5), MEMORY)
+    _, state = decide(snapshot(), predictions(1.0, 0.0), PolicyState(), static)
     assert cpu(snapshot(1001.0), 1.0, state)[0] == pytest.approx(2.6)
 
 
@@ -195,9 +187,9 @@ def test_decide_with_a_step_bound_raises_in_steps_but_lowers_at_once():
     limit, words, after = cpu(snapshot(), 1.0, holding(1.0), settings)
     assert limit == pytest.approx(1.4)
     assert words.endswith(", at most 0.40 cores at a time")
-    limit, _, after = cpu(snapshot(1001.0), 1.0, PolicyState(cpu=after), settings)
+    limit, _, after = cpu(snapshot(1001.0), 1.0, PolicyState({"cpu": after}), settings)
     assert limit == pytest.approx(1.8)
-    assert cpu(snapshot(1002.0), 3.5, PolicyState(cpu=after), settings)[0] == pytest.approx(0.1)
+    assert cpu(snapshot(1002.0), 3.5, PolicyState({"cpu": after}), settings)[0] == pytest.approx(0.1)
 
 
 def test_decide_a_limit_below_a_new_floor_is_raised_at_once():
@@ -209,7 +201,7 @@ def test_decide_a_limit_below_a_new_floor_is_raised_at_once():
 
 
 def squeezed_to(limit, given):
-    return PolicyState(cpu=ResourceState(limit, 0.0, given))
+    return PolicyState({"cpu": ResourceState(limit, 0.0, given)})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +233,7 @@ def test_decide_guard_that_squeezes_does_not_make_the_law_forget_or_wait():
     state, guard = holding(1.0, 999.0), GuardCeiling(0.2, "x")
     for t_s in range(1000, 1100):
         _, _, after = cpu(snapshot(float(t_s)), 2.3, state, guard=guard)
-        state = PolicyState(cpu=after)
+        state = PolicyState({"cpu": after})
     assert (after.limit, after.given) == (pytest.approx(1.3), 0.2)
     assert cpu(snapshot(1100.0), 2.3, state)[0] == pytest.approx(1.3)
 
@@ -251,7 +243,7 @@ def test_decide_guard_squeezes_a_static_limit_too_and_lets_go_of_it():
     limit, words, after = cpu(snapshot(), 1.0, PolicyState(), static, guard=GuardCeiling(0.4, "online waits"))
     assert limit == 0.4
     assert words.endswith("what the policy gives, 1.50 cores: static, as configured: 1.50 cores")
-    limit, words, _ = cpu(snapshot(1001.0), 1.0, PolicyState(cpu=after), static)
+    limit, words, _ = cpu(snapshot(1001.0), 1.0, PolicyState({"cpu": after}), static)
     assert (limit, words) == (1.5, "raised 0.40 cores -> 1.50 cores: static, as configured: 1.50 cores")
 
 
@@ -259,13 +251,13 @@ def test_decide_guard_squeezes_a_box_without_a_limit():
     static = StaticSettings(UNLIMITED, floor=0.1)
     limit, words, after = cpu(snapshot(), 1.0, PolicyState(), static, guard=GuardCeiling(0.4, "online waits"))
     assert (limit, "what the policy gives, no limit" in words) == (0.4, True)
-    assert cpu(snapshot(1001.0), 1.0, PolicyState(cpu=after), static)[0] is UNLIMITED
+    assert cpu(snapshot(1001.0), 1.0, PolicyState({"cpu": after}), static)[0] is UNLIMITED
 
 
 def test_decide_guard_does_not_touch_memory():
     state = PolicyState()
-    decision, _ = decide(snapshot(), Prediction(1.0, 6.4 * GIB), state, SETTINGS, GuardCeiling(0.01, "x"))
-    assert decision.limits.memory_bytes == int(8 * GIB)
+    decision, _ = decide(snapshot(), predictions(1.0, 6.4 * GIB), state, SETTINGS, GuardCeiling(0.01, "x"))
+    assert decision.limits["memory"] == int(8 * GIB)
 
 
 # --- the reserve, capacity and steps ---
@@ -303,16 +295,15 @@ def test_decide_static_case_gives_limit_and_reason(settings, limit, reason):
     assert cpu(snapshot(), 1.0, PolicyState(), settings)[:2] == (limit, reason)
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, PolicySettings(StaticSettings(3.0), StaticSettings(12 * GIB))])
+@pytest.mark.parametrize("settings", [SETTINGS, rows.laws(StaticSettings(3.0), StaticSettings(12 * GIB))])
 def test_decide_capacity_that_shrinks_lowers_both_limits_in_the_same_tick(settings):
-    _, state = decide(snapshot(), Prediction(0.5, 1.0 * GIB), PolicyState(), settings)
+    _, state = decide(snapshot(), predictions(0.5, 1.0 * GIB), PolicyState(), settings)
     less = snapshot(1001.0, 1.0, 0.5, 4 * GIB)
-    decision, _ = decide(less, Prediction(0.5, 1.0 * GIB), state, settings)
-    cores, size = decision.limits.cpu_cores, decision.limits.memory_bytes
-    assert cores is not UNLIMITED and cores <= 1.0
-    assert size is not UNLIMITED and size <= 4 * GIB
-    assert decision.cpu_reason.startswith("lowered")
-    assert decision.memory_reason.startswith("lowered")
+    decision, _ = decide(less, predictions(0.5, 1.0 * GIB), state, settings)
+    assert decision.limits["cpu"] <= 1.0  # type: ignore[operator]
+    assert decision.limits["memory"] <= 4 * GIB  # type: ignore[operator]
+    assert decision.resources["cpu"].reason.startswith("lowered")
+    assert decision.resources["memory"].reason.startswith("lowered")
 
 
 def test_decide_capacity_that_grows_raises_at_once_but_in_strides():
@@ -324,16 +315,16 @@ def test_decide_capacity_that_grows_raises_at_once_but_in_strides():
 
 def test_decide_memory_moves_in_whole_mib_downwards():
     predicted = 16 * GIB * 0.9 - (8 * GIB + 3 * 2**20 - 1)
-    decision, _ = decide(snapshot(), Prediction(1.0, predicted), PolicyState(), SETTINGS)
-    assert decision.limits.memory_bytes == 8 * GIB + 2 * 2**20
+    decision, _ = decide(snapshot(), predictions(1.0, predicted), PolicyState(), SETTINGS)
+    assert decision.limits["memory"] == 8 * GIB + 2 * 2**20
 
 
 def test_decide_memory_does_not_move_for_a_few_kib_each_second():
     state, limits = PolicyState(), set()
     for t_s in range(50):
-        prediction = Prediction(1.0, 6.4 * GIB + 2**19 + (t_s % 7) * 4096)
+        prediction = predictions(1.0, 6.4 * GIB + 2**19 + (t_s % 7) * 4096)
         decision, state = decide(snapshot(float(t_s)), prediction, state, SETTINGS)
-        limits.add(decision.limits.memory_bytes)
+        limits.add(decision.limits["memory"])
     assert limits == {8 * GIB - 2**20}
 
 
@@ -341,15 +332,16 @@ def test_decide_memory_does_not_move_for_a_few_kib_each_second():
 
 
 def test_decide_decision_carries_its_inputs():
-    settings = PolicySettings(replace(CPU, reserve=0.5, ceiling=3.0), StaticSettings(GIB), "window night (dynamic)")
+    settings = rows.laws(replace(CPU, reserve=0.5, ceiling=3.0), StaticSettings(GIB), "window night (dynamic)")
     guard = GuardCeiling(0.5, "online waits")
-    first, state = decide(snapshot(), Prediction(1.0, None, "careful"), PolicyState(), settings)
-    second, _ = decide(snapshot(1001.0), Prediction(1.0, None), state, settings, guard)
-    assert (first.before, second.before) == (None, first.limits)
+    first, state = decide(snapshot(), predictions(1.0, None, "careful"), PolicyState(), settings)
+    second, _ = decide(snapshot(1001.0), predictions(1.0, None), state, settings, guard)
+    assert {decided.before for decided in first.resources.values()} == {None}
+    assert {name: decided.before for name, decided in second.resources.items()} == first.limits
     assert (first.guard, second.guard) == (None, guard)
-    assert first.cpu_bounds == Bounds(floor=0.1, ceiling=3.0, reserve=0.5, watermark_ratio=0.9)
-    assert first.memory_bounds == Bounds(floor=0.0, ceiling=None, reserve=0.0, watermark_ratio=None)
-    assert (first.window, first.prediction.cpu_note) == ("window night (dynamic)", "careful")
+    assert first.resources["cpu"].bounds == Bounds(floor=0.1, ceiling=3.0, reserve=0.5, watermark_ratio=0.9)
+    assert first.resources["memory"].bounds == Bounds(floor=0.0, ceiling=None, reserve=0.0, watermark_ratio=None)
+    assert (first.window, first.resources["cpu"].prediction.note) == ("window night (dynamic)", "careful")
 
 
 def test_decide_time_of_last_change_stays_while_held():
@@ -358,8 +350,11 @@ def test_decide_time_of_last_change_stays_while_held():
 
 
 def test_safe_limits_are_floors_and_static_limits():
-    assert safe_limits(SETTINGS) == Limits(0.1, GIB)
-    assert safe_limits(PolicySettings(StaticSettings(2.0), StaticSettings(UNLIMITED))) == Limits(2.0, UNLIMITED)
+    assert safe_limits(SETTINGS) == {"cpu": 0.1, "memory": GIB}
+    assert safe_limits(rows.laws(StaticSettings(2.0), StaticSettings(UNLIMITED))) == {
+        "cpu": 2.0,
+        "memory": UNLIMITED,
+    }
 
 
 @pytest.mark.parametrize(
@@ -408,7 +403,7 @@ wild_guards = st.none() | st.builds(GuardCeiling, wild, st.just("online waits"))
 
 
 def limit_of(taken, predicted, state, settings, guard=None):
-    return cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard)[0]
+    return cpu(taken, predicted, PolicyState({"cpu": state}), settings, guard=guard)[0]
 
 
 @no_deadline
@@ -460,7 +455,7 @@ def test_decide_any_past_of_the_guard_leaves_the_law_as_it_would_be(steps, setti
         t_s += dt_s
         _, _, squeezed = cpu(snapshot(t_s, online=0.0), predicted, with_guard, settings, guard=guard)
         _, _, free = cpu(snapshot(t_s, online=0.0), predicted, without, settings)
-        with_guard, without = PolicyState(cpu=squeezed), PolicyState(cpu=free)
+        with_guard, without = PolicyState({"cpu": squeezed}), PolicyState({"cpu": free})
         assert (squeezed.limit, squeezed.changed_s) == (free.limit, free.changed_s)
 
 
@@ -498,11 +493,11 @@ def test_decide_pods_that_start_get_no_less_and_never_what_online_uses_or_the_re
     predicted, online, state, settings, guard, starting
 ):
     taken = snapshot(online=online)
-    with_them = cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard, starting=starting)[0]
-    without = cpu(taken, predicted, PolicyState(cpu=state), settings, guard=guard)[0]
-    left = taken.capacity_cores - settings.reserve - online
+    with_them = cpu(taken, predicted, PolicyState({"cpu": state}), settings, guard=guard, starting=starting)[0]
+    without = cpu(taken, predicted, PolicyState({"cpu": state}), settings, guard=guard)[0]
+    left = taken.of["cpu"].capacity - settings.reserve - online
     assert without <= with_them <= max(without, left, settings.floor)
-    assert with_them <= max(without, settings.floor + START_MOST_CORES)
+    assert with_them <= max(without, settings.floor + RESOURCES["cpu"].start_most)
 
 
 @no_deadline
@@ -533,7 +528,7 @@ def test_decide_over_any_day_never_leaves_more_than_the_watermark(steps, setting
     for dt, predicted in steps:
         t += dt
         limit, _, after = cpu(snapshot(t, online=0.0), predicted, state, settings)
-        state = PolicyState(cpu=after)
+        state = PolicyState({"cpu": after})
         assert limit <= max(settings.floor, 4.0 * settings.watermark_ratio - predicted + 1e-9)
 
 
@@ -541,10 +536,10 @@ def test_decide_over_any_day_never_leaves_more_than_the_watermark(steps, setting
 
 
 def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
-    taken = replace(snapshot(), online_bytes=online)
-    prediction = Prediction(1.0, predicted)
-    decision, _ = decide(taken, prediction, PolicyState(), PolicySettings(CPU, settings), kept_bytes=kept)
-    return decision.limits.memory_bytes, decision.memory_reason, decision.memory_bounds.kept
+    taken = snapshot(online_bytes=online)
+    prediction = predictions(1.0, predicted)
+    decision, _ = decide(taken, prediction, PolicyState(), rows.laws(CPU, settings), kept={"memory": kept})
+    return decision.limits["memory"], decision.resources["memory"].reason, decision.resources["memory"].bounds.kept
 
 
 @pytest.mark.parametrize(
@@ -593,11 +588,11 @@ def test_memory_that_kubelet_must_find_free_is_not_given(kept, settings, limit, 
 
 
 def test_static_limit_that_gives_way_to_online_comes_back_by_steps() -> None:
-    def limit(online: int, state: PolicyState) -> tuple[object, PolicyState]:
-        taken = replace(snapshot(), online_bytes=online)
-        settings = PolicySettings(CPU, StaticSettings(12 * GIB, GIB))
-        decision, after = decide(taken, Prediction(1.0, None), state, settings, kept_bytes=2 * GIB)
-        return decision.limits.memory_bytes, after
+    def limit(online: int, state: PolicyState) -> tuple[float, PolicyState]:
+        taken = snapshot(online_bytes=online)
+        settings = rows.laws(CPU, StaticSettings(12 * GIB, GIB))
+        decision, after = decide(taken, predictions(1.0, None), state, settings, kept={"memory": 2 * GIB})
+        return decision.limits["memory"], after  # type: ignore[return-value]
 
     first, state = limit(4 * GIB, PolicyState())
     nearly, state = limit(4 * GIB - 100 * 2**20, state)

@@ -6,19 +6,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.capacity import Capacity
-from criproxy.control.sampler import Reading, Sampler
-from criproxy.model import Usage
+from criproxy.control.sampler import CounterReading, Sampler
+from criproxy.model import Capacity, Usage
 
 no_deadline = hypothesis_settings(deadline=None)
 
 FOUR = Capacity(4.0, 1000)
-FIRST = Reading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
+FIRST = CounterReading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
 
 
 def second(**changes):
     """The snapshot of a reading 2 s after the first, at which the node used 6 s and the box 4 s more."""
-    reading = Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
+    reading = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
     sampler = Sampler()
     assert sampler.sample(FIRST) is None
     return sampler.sample(replace(reading, **changes))
@@ -26,9 +25,9 @@ def second(**changes):
 
 def test_sampler_two_readings_give_mean_rates():
     snapshot = second()
-    assert (snapshot.node_cores, snapshot.box_cores, snapshot.online_cores) == (3.0, 2.0, 1.0)
-    assert (snapshot.node_bytes, snapshot.box_bytes, snapshot.online_bytes) == (800, 300, 500)
-    assert (snapshot.capacity_cores, snapshot.capacity_bytes) == (4.0, 1000)
+    assert (snapshot.of["cpu"].node, snapshot.of["cpu"].box, snapshot.of["cpu"].online) == (3.0, 2.0, 1.0)
+    assert (snapshot.of["memory"].node, snapshot.of["memory"].box, snapshot.of["memory"].online) == (800, 300, 500)
+    assert (snapshot.of["cpu"].capacity, snapshot.of["memory"].capacity) == (4.0, 1000)
     assert snapshot.throttled_ratio == 2.0 / (2.0 * 4.0)
     assert snapshot.t_s == 102.0
 
@@ -45,25 +44,25 @@ def test_sampler_two_readings_give_mean_rates():
 )
 def test_sampler_box_case_keeps_online_at_or_above_zero(changes, box_cores, online_cores):
     snapshot = second(**changes)
-    assert (snapshot.box_cores, snapshot.online_cores) == (box_cores, online_cores)
-    assert snapshot.online_bytes == max(0, 800 - snapshot.box_bytes)
+    assert (snapshot.of["cpu"].box, snapshot.of["cpu"].online) == (box_cores, online_cores)
+    assert snapshot.of["memory"].online == max(0, 800 - snapshot.of["memory"].box)
 
 
 def test_sampler_box_that_appears_has_used_what_it_shows():
     sampler = Sampler()
     sampler.sample(replace(FIRST, box=None))
-    snapshot = sampler.sample(Reading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
-    assert snapshot.box_cores == 2.0
+    snapshot = sampler.sample(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
+    assert snapshot.of["cpu"].box == 2.0
 
 
 def test_sampler_box_that_appears_and_is_old_gives_no_sample_and_is_nothing_to_tell_of():
     """After a restart of criproxy: what it has used in its life is no rate, and online's is not 0."""
     sampler = Sampler()
     sampler.sample(replace(FIRST, box=None))
-    old = Reading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
+    old = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
     assert (sampler.sample(old), sampler.discarded) == (None, "")
     later = replace(old, t_s=103.0, read_s=93.0, node=Usage(59.0, 800), box=Usage(9e6 + 2.0, 300))
-    assert sampler.sample(later).online_cores == 1.0
+    assert sampler.sample(later).of["cpu"].online == 1.0
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_sampler_reading_not_newer_is_ignored(t_s, read_s):
     sampler = Sampler()
     sampler.sample(FIRST)
     assert sampler.sample(replace(FIRST, t_s=t_s, read_s=read_s, node=Usage(99.0, 1))) is None
-    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=91.0, node=Usage(51.0, 700))).node_cores == 1.0
+    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=91.0, node=Usage(51.0, 700))).of["cpu"].node == 1.0
 
 
 def test_sampler_node_counter_gone_back_starts_anew_from_it():
@@ -83,7 +82,7 @@ def test_sampler_node_counter_gone_back_starts_anew_from_it():
     sampler.sample(FIRST)
     assert sampler.sample(replace(FIRST, t_s=101.0, read_s=91.0, node=Usage(1.0, 700))) is None
     assert sampler.discarded == "the node's CPU counter has gone back"
-    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=92.0, node=Usage(3.0, 700))).node_cores == 2.0
+    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=92.0, node=Usage(3.0, 700))).of["cpu"].node == 2.0
     assert sampler.discarded == ""
 
 
@@ -100,7 +99,7 @@ def test_sampler_node_counter_gone_back_starts_anew_from_it():
 def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
     sampler = Sampler()
     sampler.sample(FIRST)
-    reading = replace(Reading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
+    reading = replace(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
     assert sampler.sample(reading) is None
     assert sampler.discarded == why
     node, box = reading.node, reading.box
@@ -112,41 +111,41 @@ def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
         node=replace(node, cpu_usage_s=node.cpu_usage_s + 1.0),
         box=replace(box, working_set_bytes=300),
     )
-    assert sampler.sample(later).online_cores == 1.0
+    assert sampler.sample(later).of["cpu"].online == 1.0
     assert sampler.discarded == ""
 
 
 def test_sampler_reading_slightly_above_capacity_is_cut_to_it():
     snapshot = second(node=Usage(59.5, 1100), box=None)
-    assert (snapshot.node_cores, snapshot.online_cores) == (4.0, 4.0)
-    assert (snapshot.node_bytes, snapshot.online_bytes) == (1000, 1000)
+    assert (snapshot.of["cpu"].node, snapshot.of["cpu"].online) == (4.0, 4.0)
+    assert (snapshot.of["memory"].node, snapshot.of["memory"].online) == (1000, 1000)
 
 
 def test_sampler_isolated_cpus_count_as_the_nodes_and_online_is_at_most_the_capacity():
     snapshot = second(capacity=Capacity(4.0, 1000, outside_cores=8.0), node=Usage(50.0 + 2 * 11.0, 800))
-    assert snapshot.online_cores == 4.0
+    assert snapshot.of["cpu"].online == 4.0
 
 
 def test_sampler_usage_of_cpus_that_have_gone_meanwhile_is_cut_to_those_that_are_left():
     snapshot = second(capacity=Capacity(1.0, 1000))
-    assert (snapshot.node_cores, snapshot.box_cores, snapshot.online_cores) == (1.0, 1.0, 1.0)
+    assert (snapshot.of["cpu"].node, snapshot.of["cpu"].box, snapshot.of["cpu"].online) == (1.0, 1.0, 1.0)
 
 
 def test_sampler_suspended_machine_was_not_idle_meanwhile():
-    assert second(t_s=102.0 + 3600.0).online_cores == 1.0
+    assert second(t_s=102.0 + 3600.0).of["cpu"].online == 1.0
 
 
 @pytest.mark.parametrize("capacity", [Capacity(2.0, 500), Capacity(8.0, 2000)], ids=["unplugged", "plugged"])
 def test_sampler_capacity_is_that_of_the_newest_reading(capacity):
     snapshot = second(capacity=capacity)
-    assert (snapshot.capacity_cores, snapshot.capacity_bytes) == (capacity.cores, capacity.memory_bytes)
+    assert (snapshot.of["cpu"].capacity, snapshot.of["memory"].capacity) == (capacity.cores, capacity.memory_bytes)
 
 
 counter = st.floats(0.0, 1e6)
 usages = st.builds(Usage, counter, st.integers(0, 2**40), counter)
 capacities = st.builds(Capacity, st.floats(1.0, 512.0), st.integers(1, 2**42), st.sampled_from([0.0, 8.0]))
 times = st.floats(0.0, 1e6)
-readings = st.lists(st.builds(Reading, times, times, usages, st.none() | usages, capacities), max_size=20)
+readings = st.lists(st.builds(CounterReading, times, times, usages, st.none() | usages, capacities), max_size=20)
 
 
 @no_deadline
@@ -156,8 +155,8 @@ def test_sampler_any_readings_give_rates_that_the_node_can_have(readings):
     for reading in readings:
         snapshot = sampler.sample(reading)
         if snapshot is not None:
-            rates = (snapshot.node_cores, snapshot.box_cores, snapshot.online_cores)
-            sizes = (snapshot.node_bytes, snapshot.box_bytes, snapshot.online_bytes)
-            assert 0.0 <= min(rates) <= max(rates) <= reading.capacity.cores == snapshot.capacity_cores
-            assert 0 <= min(sizes) <= max(sizes) <= reading.capacity.memory_bytes == snapshot.capacity_bytes
+            rates = (snapshot.of["cpu"].node, snapshot.of["cpu"].box, snapshot.of["cpu"].online)
+            sizes = (snapshot.of["memory"].node, snapshot.of["memory"].box, snapshot.of["memory"].online)
+            assert 0.0 <= min(rates) <= max(rates) <= reading.capacity.cores == snapshot.of["cpu"].capacity
+            assert 0 <= min(sizes) <= max(sizes) <= reading.capacity.memory_bytes == snapshot.of["memory"].capacity
             assert 0.0 <= snapshot.throttled_ratio <= 1.0

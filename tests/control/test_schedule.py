@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from criproxy.control.schedule import DAY_MINUTES, Schedule, Window, moment, phase_at
+from criproxy.control.schedule import DAY_MINUTES, WeekSchedule, Window, moment, phase_at
 
 no_deadline = hypothesis_settings(deadline=None)
 
@@ -24,7 +24,7 @@ def utc(text):
 
 
 def phase(text, *windows, outside="off", zone=BERLIN):
-    return phase_at(Schedule(windows, outside, zone), datetime.fromisoformat(text).replace(tzinfo=zone).timestamp())
+    return phase_at(WeekSchedule(windows, outside, zone), datetime.fromisoformat(text).replace(tzinfo=zone).timestamp())
 
 
 def local(seconds, zone=BERLIN):
@@ -109,9 +109,9 @@ def test_window_inside_the_skipped_hour_does_not_happen_and_the_repeated_one_hap
     skipped = Window("skipped", WEEK, 130, 170, "dynamic")
     for minute in range(24 * 60):
         wall_s = utc("2026-03-28T23:00:00") + 60 * minute
-        assert phase_at(Schedule((skipped,), "off", BERLIN), wall_s).window is None
+        assert phase_at(WeekSchedule((skipped,), "off", BERLIN), wall_s).window is None
     moments = [utc("2026-10-24T22:00:00") + 60 * minute for minute in range(25 * 60)]
-    held = [m for m in moments if phase_at(Schedule((skipped,), "off", BERLIN), m).window == 0]
+    held = [m for m in moments if phase_at(WeekSchedule((skipped,), "off", BERLIN), m).window == 0]
     assert held == [utc("2026-10-25T00:10:00") + 60 * minute for minute in range(40)]
 
 
@@ -131,7 +131,7 @@ windows = st.builds(
     lambda days, span, mode: Window("w", days, span[0], span[1], mode), st.frozensets(st.integers(0, 6)), minutes, modes
 )
 schedules = st.builds(
-    Schedule,
+    WeekSchedule,
     st.lists(windows, max_size=4).map(tuple),
     modes,
     st.sampled_from([UTC, BERLIN, NEW_YORK, ZoneInfo("Australia/Lord_Howe"), ZoneInfo("Asia/Kathmandu")]),

@@ -36,7 +36,7 @@ async def make(kind):
 
 
 def test_daemon_with_the_relay_never_imports_grpc_nor_tls() -> None:
-    found = modules_after(DAEMON + "asyncio.run(make('relay'))\nfrom criproxy.daemon import late\nlate.load()")
+    found = modules_after(DAEMON + "asyncio.run(make('relay'))\nfootprint.settle()")
     assert {name for name in found if name.partition(".")[0] in ("grpc", "ssl", "_ssl", "prometheus_client")} == set()
     assert {"criproxy.daemon.daemon", "criproxy.fronts.relay.server", "criproxy.fronts.cri.cri_pb2"} <= found
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from criproxy.config import Config, Loaded
 from criproxy.daemon import reload as module
-from criproxy.daemon.reload import Reload
-from criproxy.daemon.watch import FileWatch
+from criproxy.daemon.reload import FileWatch, Reload
 
 
 class Clock:
@@ -26,11 +27,18 @@ class Clock:
         self.shared.append(slack_s > 0.0)
 
 
+def reload_of(watch, clock):
+    """Of which only the watch and the reading are asked."""
+    first, bypass = SimpleNamespace(config=None), SimpleNamespace(write=lambda: None)
+    others = dict.fromkeys(("recorder", "metrics", "notifier", "log"))
+    return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
+
+
 def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)  # type: ignore[arg-type]
+    reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
         asyncio.run(reload.watch_config())
     assert looks == [0.5, 1.0, 1.5, 2.0]
@@ -39,7 +47,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
 def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake_ups(tmp_path):
     file, clock = tmp_path / "config.toml", Clock()
     watch = FileWatch(file)
-    reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=clock, log=None)  # type: ignore[arg-type]
+    reload = reload_of(watch, clock)
     file.write_text("new")
     with pytest.raises(TimeoutError):
         asyncio.run(reload.watch_config())
@@ -55,10 +63,9 @@ class SlowFile:
         self.taken: list[Loaded] = []
         self.read = 0
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
-        self.reload = Reload(watch, SimpleNamespace(config=None), None, None, None, clock=Clock(), log=None)  # type: ignore[arg-type]
+        self.reload = reload_of(watch, Clock())
         monkeypatch.setattr(module, "load", self._load)
         monkeypatch.setattr(self.reload, "_take_up", self.taken.append)
-        monkeypatch.setattr(self.reload, "_write_bypass", lambda: None)
 
     def _load(self, _file: object) -> Loaded:
         self.read += 1
@@ -107,3 +114,67 @@ def test_reading_that_a_failed_hand_over_has_cut_off_is_done_again(slow: SlowFil
         second.cancel()
 
     asyncio.run(main())
+
+
+# --- the watch ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "f"
+    path.write_text("old")
+    return path
+
+
+def test_file_that_is_left_alone_has_not_changed(file: Path) -> None:
+    watch = FileWatch(file)
+    assert [watch.changed() for _ in range(3)] == [False, False, False]
+
+
+def test_changed_file_is_told_once_and_only_at_rest(file: Path) -> None:
+    watch = FileWatch(file)
+    file.write_text("")
+    first = watch.changed()
+    file.write_text("new, in full")
+    assert [first, *(watch.changed() for _ in range(3))] == [False, False, True, False]
+
+
+def test_file_that_was_changed_and_changed_back_by_rename_is_told(file: Path) -> None:
+    watch = FileWatch(file)
+    copy = file.with_name("copy")
+    copy.write_text("old")
+    copy.rename(file)
+    assert [watch.changed(), watch.changed()] == [False, True]
+
+
+def test_file_that_vanishes_and_comes_back_is_told_each_time(file: Path) -> None:
+    watch = FileWatch(file)
+    file.unlink()
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+    file.write_text("new")
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+
+
+def test_file_that_was_read_is_not_told_again(file: Path) -> None:
+    watch = FileWatch(file)
+    file.write_text("new text")
+    watch.read()
+    assert [watch.changed(), watch.changed()] == [False, False]
+
+
+@pytest.mark.parametrize("change", [lambda d: (d / "a.toml").write_text("b"), lambda d: (d / "a.toml").unlink()])
+def test_dropin_that_changes_or_vanishes_is_told(file: Path, change: Callable[[Path], object]) -> None:
+    directory = file.with_name("f.d")
+    directory.mkdir()
+    (directory / "a.toml").write_text("a, in full")
+    watch = FileWatch(file)
+    change(directory)
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+
+
+def test_first_dropin_is_told(file: Path) -> None:
+    watch = FileWatch(file)
+    file.with_name("f.d").mkdir()
+    assert [watch.changed() for _ in range(2)] == [False, False]
+    (file.with_name("f.d") / "a.toml").write_text("a")
+    assert [watch.changed() for _ in range(3)] == [False, True, False]

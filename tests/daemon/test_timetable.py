@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from criproxy.config.load import parse
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
-from criproxy.daemon.timetable import Timetable
-from criproxy.model import Limits
+from criproxy.daemon.settings import Timetable
 
 MIB = 1 << 20
 CONFIG = """
@@ -72,17 +71,20 @@ def test_stage_has_the_limits_of_its_window() -> None:
     night, weekend, noon = (
         at(m, timetable).policy for m in ("2026-03-09T23:00", "2026-03-14T12:00", "2026-03-11T12:30")
     )
-    assert isinstance(night.cpu, DynamicSettings)
-    assert (night.cpu.floor, night.cpu.reserve, night.cpu.max_raise_ratio) == (0.2, 0.5, 0.1)
-    assert (weekend.cpu, weekend.memory) == (StaticSettings(3.0, 0.2, 0.5), StaticSettings(512 * MIB, 64 * MIB))
-    assert noon.cpu == StaticSettings(1.5, 0.2, 0.5)
+    cpu = night.resources["cpu"]
+    assert isinstance(cpu, DynamicSettings)
+    assert (cpu.floor, cpu.reserve, cpu.max_raise_ratio) == (0.2, 0.5, 0.1)
+    assert weekend.resources["cpu"] == StaticSettings(3.0, 0.2, 0.5)
+    assert weekend.resources["memory"] == StaticSettings(512 * MIB, 64 * MIB)
+    assert noon.resources["cpu"] == StaticSettings(1.5, 0.2, 0.5)
 
 
 def test_stage_off_leaves_the_floor_and_says_so() -> None:
     policy = at("2026-03-09T12:00", table()).policy
-    assert safe_limits(policy) == Limits(0.2, 64 * MIB)
-    assert isinstance(policy.cpu, StaticSettings)
-    assert policy.cpu.why == "the floor, as the schedule is off"
+    safe = safe_limits(policy)
+    assert (safe["cpu"], safe["memory"]) == (0.2, 64 * MIB)
+    assert isinstance(policy.resources["cpu"], StaticSettings)
+    assert policy.resources["cpu"].why == "the floor, as the schedule is off"
 
 
 def test_stage_squeezed_does_not_drain() -> None:
@@ -109,7 +111,7 @@ def test_stage_that_never_opens_says_no_more_than_that() -> None:
 def test_stage_without_a_schedule_is_always_open(text: str, kind: type) -> None:
     stage = at("2026-03-09T12:00", table(text))
     assert (stage.words, stage.closed, stage.drain) == ("", "", False)
-    assert isinstance(stage.policy.cpu, kind)
+    assert isinstance(stage.policy.resources["cpu"], kind)
 
 
 WEEK_S = 7 * 86400

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from criproxy.control.capacity import Capacity
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, Capacity, LimitChange, Limits, Usage
 from tests.fakes.clock import FakeClock
 
 GIB = 2**30
@@ -44,7 +43,7 @@ class FakeBox:
         self._last_s = now_s
         box_cores = 0.0
         if self.limits:
-            limit, free = self.limits.cpu_cores, self.cpus - self.online_cores
+            limit, free = self.limits["cpu"], self.cpus - self.online_cores
             box_cores = free if limit is UNLIMITED else min(limit, free)
         self._box_s += dt * box_cores
         self._node_s += dt * (self.online_cores + box_cores) + self.jump_s

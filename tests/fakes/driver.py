@@ -3,10 +3,10 @@
 import contextlib
 import threading
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus
-from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits
+from criproxy.cgroup.driver import Capabilities, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_placement
-from criproxy.model import UNLIMITED, LimitChange, Limits, Pids, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 
 
 class FakeDriver:
@@ -23,7 +23,7 @@ class FakeDriver:
         self.pods_in: dict[str, dict[str, PodLimits]] = {}
         self.stubborn: set[str] = set()
         self.kubelets: dict[str, PodLimits] = {}
-        self.pids: dict[str, float] = {}
+        self.limits: dict[tuple[str, str], float | type_unlimited] = {}
         self.cpus: dict[str, Cpus | type_unlimited] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
@@ -65,7 +65,7 @@ class FakeDriver:
 
     def ensure(self, box: str) -> None:
         self._call("ensure", box)
-        self.boxes.setdefault(box, Limits(UNLIMITED, UNLIMITED))
+        self.boxes.setdefault(box, {"cpu": UNLIMITED, "memory": UNLIMITED})
         self.pods_in.setdefault(box, {})
 
     def read(self, box: str) -> Limits:
@@ -75,9 +75,9 @@ class FakeDriver:
         self._call("write", box)
         self.writing.set()
         self.gate.wait()
-        old, size = self.boxes[box], limits.memory_bytes
+        old, size = self.boxes[box], limits["memory"]
         if size is not UNLIMITED and size < self.in_use:
-            limits = Limits(limits.cpu_cores, self.in_use)
+            limits = {"cpu": limits["cpu"], "memory": self.in_use}
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
@@ -92,8 +92,8 @@ class FakeDriver:
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._call("squeeze", box, str(cores))
         old = self.boxes[box]
-        self.boxes[box] = Limits(cores, old.memory_bytes)
-        return (LimitChange("cpu.max", str(old.cpu_cores), str(cores), self.drifted),)
+        self.boxes[box] = {"cpu": cores, "memory": old["memory"]}
+        return (LimitChange("cpu.max", str(old["cpu"]), str(cores), self.drifted),)
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         self._call("reclaim", path, str(size_bytes))
@@ -108,13 +108,16 @@ class FakeDriver:
     def pressure_file(self, path: str) -> str | None:
         return f"{path}/cpu.pressure"
 
-    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
-        self._call("write_pids", box)
-        old, self.pids[box] = self.pids.get(box), ratio
-        return () if old == ratio else (LimitChange("pids.max", str(old), str(ratio), self.drifted),)
+    def capacity(self, box: str, name: str) -> int | None:
+        return 1000
 
-    def read_pids(self, path: str) -> Pids | None:
-        return Pids(7, int(1000 * self.pids.get(path, 1.0)))
+    def write_limit(self, box: str, name: str, limit: float | type_unlimited) -> tuple[LimitChange, ...]:
+        self._call("write_limit", box, name)
+        old, self.limits[box, name] = self.limits.get((box, name)), limit
+        return () if old == limit else (LimitChange(f"{name}.max", str(old), str(limit), self.drifted),)
+
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        return HeldLimit(self.limits.get((path, name), 1000), 7)
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         self._call("ensure_pod", pod)

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from criproxy.cgroup.cpulist import format_cpus
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
+from criproxy.model.cpulist import format_cpus
 
 NO_LIMIT_V1 = 9223372036854771712
 V1 = ("cpu,cpuacct", "cpuset", "hugetlb", "memory", "blkio", "pids", "systemd", "unified")

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.kernel_files import INFINITY, Properties, PropertyValue
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.systemd.slices import INFINITY, Properties, Value
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError
 from tests.fakes.kernel import FakeKernel
 
@@ -19,7 +19,7 @@ class FakeSystemd:
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
-        self.units: dict[str, dict[str, Value]] = {}
+        self.units: dict[str, dict[str, PropertyValue]] = {}
         self.calls: list[tuple[str, str]] = []
         self.away = self.old = self.waited = self.stubborn = False
         if kernel.version == 2:
@@ -55,7 +55,7 @@ class FakeSystemd:
         else:
             self._write_v1(directory_of(unit), told)
 
-    def by_hand(self, unit: str, **properties: Value) -> None:
+    def by_hand(self, unit: str, **properties: PropertyValue) -> None:
         """Somebody else's set-property."""
         self.units[unit].update(properties)
         self.reset(unit)

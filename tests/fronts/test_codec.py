@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.fronts.cri import codec
 from criproxy.hooks import offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Call, Change, Operation, PodRef
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRef, PodRequest
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"
@@ -49,11 +49,11 @@ def fill(message: Message) -> Message:
     return message
 
 
-def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[codec.AuditEntry]]:
+def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
     request = codec.Request(operation, data)
-    audit = []
+    audit: list[dict[str, Any]] = []
     for part in request.parts:
-        call = Call(
+        call = PodRequest(
             operation,
             part.target,
             PodRef("1", "ns", "n"),
@@ -100,8 +100,8 @@ def test_rewrite_differs_only_where_intended(operation: Operation, filled: bool)
     expected = expect(operation, kind.FromString(original.SerializeToString()))
     assert kind.FromString(data) == expected
     assert data.count(NEWER) == original.SerializeToString().count(NEWER)
-    assert all(entry.old != entry.new for entry in audit)
-    assert {entry.field for entry in audit} >= {"oom_score_adj"}
+    assert all(entry["old"] != entry["new"] for entry in audit)
+    assert {entry["field"] for entry in audit} >= {"oom_score_adj"}
 
 
 def test_rewrite_keeps_the_order_and_the_secrets_of_the_environment() -> None:
@@ -126,10 +126,10 @@ def test_apply_names_old_and_new_in_the_audit() -> None:
             linux={"cpu_shares": 1024, "unified": {"cpu.weight": "100"}}
         ).SerializeToString(),
     )
-    changes = [Change("cpu_shares", 2, "why"), Change("unified", None, "because", "cpu.weight")]
+    changes = [Adjustment("cpu_shares", 2, "why"), Adjustment("unified", None, "because", "cpu.weight")]
     assert request.apply(request.parts[0], changes) == [
-        codec.AuditEntry("cpu_shares", 1024, 2, "why"),
-        codec.AuditEntry("unified[cpu.weight]", "100", None, "because"),
+        {"field": "cpu_shares", "old": 1024, "new": 2, "reason": "why"},
+        {"field": "unified[cpu.weight]", "old": "100", "new": None, "reason": "because"},
     ]
 
 
@@ -174,4 +174,6 @@ def test_capability_for_real_time_is_dropped_and_nothing_else_of_the_security_co
     data, audit = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
     capabilities.drop_capabilities.append("SYS_NICE")
     assert whole.CreateContainerRequest.FromString(data).config.linux.security_context == config.linux.security_context
-    assert [(entry.old, entry.new) for entry in audit if entry.field == "drop_capabilities"] == [("MKNOD", "SYS_NICE")]
+    assert [(entry["old"], entry["new"]) for entry in audit if entry["field"] == "drop_capabilities"] == [
+        ("MKNOD", "SYS_NICE")
+    ]

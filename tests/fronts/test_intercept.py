@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 
-from criproxy.cgroup.cpulist import Cpus, format_cpus
 from criproxy.cgroup.naming import PodParent
 from criproxy.fronts.cri import cri_pb2 as cri
-from criproxy.fronts.cri.interception import HookInterceptor, Settings
+from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.engine import Forward, Refuse
 from criproxy.hooks import Chain, offline_chain
@@ -18,15 +17,18 @@ from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
+    Adjustment,
     AdmissionError,
-    Call,
-    Change,
     Pod,
     PodRef,
+    PodRequest,
     Sandbox,
     type_unlimited,
 )
-from criproxy.pods.inventory import Inventory
+from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.runtime import Running
 
 RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
@@ -43,8 +45,10 @@ class Runtime:
     containers: dict[str, str] = field(default_factory=dict)
     down: bool = False
     queries: int = 0
+    ready: bool = True
+    pid: int = 0
 
-    async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
+    async def call(self, method: str, request: bytes, _timeout_s: float) -> bytes:
         self.queries += 1
         if self.down:
             raise ConnectionError("runtime is down")
@@ -97,7 +101,7 @@ class CpuManager:
     error: str = ""
     looks: list[str] = field(default_factory=list)
 
-    def pod_starts(self) -> None:
+    def pod_starts(self, pod: Pod) -> None:
         self.looks.append("")
 
     async def within(self, asked: Cpus) -> Cpus | type_unlimited:
@@ -119,8 +123,26 @@ class Counters:
         self.refusals.append(reason)
 
 
+class Cgroups:
+    def exists(self, path: str) -> bool:
+        return path.startswith("/offline/")
+
+
+class Holds:
+    """`held`: why, by the pod's uid. `error`: it can't be told."""
+
+    def __init__(self, held: dict[str, str]) -> None:
+        self.by_uid = held
+        self.broken = False
+
+    def held(self, pod: PodRef) -> str:
+        if self.broken:
+            raise RuntimeError("boom")
+        return self.by_uid.get(pod.uid, "")
+
+
 @dataclass
-class Bench:
+class Bench(PodObserver):
     """A HookInterceptor with everything around it scripted."""
 
     enabled: bool = True
@@ -134,19 +156,30 @@ class Bench:
     held: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inventory = Inventory(PodsRuntime(self.runtime.query), lambda place: place.startswith("/offline/"))
+        runtime = PodsRuntime(self.runtime)  # type: ignore[arg-type]
+        self.inventory = Inventory(runtime, Cgroups())  # type: ignore[arg-type]
+        self.inventory.watch(self)
+        self.holds = Holds(self.held)
+        log = structlog.get_logger()
+        self.kubelets_driver = KubeletsDriver(self.inventory, runtime, None, log=log)  # type: ignore[arg-type]
         self.intercept = HookInterceptor(
-            Settings(self.enabled, RULES),
+            AdmissionSettings(self.enabled, RULES),
             self.chain,
             self.inventory,
             self.box,
-            self.counters,
-            child_quota=False,
-            on_started=self.started.append,
-            on_removed=self.removed.append,
-            held=lambda pod: self.held.get(pod.uid, ""),
             cpu_manager=self.cpu_manager,
+            kubelets_driver=self.kubelets_driver,
+            holds=self.holds,  # type: ignore[arg-type]
+            counters=self.counters,  # type: ignore[arg-type]
+            child_quota=False,
+            log=log,
         )
+
+    def pod_started(self, running: Running) -> None:
+        self.started.append(running)
+
+    def pod_removed(self, sandbox: Sandbox) -> None:
+        self.removed.append(sandbox)
 
     def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
         async def go() -> Forward | Refuse:
@@ -287,21 +320,21 @@ def test_kubelet_s_driver_is_learned_from_the_start_of_any_pod(
     bench = Bench(enabled=enabled)
     for message in starts:
         bench.run_pod(message)
-    assert bench.intercept.kubelets_driver == driver
+    assert bench.kubelets_driver.driver == driver
 
 
 class FailingHook:
     name = "failing"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
+    def adjust(self, call: PodRequest) -> Iterator[Adjustment]:
         raise RuntimeError("boom")
 
 
 class WrongFieldHook:
     name = "wrong"
 
-    def adjust(self, call: Call) -> Iterator[Change]:
-        yield Change("no_such_field", 1, "")
+    def adjust(self, call: PodRequest) -> Iterator[Adjustment]:
+        yield Adjustment("no_such_field", 1, "")
 
 
 @pytest.mark.parametrize("hook", [FailingHook(), WrongFieldHook()], ids=["raises", "names-no-field"])
@@ -321,15 +354,10 @@ class BrokenBox(Box):
         raise RuntimeError("boom")
 
 
-def broken_hold(pod: PodRef) -> str:
-    raise RuntimeError("boom")
-
-
 @pytest.mark.parametrize("broken", ["box", "hold"])
 def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(broken: str) -> None:
     bench = Bench(box=BrokenBox() if broken == "box" else Box())
-    if broken == "hold":
-        bench.intercept._held = broken_hold
+    bench.holds.broken = broken == "hold"
     verdict = bench.run_pod(run_request(True))
     assert isinstance(verdict, Refuse)
     assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
@@ -339,8 +367,8 @@ def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(brok
 
 def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
     bench = Bench()
-    bench.intercept.settings = Settings(True, RULES, dry_run=True)
-    bench.intercept._held = broken_hold
+    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    bench.holds.broken = True
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.counters.refusals == []
 
@@ -348,7 +376,7 @@ def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
 @pytest.mark.parametrize("offline", [True, False])
 def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_the_online_one_s(offline: bool) -> None:
     class Broken(Runtime):
-        async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
+        async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
             raise RuntimeError("boom")
 
     bench = Bench(runtime=Broken())
@@ -369,7 +397,7 @@ def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
 def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
     bench = Bench()
     bench.run_pod(run_request(True))
-    bench.intercept.settings = Settings(False, RULES)
+    bench.intercept.configure(AdmissionSettings(False, RULES))
     verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
     assert parent_of_created(verdict) == BOXED
     resources = cri.CreateContainerRequest.FromString(forwarded(verdict)).config.linux.resources
@@ -379,7 +407,7 @@ def test_create_container_follows_its_sandbox_after_colocation_is_switched_off()
 def test_create_container_of_a_pod_that_started_as_ordinary_stays_there() -> None:
     bench = Bench(enabled=False)
     bench.run_pod(run_request(True))
-    bench.intercept.settings = Settings(True, RULES)
+    bench.intercept.configure(AdmissionSettings(True, RULES))
     message = create_request("s1", True)
     assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
 
@@ -561,13 +589,20 @@ def test_rules_are_not_asked_when_colocation_is_off() -> None:
             raise AssertionError
 
     bench = Bench(enabled=False)
-    bench.intercept.settings = Settings(False, NoRules(()))
+    bench.intercept.configure(AdmissionSettings(False, NoRules(())))
     forwarded(bench.run_pod(run_request(True)))
+
+
+def test_dry_run_passes_the_offline_pod_without_a_place() -> None:
+    bench = Bench()
+    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    assert forwarded(bench.run_pod(run_request(True, "/elsewhere/pod1"))) == run_request(True, "/elsewhere/pod1")
+    assert bench.counters.refusals == []
 
 
 def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
     bench = Bench()
-    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.box.admitted == []
     assert bench.inventory.placed == ()
@@ -576,7 +611,7 @@ def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
 
 def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
-    bench.intercept.settings = Settings(True, RULES, dry_run=True)
+    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
@@ -588,7 +623,7 @@ CLOSED = "the schedule is off until Mon 22:00 CET"
 
 def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
     bench = Bench()
-    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    bench.intercept.configure(AdmissionSettings(True, RULES, closed=CLOSED))
     verdict = bench.run_pod(run_request(True))
     assert verdict == Refuse(
         9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
@@ -598,23 +633,25 @@ def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
 
 def test_closed_door_passes_online_pods_and_containers_of_placed_ones() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
-    bench.intercept.settings = Settings(True, RULES, closed=CLOSED)
+    bench.intercept.configure(AdmissionSettings(True, RULES, closed=CLOSED))
     assert forwarded(bench.run_pod(run_request(False), "s2")) == run_request(False)
     assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
 
 
 def test_closed_door_of_a_node_that_is_off_lets_the_pod_start_as_an_ordinary_one() -> None:
     bench = Bench()
-    bench.intercept.settings = Settings(False, RULES, closed=CLOSED)
+    bench.intercept.configure(AdmissionSettings(False, RULES, closed=CLOSED))
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
 
 
 def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
     bench = Bench()
-    bench.intercept.settings = Settings(True, RULES, dry_run=True, closed=CLOSED)
+    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True, closed=CLOSED))
     with structlog.testing.capture_logs() as logs:
         assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
-    assert [(line["event"], line["error"]) for line in logs] == [("would_refuse", CLOSED)]
+    assert [(line["event"], line["error"]) for line in logs] == [
+        ("would_refuse", f"{CLOSED}; kubelet tries again by itself")
+    ]
     assert bench.counters.refusals == []
 
 

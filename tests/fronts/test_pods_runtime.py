@@ -2,14 +2,27 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import pods_runtime
 from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.runtime import Process, Running
+
+
+class Link:
+    ready, pid = True, 7
+
+    def __init__(self, call: Callable[[str, bytes, float], Awaitable[bytes]]) -> None:
+        self._call = call
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        return await self._call(method, request, timeout_s)
+
 
 SANDBOX = Sandbox("s1", PodRef("1", "batch", "job"), "/offline/pod1")
 RUNC = "io.containerd.runc.v2"
@@ -20,14 +33,14 @@ def asked(container: str, **info: str) -> tuple[str, bytes, Process]:
     """The method and request of the question, and what was made of an answer with this info."""
     seen = []
 
-    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
+    async def call(method: str, request: bytes, timeout_s: float) -> bytes:
         seen.append((method, request))
         entries = [cri.StringEntry(key=key.encode(), value=value.encode()) for key, value in info.items()]
         if method == "ContainerStatus":
             return cri.ContainerStatusResponse(info=entries).SerializeToString()
         return cri.PodSandboxStatusResponse(info=entries).SerializeToString()
 
-    process = asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "id-of-it", container)))
+    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "id-of-it", container)))  # type: ignore[arg-type]
     return (*seen[0], process)
 
 
@@ -70,16 +83,31 @@ def test_containers_and_sandboxes_are_asked_for_verbosely_each_by_its_method() -
 
 @pytest.mark.parametrize("container", ["main", ""])
 def test_answer_that_is_no_message_is_an_error(container: str) -> None:
-    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
+    async def call(method: str, request: bytes, timeout_s: float) -> bytes:
         return b"\xff\xff\xff"
 
     with pytest.raises(CodecError, match="3 bytes are no answer to"):
-        asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "x", container)))
+        asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "x", container)))  # type: ignore[arg-type]
 
 
 def test_log_of_a_container_is_told() -> None:
-    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
+    async def call(method: str, request: bytes, timeout_s: float) -> bytes:
         return cri.ContainerStatusResponse(status=cri.ContainerStatus(log_path=b"/l/\xff.log")).SerializeToString()
 
-    process = asyncio.run(PodsRuntime(query).process_of(Running(SANDBOX, "c1", "main")))
+    process = asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "c1", "main")))  # type: ignore[arg-type]
     assert process.log == "/l/\udcff.log"
+
+
+def test_memory_is_given_back_after_a_large_list_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods_runtime, "_READ_S", 0.0)
+    trims: list[int] = []
+
+    async def go(size: int) -> int:
+        async def call(method: str, request: bytes, timeout_s: float) -> bytes:
+            return cri.ListContainersResponse(containers=[cri.Container(id=b"x" * size)]).SerializeToString()
+
+        await PodsRuntime(Link(call), lambda: trims.append(size)).containers()  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        return len(trims)
+
+    assert [asyncio.run(go(size)) for size in (1000, 1 << 20)] == [0, 1]

@@ -21,7 +21,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
 from tests.fakes import runtime as fake_runtime
 from tests.fakes.runtime import FakeRuntime, answer, fail
-from tests.fronts.rig import WAYS, build_rig, eventually, ignore
+from tests.fronts.rig import WAYS, build_rig, eventually
 
 V1 = "/runtime.v1.RuntimeService/Version"
 V1ALPHA2 = "/runtime.v1alpha2.RuntimeService/Version"
@@ -47,8 +47,8 @@ class Inventory:
 
 @asynccontextmanager
 async def watched(path: Path, inventory: Inventory) -> AsyncIterator[RuntimeLink]:
-    link = RuntimeLink(path, inventory.refresh, structlog.get_logger())
-    watcher = asyncio.create_task(link.run())
+    link = RuntimeLink(path, structlog.get_logger())
+    watcher = asyncio.create_task(link.run(inventory.refresh))
     yield link
     assert not watcher.done()
     watcher.cancel()
@@ -159,7 +159,7 @@ async def test_call_while_the_runtime_is_away_fails_at_once(runtime: FakeRuntime
 
 async def test_call_ends_at_its_timeout(runtime: FakeRuntime) -> None:
     runtime.script[V1] = fake_runtime.never
-    link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
+    link = RuntimeLink(runtime.path, structlog.get_logger())
     async with running(runtime):
         with pytest.raises(CallError) as caught:
             await link.call("Version", b"", timeout_s=0.2)
@@ -169,7 +169,7 @@ async def test_call_ends_at_its_timeout(runtime: FakeRuntime) -> None:
 
 async def test_call_takes_answers_of_64_mib(runtime: FakeRuntime) -> None:
     runtime.script["/runtime.v1.RuntimeService/ListContainers"] = answer(b"x" * (64 * 1024 * 1024))
-    link = RuntimeLink(runtime.path, ignore, structlog.get_logger())
+    link = RuntimeLink(runtime.path, structlog.get_logger())
     async with running(runtime):
         assert len(await link.call("ListContainers", b"", 60)) == 64 * 1024 * 1024
         await link.close()
@@ -182,7 +182,7 @@ async def test_socket_path_with_odd_characters_is_dialled_as_localhost(tmp_path:
         server.bind(str(path))
         server.listen()
         server.setblocking(False)
-        link = RuntimeLink(path, ignore, structlog.get_logger())
+        link = RuntimeLink(path, structlog.get_logger())
         call = asyncio.create_task(link.call("Version", b"", 60))
         connection, _ = await asyncio.wait_for(loop.sock_accept(server), 20)
         with connection:

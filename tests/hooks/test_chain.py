@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.hooks import Chain, HookConflictError, offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, UNLIMITED, Call, Change, Operation, PodRef, Resources, Target
+from criproxy.model import PLACEMENT_ANNOTATION, UNLIMITED, Adjustment, Operation, PodRef, PodRequest, Resources, Target
 
 PLACE = "/offline/pod1"
-CALL = Call(
+CALL = PodRequest(
     operation=Operation.CREATE_CONTAINER,
     target=Target.CONTAINER,
     pod=PodRef("1", "batch", "job"),
@@ -22,7 +22,7 @@ CALL = Call(
 LAST = {("oom_score_adj", "", 1000)}
 
 
-def changes(call: Call) -> set[tuple[str, str, str | int | None]]:
+def changes(call: PodRequest) -> set[tuple[str, str, str | int | None]]:
     return {(c.field, c.key, c.value) for c in offline_chain().adjust(call)}
 
 
@@ -105,23 +105,25 @@ def test_cpus_that_online_pods_have_alone_are_left_out(asked: str, cpus: frozens
 @dataclass
 class Setter:
     name: str
-    change: Change
+    change: Adjustment
 
-    def adjust(self, call: Call) -> Iterator[Change]:
+    def adjust(self, call: PodRequest) -> Iterator[Adjustment]:
         yield self.change
 
 
 def test_chain_two_values_for_one_field_names_both_hooks() -> None:
-    chain = Chain((Setter("mine", Change("cpu_shares", 2, "")), Setter("yours", Change("cpu_shares", 3, ""))))
+    chain = Chain((Setter("mine", Adjustment("cpu_shares", 2, "")), Setter("yours", Adjustment("cpu_shares", 3, ""))))
     with pytest.raises(HookConflictError, match=r"'mine' and 'yours' set cpu_shares to 2 and 3"):
         chain.adjust(CALL)
 
 
 def test_chain_one_value_twice_merges() -> None:
-    chain = Chain((Setter("mine", Change("cpu_shares", 2, "a")), Setter("yours", Change("cpu_shares", 2, "b"))))
+    chain = Chain((Setter("mine", Adjustment("cpu_shares", 2, "a")), Setter("yours", Adjustment("cpu_shares", 2, "b"))))
     assert [c.reason for c in chain.adjust(CALL)] == ["a"]
 
 
 def test_chain_two_keys_of_one_map_both_stay() -> None:
-    chain = Chain((Setter("a", Change("unified", None, "", "x")), Setter("b", Change("unified", None, "", "y"))))
+    chain = Chain(
+        (Setter("a", Adjustment("unified", None, "", "x")), Setter("b", Adjustment("unified", None, "", "y")))
+    )
     assert len(chain.adjust(CALL)) == 2

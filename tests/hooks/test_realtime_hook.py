@@ -3,7 +3,7 @@
 import pytest
 
 from criproxy.hooks import offline_chain
-from criproxy.model import Call, Operation, PodRef, Resources, Target
+from criproxy.model import Operation, PodRef, PodRequest, Resources, Target
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from criproxy.model import Call, Operation, PodRef, Resources, Target
     ],
 )
 def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[str, ...], dropped: list[str]) -> None:
-    call = Call(
+    call = PodRequest(
         operation=Operation.CREATE_CONTAINER,
         target=Target.CONTAINER,
         pod=PodRef("1", "batch", "job"),

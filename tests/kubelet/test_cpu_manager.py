@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 import structlog
 
-from criproxy.cgroup.cpulist import format_cpus
 from criproxy.cgroup.driver import CgroupError
-from criproxy.kubelet.cpu_manager import IDLE_EVERY_S, NOBODY_BOUND, STATIC_EVERY_S, CpuManager, State, parse_state
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.kubelet import cpu_manager
+from criproxy.kubelet.cpu_manager import (
+    IDLE_EVERY_S,
+    NOBODY_BOUND,
+    STATIC_EVERY_S,
+    CpuAssignments,
+    CpuManager,
+    CpusOfBox,
+    parse_state,
+)
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
+from criproxy.model.cpulist import format_cpus
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
@@ -34,26 +43,26 @@ NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        pytest.param(STATIC, State(frozenset({0, 4, 5, 6, 7}), {"u1": frozenset({1, 2, 3})}), id="1.20"),
-        pytest.param(static("0-1"), State(frozenset({0, 1})), id="nobody-has-any"),
+        pytest.param(STATIC, CpuAssignments(frozenset({0, 4, 5, 6, 7}), {"u1": frozenset({1, 2, 3})}), id="1.20"),
+        pytest.param(static("0-1"), CpuAssignments(frozenset({0, 1})), id="nobody-has-any"),
         pytest.param(
-            b'{"policyName":"static","defaultCpuSet":"0-1","checksum":1}', State(frozenset({0, 1})), id="bare"
+            b'{"policyName":"static","defaultCpuSet":"0-1","checksum":1}', CpuAssignments(frozenset({0, 1})), id="bare"
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"containerd://1":"1"},"checksum":1}',
-            State(frozenset({0})),
+            CpuAssignments(frozenset({0})),
             id="before-1.18",
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
-            State(frozenset({0}), {"u1": frozenset()}),
+            CpuAssignments(frozenset({0}), {"u1": frozenset()}),
             id="of-a-kubelet-to-come",
         ),
         pytest.param(NONE, NOBODY_BOUND, id="none"),
         pytest.param(b'{"policyName":"none","defaultCpuSet":"0-1","entries":{}}', NOBODY_BOUND, id="none-again"),
     ],
 )
-def test_state_is_what_the_file_says(content: bytes, state: State) -> None:
+def test_state_is_what_the_file_says(content: bytes, state: CpuAssignments) -> None:
     assert parse_state(content) == state
 
 
@@ -65,6 +74,9 @@ def test_state_is_what_the_file_says(content: bytes, state: State) -> None:
 def test_file_that_is_none_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_state(content)
+
+
+ONLINE = Pod(PodRef("on", "shop", "on"))
 
 
 @dataclass
@@ -96,7 +108,8 @@ class Node:
     inventory: Inventory = field(default_factory=Inventory)
 
     def __post_init__(self) -> None:
-        self.manager = CpuManager(self.root_dir, self.inventory, self.box)
+        self.of_box = CpusOfBox(self.inventory)
+        self.manager = CpuManager(self.root_dir, self.of_box, self.box, log=structlog.get_logger())
 
     def write(self, content: bytes) -> None:
         """As kubelet does: another file takes the place of the old one."""
@@ -128,20 +141,20 @@ def test_without_a_static_policy_the_box_has_all_cpus_and_nothing_is_written(nod
 
     every_s = node.round()
 
-    assert node.manager.cpus() is UNLIMITED
+    assert node.of_box.cpus() is UNLIMITED
     assert (every_s, node.box.confined, node.manager.problem) == (IDLE_EVERY_S, [], "")
 
 
 def test_box_follows_the_shared_pool(node: Node) -> None:
     node.write(static("0-1"))
     every_s = node.round()
-    before = node.manager.cpus()
+    before = node.of_box.cpus()
     node.write(static("0", u1="1"))
 
     node.round()
     node.round()
 
-    assert (every_s, before, node.manager.cpus()) == (STATIC_EVERY_S, {0, 1}, {0})
+    assert (every_s, before, node.of_box.cpus()) == (STATIC_EVERY_S, {0, 1}, {0})
     assert len(node.box.confined) == 2, "once for each change"
 
 
@@ -152,7 +165,7 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 
     every_s = node.round()
 
-    assert (node.manager.cpus(), every_s, len(node.box.confined)) == (UNLIMITED, IDLE_EVERY_S, 2)
+    assert (node.of_box.cpus(), every_s, len(node.box.confined)) == (UNLIMITED, IDLE_EVERY_S, 2)
 
 
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
@@ -169,12 +182,12 @@ def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: No
 def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
     node.write(static("0", u1="1", u2="2"))
     node.round()
-    before = node.manager.cpus()
+    before = node.of_box.cpus()
     node.inventory.place("u2")
 
     node.round()
 
-    assert (before, node.manager.cpus()) == ({0}, {0, 2})
+    assert (before, node.of_box.cpus()) == ({0}, {0, 2})
     assert len(node.box.confined) == 2
 
 
@@ -184,12 +197,12 @@ def test_file_that_is_gone_or_bad_changes_nothing(node: Node) -> None:
 
     (node.root_dir / "cpu_manager_state").unlink()
     node.round()
-    gone = node.manager.cpus(), node.manager.problem
+    gone = node.of_box.cpus(), node.manager.problem
     node.write(b"{")
     with structlog.testing.capture_logs() as log:
         node.round()
         node.round()
-    bad = node.manager.cpus(), node.manager.problem
+    bad = node.of_box.cpus(), node.manager.problem
     node.write(static("0-1"))
     node.round()
 
@@ -197,7 +210,7 @@ def test_file_that_is_gone_or_bad_changes_nothing(node: Node) -> None:
     assert bad[0] == {0}
     assert "cpu_manager_state is not to be read" in bad[1]
     assert [entry["event"] for entry in log] == ["cpu_manager_state_unreadable"], "once"
-    assert (node.manager.cpus(), node.manager.problem) == ({0, 1}, "")
+    assert (node.of_box.cpus(), node.manager.problem) == ({0, 1}, "")
 
 
 def test_box_that_can_not_be_confined_is_tried_again_each_second_and_told(node: Node) -> None:
@@ -219,10 +232,10 @@ def test_box_that_can_not_be_confined_is_tried_again_each_second_and_told(node: 
 def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
     async def look() -> None:
         task = asyncio.create_task(node.manager.run())
-        while node.manager.cpus() is UNLIMITED:  # noqa: ASYNC110  # a thread reads the file
+        while node.of_box.cpus() is UNLIMITED:  # noqa: ASYNC110  # a thread reads the file
             await asyncio.sleep(0.001)
         node.write(static("0", u1="1"))
-        node.manager.pod_starts()
+        node.manager.pod_starts(ONLINE)
         async with asyncio.timeout(0.9 * STATIC_EVERY_S):
             while len(node.box.confined) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -231,7 +244,39 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
     node.write(static("0-1"))
     asyncio.run(look())
 
-    assert node.manager.cpus() == {0}
+    assert node.of_box.cpus() == {0}
+
+
+def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is_missed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_manager, "STATIC_EVERY_S", 0.05)
+    looks = 0
+    read = node.manager._read
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        read()
+
+    async def start_pods() -> None:
+        task = asyncio.create_task(node.manager.run())
+        for _ in range(200):
+            node.manager.pod_starts(ONLINE)
+            await asyncio.sleep(0)
+        before = looks
+        node.write(static("0", u1="1"))  # kubelet came back with another policy, and the last start was told before
+        async with asyncio.timeout(30):
+            while not node.box.confined:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        task.cancel()
+        assert before <= 2
+
+    monkeypatch.setattr(node.manager, "_read", counted)
+    node.write(NONE)
+    asyncio.run(start_pods())
+
+    assert node.of_box.cpus() == {0}
 
 
 # --- requests -------------------------------------------------------------------------------------------------------

@@ -5,26 +5,26 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import BoxState, Held
-from criproxy.model import UNLIMITED, Limits
+from criproxy.model import UNLIMITED
 from criproxy.observe.above_bound import AboveBound
 
 MIB = 1 << 20
 STATE = BoxState(
     "/offline",
     2,
-    Limits(1.0, 128 * MIB),
+    {"cpu": 1.0, "memory": 128 * MIB},
     True,
     "",
     drift=0,
     timeouts=0,
     pods=(),
-    wanted=Limits(1.0, 128 * MIB),
+    wanted={"cpu": 1.0, "memory": 128 * MIB},
     memory=Held(100 * MIB, 128 * MIB),
 )
 
 
 def cpu(in_force: object, wanted: object) -> BoxState:
-    return replace(STATE, limits=Limits(in_force, UNLIMITED), wanted=Limits(wanted, UNLIMITED))  # type: ignore[arg-type]
+    return replace(STATE, limits={"cpu": in_force, "memory": UNLIMITED}, wanted={"cpu": wanted, "memory": UNLIMITED})
 
 
 @pytest.mark.parametrize(

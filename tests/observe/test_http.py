@@ -16,10 +16,10 @@ from criproxy.observe import client, http, log, why
 from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
-from tests.answering import HOST, Served, answering
+from tests.answering import HOST, Answers, Served, answering
 from tests.observe.status_samples import STATUS
 
-WELL = Endpoints(
+WELL = Answers(
     page=lambda: "criproxy 9: all is well",
     metrics=lambda: b"m 1\n",
     unhealthy=lambda: None,

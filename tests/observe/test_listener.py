@@ -30,8 +30,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> TcpAddress | Unix
     return address
 
 
-def listener(address: TcpAddress | UnixAddress, came: list[socket.socket]) -> Listener:
-    return Listener(address, came.append, structlog.get_logger())
+def listener(address: TcpAddress | UnixAddress) -> Listener:
+    return Listener(address, structlog.get_logger())
 
 
 def connect(address: TcpAddress | UnixAddress) -> socket.socket:
@@ -91,8 +91,8 @@ def test_connections_that_wait_while_it_changes_hands_are_served_by_the_next(
 ) -> None:
     async def run() -> None:
         came: list[socket.socket] = []
-        mine, theirs = listener(address, came), listener(address, came)
-        mine.open()
+        mine, theirs = listener(address), listener(address)
+        mine.open(came.append)
         clients = [connect(address)]
         await until(came, 1)
         mine.pause()
@@ -103,7 +103,7 @@ def test_connections_that_wait_while_it_changes_hands_are_served_by_the_next(
         theirs.adopt(inherited([mine.socket]))
         mine.close()
         clients.append(connect(address))
-        theirs.open()
+        theirs.open(came.append)
         await until(came, 3)
         theirs.release()
         with pytest.raises(OSError, match=r"refused|No such file"):
@@ -138,17 +138,18 @@ def grabbing(address: TcpAddress | UnixAddress) -> Iterator[list[str]]:
 
 def test_nobody_else_can_listen_there_while_it_changes_hands(address: TcpAddress | UnixAddress) -> None:
     async def run() -> None:
-        mine = listener(address, [])
-        mine.open()
+        came: list[socket.socket] = []
+        mine = listener(address)
+        mine.open(came.append)
         with grabbing(address) as got:
             for _ in range(50):
                 mine.pause()
                 assert mine.socket is not None
-                theirs = listener(address, [])
+                theirs = listener(address)
                 theirs.adopt(inherited([mine.socket]))
                 mine.close()
                 await asyncio.sleep(0)
-                theirs.open()
+                theirs.open(came.append)
                 mine = theirs
             assert got == []
         mine.release()
@@ -161,7 +162,7 @@ def test_socket_of_another_address_is_not_adopted(tmp_path: Path) -> None:
         one, other = free_ports(2)
         sockets = [TcpAddress(HOST, one).bind(), UnixAddress(tmp_path / "a").bind()]
         for address in (TcpAddress(HOST, other), TcpAddress("::1", one), UnixAddress(tmp_path / "b")):
-            mine = listener(address, [])
+            mine = listener(address)
             mine.adopt(sockets)
             assert mine.socket is None
         for one_socket in sockets:
@@ -172,12 +173,13 @@ def test_socket_of_another_address_is_not_adopted(tmp_path: Path) -> None:
 
 def test_file_that_somebody_has_removed_is_made_anew_when_it_opens_again(tmp_path: Path) -> None:
     async def run() -> None:
+        came: list[socket.socket] = []
         address = UnixAddress(tmp_path / "s")
-        mine = listener(address, [])
-        mine.open()
+        mine = listener(address)
+        mine.open(came.append)
         mine.pause()
         address.path.unlink()
-        mine.open()
+        mine.open(came.append)
         connect(address).close()
         mine.release()
 
@@ -190,8 +192,8 @@ def test_connections_come_at_a_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     async def run() -> None:
         came: list[socket.socket] = []
         address = UnixAddress(tmp_path / "s")
-        mine = listener(address, came)
-        mine.open()
+        mine = listener(address)
+        mine.open(came.append)
         clients = [connect(address) for _ in range(20)]
         began_s = asyncio.get_running_loop().time()
         await until(came, 3)

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,48 +13,44 @@ from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
-from criproxy.config import Config
+from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
-from criproxy.control.history import History, Record
-from criproxy.control.policy import PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.history import DecisionRecord, History
+from criproxy.control.memory_pressure import EvictionStatus
+from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, Limits, Pids, PodRef, Prediction, Sandbox, Snapshot
+from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Sandbox
 from criproxy.model.attachment import AttachStatus
+from criproxy.model.modes import TABLE, Mode, Modes, Ready, in_words
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.report import Reporter
+from criproxy.observe.recorder import Recorder
+from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.status import (
     BypassStatus,
+    ConfigStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PodOverhead,
+    ShareStatus,
     Status,
 )
-from criproxy.pods.overhead import PodWork, Work
+from criproxy.observe.status_text import render
+from criproxy.pods.overhead import OutsideLoad, PodLoad
 from criproxy.pods.placement_check import Finding
+from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
 ON = Config(colocation=Colocation(enabled=True))
-SNAPSHOT = Snapshot(
-    t_s=1.0,
-    capacity_cores=4.0,
-    capacity_bytes=8 * GIB,
-    node_cores=2.0,
-    node_bytes=4 * GIB,
-    box_cores=0.5,
-    box_bytes=GIB,
-    online_cores=1.5,
-    online_bytes=3 * GIB,
-    throttled_ratio=0.25,
-)
+SNAPSHOT = snapshot(1.0, (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB), throttled_ratio=0.25)
 
 
 def decision() -> Decision:
-    settings = PolicySettings(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
-    return decide(SNAPSHOT, Prediction(None, None), PolicyState(), settings)[0]
+    settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
+    return decide(SNAPSHOT, predictions(None, None), PolicyState(), settings)[0]
 
 
 @dataclass
@@ -73,7 +70,7 @@ class Box:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
-    pids: Pids | None = None
+    pids: HeldLimit | None = None
 
     def state(self) -> BoxState:
         return BoxState(
@@ -88,7 +85,7 @@ class Box:
             wanted=self.wanted,
             memory=self.memory,
             cpus=self.cpus,
-            pids=self.pids,
+            in_use={"pids": self.pids} if self.pids else {},
         )
 
 
@@ -112,9 +109,14 @@ class Unbounded:
 
 
 @dataclass
-class Verifier:
+class Reconciler:
+    swept: int = 0
+
+
+@dataclass
+class PlacementCheck:
     verified: int = 3
-    misplaced: tuple[Finding, ...] = ()
+    unbounded: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
 
 
@@ -127,32 +129,89 @@ class Notifier:
         return True
 
 
+@dataclass
+class Overhead:
+    load: OutsideLoad = field(default_factory=OutsideLoad)
+    problem: str = ""
+
+
+@dataclass
+class Relief:
+    over: str = ""
+    told: EvictionStatus = field(default_factory=lambda: EvictionStatus("", "", None, None, None, ""))
+
+    def problems(self) -> Iterator[str]:
+        yield from filter(None, (self.over,))
+
+    def status(self) -> EvictionStatus:
+        return self.told
+
+
+@dataclass
+class Bypass:
+    told: BypassStatus | None = None
+
+    def status(self) -> BypassStatus | None:
+        return self.told
+
+
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.now_s = 1000.0
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
-        self.unbounded, self.verifier, self.history = Unbounded(), Verifier(), History()
-        self.engine = Engine()
-        self.reporter = Reporter(
-            Metrics("1"),
+        self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
+        self.reconciler = Reconciler()
+        self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
+        self.realtime = SimpleNamespace(found={})
+        self.kubelets_driver = SimpleNamespace(driver=None)
+        self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
+        self.cpu_manager = SimpleNamespace(problem="")
+        self.disk_watch = SimpleNamespace(disks=())
+        self.log_writer = SimpleNamespace(missing=0)
+        self.listener = SimpleNamespace(problem=None)
+        self.attachment = AttachStatus("unknown", "")
+        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
+        metrics, clock = Metrics("1"), lambda: self.now_s
+        self.recorder = Recorder(
+            metrics,
             self.box,  # type: ignore[arg-type]
             self.inventory,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
-            self.notifier,  # type: ignore[arg-type]
-            unbounded=self.unbounded,  # type: ignore[arg-type]
-            verifier=self.verifier,  # type: ignore[arg-type]
-            engine=self.engine,
-            config_file=Path("/c.toml"),
-            dry_run=False,
-            clock=lambda: self.now_s,
+            notifier=self.notifier,  # type: ignore[arg-type]
+            clock=clock,
         )
-        self.reporter.configured(config, (), (), pass_through=pass_through)
-        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        self.endpoints = self.reporter.endpoints(self.history, lambda: self.guard)
+        parts: dict[str, Any] = {
+            "recorder": self.recorder,
+            "guard": SimpleNamespace(status=lambda: self.guard),
+            "listeners": (self.listener,),
+            "placement_check": self.check,
+            "attachment": lambda: self.attachment,
+        }
+        fields = Sources.__struct_fields__
+        self.endpoints = Reporter(metrics, Sources(**{name: parts.get(name, vars(self).get(name)) for name in fields}))  # type: ignore[arg-type]
+        self.configure(config, pass_through=pass_through)
+
+    def configure(
+        self,
+        config: Config,
+        errors: tuple[ConfigError, ...] = (),
+        pending: tuple[str, ...] = (),
+        *,
+        pass_through: bool = False,
+        **modes: str,
+    ) -> None:
+        """As a reload does. `modes`: more that are in force, by name, each with why."""
+        self.recorder.configured(ConfigStatus("/c.toml", tuple(map(str, errors)), pending), config.control.interval_s)
+        why = {Mode[name]: reason for name, reason in modes.items()}
+        if pass_through:
+            why[Mode.PASS_THROUGH] = ""
+        elif not config.colocation.enabled:
+            why[Mode.DISABLED] = ""
+        self.recorder.scheduled(Modes(why), "")
 
     def tick(self, after_s: float = 1.0) -> None:
         self.now_s += after_s
-        self.reporter.ticked(SNAPSHOT, decision(), (), 0.01)
+        self.recorder.ticked(SNAPSHOT, decision(), (), 0.01)
 
     def status(self) -> Status:
         return self.endpoints.status()
@@ -186,7 +245,7 @@ def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
     bench = Bench()
     for _ in range(100):
         bench.now_s += 1.0
-        bench.reporter.tick_failed(0.01)
+        bench.recorder.tick_failed(0.01)
     assert bench.endpoints.unhealthy() is None
     assert bench.status().box.tick_failures == 100
 
@@ -205,36 +264,36 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
 def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     bench = Bench()
     bench.box.cpus = "0,2-3"
-    bench.reporter.cpus_problem = lambda: "kubelet's file is not to be read"
+    bench.cpu_manager.problem = "kubelet's file is not to be read"
     assert bench.status().box.cpus == "0,2-3"
     assert "kubelet's file is not to be read" in bench.status().problems
 
 
 def test_status_before_the_first_tick_has_no_sample() -> None:
     status = Bench().status()
-    assert (status.box.cpu, status.box.memory, status.box.path) == (None, None, "/offline")
+    assert (status.box.resources, status.box.path) == ({}, "/offline")
 
 
 def test_status_tells_all_parts() -> None:
     bench = Bench()
     bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
-    bench.reporter.swept(2)
+    bench.reconciler.swept = 2
     status = bench.status()
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
     assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
-    assert status.box.cpu is not None
-    assert (status.box.cpu.limit_cores, status.box.cpu.online_cores) == (1.5, 1.5)
+    cpu = status.box.resources["cpu"]
+    assert (cpu.limit, cpu.online) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize(
     ("pass_through", "held", "cores", "size"),
     [
         pytest.param(False, None, "unlimited", "unlimited", id="off-no-box"),
-        pytest.param(False, Limits(UNLIMITED, UNLIMITED), "unlimited", "unlimited", id="off-released"),
-        pytest.param(False, Limits(0.25, GIB // 2), 0.25, GIB // 2, id="off-evicting"),
+        pytest.param(False, {"cpu": UNLIMITED, "memory": UNLIMITED}, "unlimited", "unlimited", id="off-released"),
+        pytest.param(False, {"cpu": 0.25, "memory": GIB // 2}, 0.25, GIB // 2, id="off-evicting"),
         pytest.param(True, None, "unlimited", "unlimited", id="pass-through"),
     ],
 )
@@ -245,10 +304,8 @@ def test_limits_that_are_decided_but_not_applied_are_not_told(
     bench.box.limits = held
     bench.tick()
     box = bench.status().box
-    assert box.cpu is not None
-    assert box.memory is not None
-    assert (box.cpu.limit_cores, box.memory.limit_bytes) == (cores, size)
-    assert bench.status().colocation in box.cpu.reason
+    assert {name: one.limit for name, one in box.resources.items()} == {"cpu": cores, "memory": size}
+    assert bench.status().colocation in box.resources["cpu"].reason
     assert bench.metric("criproxy_limit_cores") == (float("inf") if cores == "unlimited" else cores)
 
 
@@ -257,10 +314,9 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
     bench.tick()
     told = []
     for config in (ON, Config()):
-        bench.reporter.configured(config, (), (), pass_through=False)
-        cpu = bench.status().box.cpu
-        assert cpu is not None
-        told.append((bench.status().colocation, cpu.limit_cores, cpu.reason))
+        bench.configure(config)
+        cpu = bench.status().box.resources["cpu"]
+        told.append((bench.status().colocation, cpu.limit, cpu.reason))
         bench.tick()
     assert told == [
         ("on", "unlimited", "what the kernel holds until the next tick, the first since colocation is on"),
@@ -271,7 +327,7 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
 def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
     bench = Bench()
     for t_s, applied in enumerate([False, False, True, True]):
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
     told = bench.status().decisions
     assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
     assert bench.endpoints.why(None).decision.applied
@@ -281,17 +337,17 @@ def test_status_of_decisions_leaves_out_changes_that_print_alike() -> None:
     bench = Bench()
     mib = 1 << 20
     for t_s, size in enumerate([2836 * mib, 2837 * mib, 2838 * mib, 2850 * mib]):
-        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(1.0, size))
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        made = limited(replace(decision(), t_s=t_s * 100.0), cpu=1.0, memory=size)
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
-    assert [(one.decided_s, one.limit_bytes) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
+    assert [(one.decided_s, one.limits["memory"]) for one in told] == [(1003.0, 2850 * mib), (1000.0, 2836 * mib)]
     assert len(bench.history.records()) == 4
 
 
 def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
     bench = Bench()
     errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
-    bench.reporter.configured(ON, errors, ("proxy.listen",), pass_through=False)
+    bench.configure(ON, errors, ("proxy.listen",))
     config = bench.status().config
     assert (config.file, config.errors, config.needs_restart) == (
         "/c.toml",
@@ -304,30 +360,30 @@ def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
 def test_status_tells_whether_kubelet_is_attached() -> None:
     bench = Bench()
     assert bench.status().attached.state == "unknown"
-    bench.reporter.attachment = lambda: AttachStatus("yes", "by a flag")
+    bench.attachment = AttachStatus("yes", "by a flag")
     assert bench.status().attached == AttachStatus("yes", "by a flag")
     assert bench.status().problems == ()
 
 
 def test_attachment_that_is_lost_is_a_problem() -> None:
     bench = Bench()
-    bench.reporter.attachment = lambda: AttachStatus("no", "kubelet uses /x", "attach again")
+    bench.attachment = AttachStatus("no", "kubelet uses /x", "attach again")
     assert bench.status().problems == ("attach again",)
 
 
 @pytest.mark.parametrize(
     ("pids", "told", "limit"),
     [
-        pytest.param(Pids(12, 10813), PidsStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(Pids(12, UNLIMITED), PidsStatus(12, "unlimited"), math.inf, id="unlimited"),
+        pytest.param(HeldLimit(10813, 12), ShareStatus(12, 10813), 10813.0, id="bounded"),
+        pytest.param(HeldLimit(UNLIMITED, 12), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
         pytest.param(None, None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: Pids | None, told: PidsStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, told: ShareStatus | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
-    assert bench.status().box.pids == told
+    assert bench.status().box.shares.get("pids") == told
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
@@ -344,8 +400,8 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
-    bench.verifier.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
     placement = bench.status().placement
     assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
@@ -369,7 +425,7 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 ) -> None:
     bench = Bench()
     bench.box.path, bench.box.version = path, version
-    bench.reporter.kubelets_driver = lambda: told
+    bench.kubelets_driver.driver = told
     status = bench.status()
     assert (status.cgroup.version, status.cgroup.driver, status.engine) == (version, driver, "grpc")
 
@@ -377,13 +433,14 @@ def test_status_tells_the_kind_of_cgroups_and_the_engine(
 def test_status_tells_the_latest_decisions_that_changed_a_limit() -> None:
     bench = Bench()
     for t_s, cores in enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]):
-        made = replace(decision(), t_s=t_s * 100.0, limits=Limits(cores, UNLIMITED))
-        bench.history.add(Record(1000.0 + t_s, SNAPSHOT, made))
+        made = limited(replace(decision(), t_s=t_s * 100.0), cpu=cores, memory=UNLIMITED)
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, made))
     told = bench.status().decisions
-    assert [(one.decided_s, one.limit_cores, one.limit_bytes) for one in told] == [
-        (1000.0 + t_s, cores, "unlimited") for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
+    assert [(one.decided_s, one.limits) for one in told] == [
+        (1000.0 + t_s, {"cpu": cores, "memory": "unlimited"})
+        for t_s, cores in [(7, 6.0), (6, 5.0), (5, 4.0), (4, 3.0), (2, 2.0)]
     ]
-    assert told[0].cpu_reason == decision().cpu_reason
+    assert told[0].reasons["cpu"] == decision().resources["cpu"].reason
 
 
 # --- what is wanted, and what is in force ------------------------------------------------------------------------
@@ -393,7 +450,7 @@ MIB = 1 << 20
 
 def _stay(bench: Bench) -> None:
     """Memory that can't be taken back, as it was found on a node."""
-    bench.box.wanted, bench.box.limits = Limits(1.5, 128 * MIB), Limits(1.5, 509 * MIB)
+    bench.box.wanted, bench.box.limits = {"cpu": 1.5, "memory": 128 * MIB}, {"cpu": 1.5, "memory": 509 * MIB}
     bench.box.memory = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
 
 
@@ -401,16 +458,17 @@ def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> No
     bench = Bench()
     _stay(bench)
     bench.tick()
-    bench.history.add(Record(1.7e9, SNAPSHOT, decision()))
+    bench.history.add(DecisionRecord(1.7e9, SNAPSHOT, decision()))
     box, why = bench.status().box, bench.endpoints.why(None).decision
-    assert box.cpu is not None and box.memory is not None and why is not None
-    assert (box.cpu.in_force_cores, box.memory.in_force_bytes, box.memory.used_bytes) == (1.5, 509 * MIB, 501 * MIB)
-    assert (why.memory.in_force, why.memory.used, why.cpu.in_force) == (509 * MIB, 501 * MIB, 1.5)
+    assert why is not None
+    for resources in (box.resources, why.resources):
+        assert {name: one.in_force for name, one in resources.items()} == {"cpu": 1.5, "memory": 509 * MIB}
+        assert resources["memory"].used == 501 * MIB
     assert bench.metric("criproxy_limit_in_force_bytes") == 509 * MIB
     assert bench.metric("criproxy_limit_in_force_cores") == 1.5
     assert bench.metric("criproxy_box_memory_bytes") == 501 * MIB
     past = bench.endpoints.why(1.7e9 + 1).decision
-    assert past is not None and past.memory.in_force is None
+    assert past is not None and past.resources["memory"].in_force is None
 
 
 def test_memory_that_stays_above_the_bound_is_a_problem_and_a_metric() -> None:
@@ -448,7 +506,7 @@ def _lose_runtime(bench: Bench) -> None:
 
 
 def _spoil_config(bench: Bench) -> None:
-    bench.reporter.configured(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors, (), pass_through=False)
+    bench.configure(ON, parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors)
 
 
 def _close_box(bench: Bench) -> None:
@@ -460,11 +518,11 @@ def _lose_hierarchy(bench: Bench) -> None:
 
 
 def _fail_tick(bench: Bench) -> None:
-    bench.reporter.tick_failed(0.1)
+    bench.recorder.tick_failed(0.1)
 
 
 def _misplace(bench: Bench) -> None:
-    bench.verifier.misplaced = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:
@@ -472,11 +530,11 @@ def _unbind(bench: Bench) -> None:
 
 
 def _go_blind(bench: Bench) -> None:
-    bench.engine.problem = "proxy.blind is on"
+    bench.engine.name, bench.engine.problem = "blind", "proxy.blind is on"
 
 
 def _open_bypass(bench: Bench) -> None:
-    bench.reporter.bypass = lambda: BypassStatus(10.0, 1.7e9, 1, 1.7e9)
+    bench.bypass.told = BypassStatus(10.0, 1.7e9, 1, 1.7e9)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +563,7 @@ def test_status_tells_what_is_not_well(spoil: Callable[[Bench], None], told: str
 
 def test_tick_that_failed_is_no_problem_any_more_after_one_that_succeeded() -> None:
     bench = Bench()
-    bench.reporter.tick_failed(0.1)
+    bench.recorder.tick_failed(0.1)
     bench.tick()
     assert bench.status().problems == ()
 
@@ -514,10 +572,10 @@ def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_un
     bench = Bench()
     bench.tick()
     for _ in range(2):
-        bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+        bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
     before = bench.status().problems
     bench.now_s += 100.0
-    bench.reporter.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
+    bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
 
     assert before == ()
     assert bench.status().problems == (
@@ -532,7 +590,7 @@ def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_n
     bench = Bench(pass_through=True)
     bench.box.version, bench.box.fault = 0, "cannot write"
     errors = parse(b"[cpu]\nmin_cores = 0\n", "/c.toml").errors
-    bench.reporter.configured(ON, errors, (), pass_through=True)
+    bench.configure(ON, errors, pass_through=True)
     assert bench.status().problems == ("the config file has errors, so nothing new is placed",)
 
 
@@ -549,16 +607,16 @@ def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
 
 def test_log_that_is_not_read_is_a_problem_until_it_is() -> None:
     bench = Bench()
-    bench.reporter.log_lines_missing = lambda: 7
+    bench.log_writer.missing = 7
     assert [problem for problem in bench.status().problems if "7 lines of the log were dropped" in problem]
-    bench.reporter.log_lines_missing = lambda: 0
+    bench.log_writer.missing = 0
     assert not [problem for problem in bench.status().problems if "log" in problem]
 
 
 def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
     bench = Bench(pass_through=True)
     bench.link.ready = False
-    assert bench.reporter.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
+    assert bench.recorder.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
 
 
 # --- outside the box -------------------------------------------------------------------------------------------------
@@ -567,8 +625,9 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
 def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
     bench = Bench()
     sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.reporter.overhead = lambda: (Work(0.75, (PodWork(sandbox, 0.25, 2e7),)), "the runtime works too much")
-    bench.reporter.realtime = lambda: {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
+    bench.overhead.load = OutsideLoad(0.75, (PodLoad(sandbox, 0.25, 2e7),))
+    bench.overhead.problem = "the runtime works too much"
+    bench.realtime.found = {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
     status = bench.status()
     assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
         "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
@@ -582,7 +641,79 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
 
 def test_disks_are_told_with_what_keeps_the_weight() -> None:
     bench = Bench()
-    bench.reporter.disks = lambda: (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
+    bench.disk_watch.disks = (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
     assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
     assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
     assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0
+
+
+# --- the modes -------------------------------------------------------------------------------------------------------
+
+
+def _disable(bench: Bench) -> None:
+    bench.configure(Config())
+
+
+def _dry_run(bench: Bench) -> None:
+    bench.configure(ON, DRY_RUN="")
+
+
+def _pass_through(bench: Bench) -> None:
+    bench.configure(ON, pass_through=True)
+
+
+def _close(bench: Bench) -> None:
+    bench.configure(ON, CLOSED="the schedule is off")
+
+
+def _hold(bench: Bench) -> None:
+    bench.relief.over = bench.holds.everybody = "the node is near kubelet's eviction"
+
+
+def _give_the_relay_up(bench: Bench) -> None:
+    bench.engine.name, bench.engine.problem = "relay", "the relay broke again and again"
+
+
+@pytest.mark.parametrize(
+    ("mode", "bring_about"),
+    [
+        (Mode.DISABLED, _disable),
+        (Mode.DRY_RUN, _dry_run),
+        (Mode.PASS_THROUGH, _pass_through),
+        (Mode.CLOSED, _close),
+        (Mode.HELD, _hold),
+        (Mode.UNWELCOME, _close_box),
+        (Mode.NO_CGROUPS, _lose_hierarchy),
+        (Mode.BLIND, _go_blind),
+        (Mode.ENGINE_GIVEN_UP, _give_the_relay_up),
+        (Mode.BYPASS, _open_bypass),
+    ],
+    ids=lambda value: value.value if isinstance(value, Mode) else "",
+)
+def test_each_mode_is_told_by_its_name_and_line_and_is_a_problem_where_the_table_says_so(
+    mode: Mode, bring_about: Callable[[Bench], None]
+) -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.status().modes == ()
+    bring_about(bench)
+    status = bench.status()
+    assert status.modes == (mode.value,)
+    assert bool(status.problems) == (not TABLE[mode].well or mode is Mode.HELD)
+    assert f"mode          {in_words(mode)}" in " ".join(render(status).replace("\n" + " " * 14, " ").splitlines())
+    assert bench.endpoints.unready() is None, "kubelet's calls pass in each"
+    assert (TABLE[mode].ready is Ready.AS_THE_RUNTIME) == (mode is not Mode.BYPASS)
+
+
+def test_modes_that_were_asked_for_are_all_told() -> None:
+    bench = Bench()
+    bench.configure(Config(), DRY_RUN="", CLOSED="the schedule is off")
+    status = bench.status()
+    assert status.modes == ("disabled", "dry run", "closed")
+    assert (status.dry_run, status.colocation, status.schedule.closed, status.problems) == (True, "off", "", ())
+
+
+def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None:
+    bench = Bench()
+    bench.relief.over = "the node is near kubelet's eviction"
+    assert (bench.status().modes, len(bench.status().problems)) == ((), 1)

@@ -12,10 +12,10 @@ from criproxy.observe.status import (
     CgroupStatus,
     DiskStatus,
     OverheadStatus,
-    PidsStatus,
     PlacementStatus,
     PodOverhead,
     ScheduleStatus,
+    ShareStatus,
     StrayContainer,
     from_json,
     to_json,
@@ -33,7 +33,7 @@ def test_json_comes_back_as_it_went() -> None:
 
 
 def test_json_before_the_first_offline_pod_comes_back() -> None:
-    box = replace(STATUS.box, path=None, cpu=None, memory=None)
+    box = replace(STATUS.box, path=None, resources={})
     status = replace(STATUS, box=box)
     assert from_json(to_json(status)) == status
 
@@ -72,7 +72,7 @@ def test_text_shows(shown: str) -> None:
     ("change", "shown"),
     [
         pytest.param(
-            {"box": replace(STATUS.box, pids=PidsStatus(12, 10813))},
+            {"box": replace(STATUS.box, shares={"pids": ShareStatus(12, 10813)})},
             "\n  processes and threads: 12, limit 10813\n",
             id="pids",
         ),
@@ -130,9 +130,9 @@ def test_text_of_another_state_shows(change: dict[str, object], shown: str) -> N
 
 
 def test_text_of_decisions_tells_why_of_what_changed() -> None:
-    oldest = replace(STATUS.decisions[0], cpu_reason="C0", memory_reason="M0")
-    older = replace(oldest, limit_cores=2.0, cpu_reason="C1", memory_reason="M1")
-    latest = replace(older, limit_bytes=1 << 30, cpu_reason="C2", memory_reason="M2")
+    oldest = replace(STATUS.decisions[0], reasons={"cpu": "C0", "memory": "M0"})
+    older = replace(oldest, limits={**oldest.limits, "cpu": 2.0}, reasons={"cpu": "C1", "memory": "M1"})
+    latest = replace(older, limits={**older.limits, "memory": 1 << 30}, reasons={"cpu": "C2", "memory": "M2"})
     text = render(replace(STATUS, decisions=(latest, older, oldest))).partition("decisions")[2]
     assert [line.strip() for line in text.splitlines() if line.startswith("    ")] == [
         "memory: M2",
@@ -144,7 +144,7 @@ def test_text_of_decisions_tells_why_of_what_changed() -> None:
 
 def test_text_fits_a_terminal_whatever_it_tells() -> None:
     words = "a long story of why " * 20
-    decision = replace(STATUS.decisions[0], cpu_reason=words)
+    decision = replace(STATUS.decisions[0], reasons={"cpu": words, "memory": ""})
     stray = StrayContainer("n" * 63, "p" * 253, "u", "c" * 63, f"/system.slice/{'x' * 300}")
     status = replace(STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ()))
     lines = render(status).splitlines()
@@ -175,7 +175,7 @@ def test_text_shows_the_guard(guard: GuardStatus, shown: str) -> None:
 
 
 def test_text_before_the_first_sample_says_so() -> None:
-    box = replace(STATUS.box, cpu=None)
+    box = replace(STATUS.box, resources={})
     assert "no sample yet" in render(replace(STATUS, box=box))
 
 

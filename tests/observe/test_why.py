@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 from msgspec.structs import replace
 
-from criproxy.control.history import History, Record
-from criproxy.model import UNLIMITED, GuardCeiling, Limits, Prediction
+from criproxy.control.history import DecisionRecord, History
+from criproxy.model import GuardCeiling, ResourcePrediction
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
 from tests.observe.status_samples import DECISION, GIB, SNAPSHOT
 
@@ -28,12 +28,16 @@ def berlin() -> Iterator[None]:
     time.tzset()
 
 
-def record(after_s: float, *, applied: bool = True, **changes: object) -> Record:
-    decision = replace(DECISION, t_s=after_s, **changes)
-    return Record(WALL + after_s, SNAPSHOT, decision, applied)
+def record(
+    after_s: float, *, applied: bool = True, of: dict[str, dict[str, object]] | None = None, **changes: object
+) -> DecisionRecord:
+    """`of`: what is else of a resource."""
+    resources = {name: replace(one, **(of or {}).get(name, {})) for name, one in DECISION.resources.items()}
+    decision = replace(DECISION, t_s=after_s, resources=resources, **changes)
+    return DecisionRecord(WALL + after_s, SNAPSHOT, decision, applied)
 
 
-def history(*records: Record) -> History:
+def history(*records: DecisionRecord) -> History:
     kept = History()
     for each in records:
         kept.add(each)
@@ -41,11 +45,20 @@ def history(*records: Record) -> History:
 
 
 KEPT = history(
-    record(0.0, before=None, limits=Limits(2.0, UNLIMITED), cpu_reason="set to 2.00 cores: at first"),
-    record(180.0),
-    record(190.0, cpu_reason="held at 1.50 cores: too soon"),
     record(
-        200.0, limits=Limits(0.5, 2 * GIB), guard=GuardCeiling(0.5, "online waits"), window="window night (dynamic)"
+        0.0,
+        of={
+            "cpu": {"before": None, "limit": 2.0, "reason": "set to 2.00 cores: at first"},
+            "memory": {"before": None},
+        },
+    ),
+    record(180.0),
+    record(190.0, of={"cpu": {"reason": "held at 1.50 cores: too soon"}}),
+    record(
+        200.0,
+        of={"cpu": {"limit": 0.5}, "memory": {"limit": 2 * GIB}},
+        guard=GuardCeiling(0.5, "online waits"),
+        window="window night (dynamic)",
     ),
 )
 
@@ -53,17 +66,18 @@ KEPT = history(
 def test_answer_at_a_moment_has_the_decision_its_inputs_and_since_when() -> None:
     decision = answer(KEPT, WALL + 195.0).decision
     assert decision is not None
-    cpu = decision.cpu
+    cpu, memory = decision.resources["cpu"], decision.resources["memory"]
     assert (decision.decided_s, decision.applied, decision.guard) == (WALL + 190.0, True, None)
     assert (cpu.limit, cpu.before, cpu.since_s, cpu.since_reason) == (1.5, 2.0, WALL + 180.0, "lowered to 1.50 cores")
-    assert (cpu.capacity, cpu.online, cpu.predicted, cpu.bounds) == (4.0, 1.75, 2.1, DECISION.cpu_bounds)
-    assert (decision.memory.limit, decision.memory.predicted, decision.memory.since_s) == ("unlimited", None, WALL)
+    assert (cpu.capacity, cpu.online, cpu.predicted, cpu.bounds) == (4.0, 1.75, 2.1, DECISION.resources["cpu"].bounds)
+    assert (memory.limit, memory.predicted, memory.since_s) == ("unlimited", None, WALL)
 
 
 def test_answer_for_now_is_the_last_decision() -> None:
     decision = answer(KEPT, None).decision
     assert decision is not None
-    assert (decision.cpu.limit, decision.memory.limit, decision.window) == (0.5, 2 * GIB, "window night (dynamic)")
+    assert {name: one.limit for name, one in decision.resources.items()} == {"cpu": 0.5, "memory": 2 * GIB}
+    assert decision.window == "window night (dynamic)"
     assert decision.guard == GuardCeiling(0.5, "online waits")
 
 
@@ -122,7 +136,7 @@ memory limit unlimited, since 2026-03-09 14:00:00 CET
         pytest.param(history(record(0.0, applied=False)), None, "\nnot applied: this is a dry run", id="dry-run"),
         pytest.param(history(record(0.0)), None, "1.50 cores, since before the record begins\n", id="older"),
         pytest.param(
-            history(record(0.0, prediction=Prediction(4.0, None, "cold start\x1b[2J", ""))),
+            history(record(0.0, of={"cpu": {"prediction": ResourcePrediction(4.0, "cold start\x1b[2J")}})),
             None,
             "predicted 4.00 cores (cold start\\x1b[2J)\n",
             id="cold-start",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.naming import directory_of, parse_box
-from criproxy.cgroup.systemd.slices import anchor_of, pod_in
+from criproxy.cgroup.naming import directory_of, parse_box, pod_in
+from criproxy.cgroup.systemd.anchor import anchor_of
 
 PRERM = Path(__file__).resolve().parents[2] / "packaging" / "deb" / "debian" / "criproxy.prerm"
 UID = "0f3c_11"

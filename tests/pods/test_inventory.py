@@ -7,7 +7,7 @@ import pytest
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.runtime import Running
 
 POD = PodRef("1", "batch", "job")
@@ -35,15 +35,45 @@ class Gate:
         self.answers = {"ListPodSandbox": sandboxes, "ListContainers": containers}
         self.open = asyncio.Event()
 
-    async def query(self, method: str, request: bytes, _timeout_s: float) -> bytes:
+    ready, pid = True, 7
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         await self.open.wait()
         return self.answers[method]
+
+
+class Cgroups:
+    """`there`: the places that exist; None: all."""
+
+    def __init__(self, there: list[str] | None = None) -> None:
+        self._there = there
+
+    def exists(self, path: str) -> bool:
+        return self._there is None or path in self._there
+
+
+def inventory_of(runtime: Gate, cgroups: Cgroups) -> Inventory:
+    return Inventory(PodsRuntime(runtime), cgroups)  # type: ignore[arg-type]
+
+
+class Observer(PodObserver):
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def pod_started(self, running: Running) -> None:
+        self.told.append(running)
+
+    def pod_removed(self, sandbox: Sandbox) -> None:
+        self.told.append(sandbox.id)
+
+    def pods_listed(self) -> None:
+        self.told.append("listed")
 
 
 def test_refresh_learned_meanwhile_wins_over_the_list() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("old", "gone"), _containers(c_old="old", c_gone="gone"))
-        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
+        inventory = inventory_of(gate, Cgroups())
         refreshes = [asyncio.create_task(inventory.refresh()) for _ in range(2)]
         await asyncio.sleep(0)
         inventory.sandbox_started(Sandbox("new", POD, PLACE))
@@ -62,7 +92,7 @@ def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
+        inventory = inventory_of(gate, Cgroups())
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         inventory.container_created("c", "b", "main")
         await inventory.refresh()
@@ -74,11 +104,12 @@ def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
 
 
 def test_refresh_that_fails_keeps_what_is_known() -> None:
-    async def query(method: str, request: bytes, _timeout_s: float) -> bytes:
-        raise ConnectionError
+    class Down(Gate):
+        async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+            raise ConnectionError
 
     async def go() -> Inventory:
-        inventory = Inventory(PodsRuntime(query), lambda _: True)
+        inventory = inventory_of(Down(b"", b""), Cgroups())
         inventory.sandbox_started(Sandbox("b", POD, PLACE))
         try:
             await inventory.refresh()
@@ -93,7 +124,7 @@ def test_placement_without_a_cgroup_is_not_believed() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate.query), lambda _: False)
+        inventory = inventory_of(gate, Cgroups([]))
         await inventory.refresh()
         return inventory
 
@@ -108,7 +139,7 @@ def test_placement_that_is_not_the_pod_s_own_place_in_a_box_is_not_believed(plac
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a", placement=placement), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
+        inventory = inventory_of(gate, Cgroups())
         await inventory.refresh()
         return inventory
 
@@ -122,7 +153,7 @@ def test_sandbox_keeps_its_placement_when_its_cgroup_has_vanished() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate.query), lambda place: place in there)
+        inventory = inventory_of(gate, Cgroups(there))
         await inventory.refresh()
         there.clear()
         await inventory.refresh()
@@ -140,7 +171,7 @@ CREATED, RUNNING, EXITED = 0, 1, 2
 async def _refreshed(sandboxes: bytes, containers: bytes) -> Inventory:
     gate = Gate(sandboxes, containers)
     gate.open.set()
-    inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
+    inventory = inventory_of(gate, Cgroups())
     await inventory.refresh()
     return inventory
 
@@ -179,7 +210,7 @@ def test_running_leaves_out_what_is_not_placed() -> None:
 
 def test_running_follows_starts_and_removals() -> None:
     inventory = asyncio.run(_refreshed(_in_state(_sandboxes("a"), a=READY), _containers_in_state(c=CREATED, d=RUNNING)))
-    assert inventory.container_started("c") == Running(Sandbox("a", POD, PLACE), "c", "main")
+    inventory.container_started("c")
     inventory.container_removed("d")
     assert [one.id for one in inventory.running] == ["a", "c"]
     inventory.sandbox_removed("a")
@@ -205,7 +236,7 @@ def _pod_sandbox(sandbox_id: str, state: int, placement: str = "") -> cri.PodSan
     )
 
 
-def test_elsewhere_are_the_pods_that_run_outside_the_box() -> None:
+def test_outside_are_the_pods_that_run_outside_the_box() -> None:
     listed = cri.ListPodSandboxResponse(
         items=[_pod_sandbox("in", 0, PLACE), _pod_sandbox("out", 0), _pod_sandbox("ended", 1), _pod_sandbox("gone", 0)]
     )
@@ -213,10 +244,29 @@ def test_elsewhere_are_the_pods_that_run_outside_the_box() -> None:
     async def go() -> Inventory:
         gate = Gate(listed.SerializeToString(), _containers())
         gate.open.set()
-        inventory = Inventory(PodsRuntime(gate.query), lambda _: True)
+        inventory = inventory_of(gate, Cgroups())
         await inventory.refresh()
         inventory.sandbox_removed("gone")
         return inventory
 
-    elsewhere = asyncio.run(go()).elsewhere
-    assert elsewhere == {"out": Pod(POD, {"l": "1"}, {PLACEMENT_ANNOTATION: ""})}
+    outside = asyncio.run(go()).outside
+    assert outside == {"out": Pod(POD, {"l": "1"}, {PLACEMENT_ANNOTATION: ""})}
+
+
+def test_observer_is_told_of_each_listing_and_of_starts_and_removals_in_the_box() -> None:
+    async def go() -> list[object]:
+        gate = Gate(_sandboxes("a"), _containers())
+        inventory, observer = inventory_of(gate, Cgroups()), Observer()
+        inventory.watch(observer)
+        gate.open.set()
+        await inventory.refresh()
+        for sandbox_id, place in (("in", PLACE), ("out", None)):
+            inventory.sandbox_started(Sandbox(sandbox_id, POD, place))
+            inventory.container_created(f"c_{sandbox_id}", sandbox_id, "main")
+            inventory.container_started(f"c_{sandbox_id}")
+            inventory.sandbox_removed(sandbox_id)
+        inventory.container_started("nobody's")
+        return observer.told
+
+    placed = Sandbox("in", POD, PLACE)
+    assert asyncio.run(go()) == ["listed", Running(placed, "in", ""), Running(placed, "c_in", "main"), "in"]

@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
-from criproxy.model import Limits, PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, Settings
+from criproxy.model import PodRef, Sandbox, Snapshot
+from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
+from criproxy.pods.stopping import Holds
+from tests import rows
 
 T = TypeVar("T")
 
@@ -24,7 +27,7 @@ SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline
 
 def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     node = 4 * GIB - available
-    return Snapshot(t_s, 4.0, 4 * GIB, 1.0, node, 0.0, box, 1.0, max(0, node - box), 0.0)
+    return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
 
 
 class Clock:
@@ -47,7 +50,7 @@ class Box:
     fails: bool = False
 
     def state(self) -> BoxState:
-        limits = Limits(1.0, 128 * MIB)
+        limits = {"cpu": 1.0, "memory": 128 * MIB}
         return BoxState("/offline", 2, limits, True, "", 0, 0, (), wanted=limits, memory=self.held)
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
@@ -65,21 +68,24 @@ class Inventory:
 
 
 class Bench:
-    def __init__(self, *, active: bool = True, evict: bool = True) -> None:
+    def __init__(self, *, active: bool = True, stop: bool = True) -> None:
         self.clock, self.box, self.inventory = Clock(), Box(), Inventory()
         self.stopped: list[str] = []
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
+        self.holds = Holds(self.clock)  # type: ignore[arg-type]
         self.relief = MemoryRelief(
-            Settings(active, evict),
-            self.inventory,
-            self.box,
-            stop_sandbox=self.stop,
+            ReliefSettings(active, stop),
+            self.inventory,  # type: ignore[arg-type]
+            self.box,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             read_hard=lambda: self.hard,
             worker=self,  # type: ignore[arg-type]
-            on_stopped=self.count,
+            holds=self.holds,
+            counters=self,  # type: ignore[arg-type]
             clock=self.clock,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
         self.relief.hard = HARD
         self.runner = asyncio.Runner()
@@ -96,12 +102,12 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def count(self) -> None:
+    def on_memory_eviction(self) -> None:
         self.counted += 1
 
     async def seconds(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
-        """A tick each second, while `relieve` runs."""
-        relieving = asyncio.create_task(self.relief.relieve())
+        """A tick each second, while `_relieve` runs."""
+        relieving = asyncio.create_task(self.relief._relieve())
         for _ in range(count):
             self.clock.now_s += 1.0
             self.relief.sampled(snapshot(self.clock.now_s, available, box))
@@ -150,16 +156,16 @@ def test_no_pod_is_stopped(available: int, box: int) -> None:
     bench.pass_by(30, available, box)
 
     assert bench.stopped == []
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_report_tells_and_stops_nothing_and_keeps_nobody_out() -> None:
-    bench = Bench(evict=False)
+    bench = Bench(stop=False)
     bench.pass_by(30)
 
     assert bench.stopped == []
     assert "kubelet evicts pods below 100.00 MiB" in next(bench.relief.problems())
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_nothing_is_done_while_the_limits_are_not_ours_to_set() -> None:
@@ -172,15 +178,15 @@ def test_nothing_is_done_while_the_limits_are_not_ours_to_set() -> None:
 def test_stopped_pod_is_held_for_a_while_and_others_while_it_is_over() -> None:
     bench = Bench()
     bench.pass_by(3)
-    over = bench.relief.held(SMALL.pod), bench.relief.held(LARGE.pod)
+    over = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
     bench.pass_by(1, GIB, 100 * MIB)
-    after = bench.relief.held(SMALL.pod), bench.relief.held(LARGE.pod)
+    after = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
     bench.clock.now_s += HOLD_S
 
     assert all(over)
     assert after[0] == ""
     assert "not let in for" in after[1]
-    assert bench.relief.held(LARGE.pod) == ""
+    assert bench.holds.held(LARGE.pod) == ""
 
 
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:

@@ -16,17 +16,18 @@ from criproxy.pods.overhead import (
     HOLD_S,
     LOUD_BYTES_PER_S,
     OVERLOAD_S,
-    Counters,
-    Overhead,
-    PodWork,
-    Reader,
-    Settings,
+    OutsideLoad,
+    OverheadCounters,
+    OverheadReader,
+    OverheadSettings,
+    OverheadWatch,
+    PodLoad,
     Watched,
-    Work,
+    load_between,
     to_blame,
-    work_between,
 )
 from criproxy.pods.runtime import Process, Running
+from criproxy.pods.stopping import Holds
 
 T = TypeVar("T")
 
@@ -36,22 +37,26 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MAX_CORES = 0.25
 
 
-def work(before: Counters, after: Counters) -> Work:
-    return work_between(before, after, PODS, 10.0)
+def load(before: OverheadCounters, after: OverheadCounters) -> OutsideLoad:
+    return load_between(before, after, PODS, 10.0)
 
 
-def of(work: Work, sandbox: Sandbox) -> tuple[float, float]:
+def of(load: OutsideLoad, sandbox: Sandbox) -> tuple[float, float]:
     """What was done for this one."""
-    return next((pod.shim_cores, pod.log_bytes_per_s) for pod in work.pods if pod.sandbox == sandbox)
+    return next((pod.shim_cores, pod.log_bytes_per_s) for pod in load.pods if pod.sandbox == sandbox)
 
 
 # --- from counters to work ---------------------------------------------------------------------------------------
 
 
 def test_work_is_what_the_counters_have_grown_by() -> None:
-    before = Counters((1, 5.0), {(7, 1): ("sa", 1.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 1000), "c2": ("sb", 2, 5)})
-    after = Counters((1, 9.0), {(7, 1): ("sa", 2.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 5000), "c2": ("sb", 2, 5)})
-    found = work(before, after)
+    before = OverheadCounters(
+        (1, 5.0), {(7, 1): ("sa", 1.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 1000), "c2": ("sb", 2, 5)}
+    )
+    after = OverheadCounters(
+        (1, 9.0), {(7, 1): ("sa", 2.0), (8, 1): ("sb", 2.0)}, {"c1": ("sa", 1, 5000), "c2": ("sb", 2, 5)}
+    )
+    found = load(before, after)
     assert (found.runtime_cores, of(found, A), of(found, B)) == (0.4, (0.1, 400.0), (0.0, 0.0))
     assert found.pods[0].sandbox == A
     assert found.cores == pytest.approx(0.5)
@@ -69,25 +74,28 @@ def test_work_is_what_the_counters_have_grown_by() -> None:
 def test_log_grows_by_what_was_written_last(
     before: tuple[int, int] | None, after: tuple[int, int] | None, grown: float
 ) -> None:
-    counters = [Counters(logs={} if file is None else {"c1": ("sa", *file)}) for file in (before, after)]
-    assert work(*counters).log_bytes_per_s == grown
+    counters = [OverheadCounters(logs={} if file is None else {"c1": ("sa", *file)}) for file in (before, after)]
+    assert load(*counters).log_bytes_per_s == grown
 
 
 @pytest.mark.parametrize("before", [None, (2, 100.0)], ids=["not-known", "another-process"])
 def test_runtime_that_was_not_there_before_is_not_known(before: tuple[int, float] | None) -> None:
-    assert work(Counters(before), Counters((1, 5.0))).runtime_cores is None
+    assert load(OverheadCounters(before), OverheadCounters((1, 5.0))).runtime_cores is None
 
 
 def test_shim_of_the_same_number_that_is_another_does_not_count() -> None:
-    assert work(Counters(shims={(7, 1): ("sa", 1.0)}), Counters(shims={(7, 2): ("sa", 9.0)})).shim_cores == 0.0
+    assert (
+        load(OverheadCounters(shims={(7, 1): ("sa", 1.0)}), OverheadCounters(shims={(7, 2): ("sa", 9.0)})).shim_cores
+        == 0.0
+    )
 
 
 # --- who is to blame ---------------------------------------------------------------------------------------------
 
 
-def did(runtime: float | None, **pods: tuple[float, float]) -> Work:
+def did(runtime: float | None, **pods: tuple[float, float]) -> OutsideLoad:
     named = {"a": A, "b": B}
-    return Work(runtime, tuple(PodWork(named[name], *one) for name, one in pods.items()))
+    return OutsideLoad(runtime, tuple(PodLoad(named[name], *one) for name, one in pods.items()))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,9 @@ def did(runtime: float | None, **pods: tuple[float, float]) -> Work:
         pytest.param(did(0.9), None, id="no-offline-pod"),
     ],
 )
-def test_pod_is_to_blame_when_too_much_is_done_and_its_logs_or_shim_say_so(done: Work, blamed: Sandbox | None) -> None:
+def test_pod_is_to_blame_when_too_much_is_done_and_its_logs_or_shim_say_so(
+    done: OutsideLoad, blamed: Sandbox | None
+) -> None:
     found = to_blame(done, MAX_CORES)
     assert (found.sandbox if found else None) == blamed
 
@@ -116,7 +126,7 @@ class Proc:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.reader = Reader(root)
+        self.reader = OverheadReader(root)
 
     def process(
         self, pid: int, parent: int = 1, *, cgroup: str = "/system.slice", cpu_s: float = 0, born: int = 1
@@ -194,37 +204,43 @@ def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
 class Bench:
     """A node that the test scripts: `loud` is whether pod a prints. An Exception in `fails` is raised by the reader."""
 
-    evict: bool = False
+    stops: bool = False
     loud: bool = True
     fails: Exception | None = None
     now_s: float = 1000.0
-    counters: Counters = field(default_factory=lambda: Counters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
-    evicted: list[tuple[str, str]] = field(default_factory=list)
+    counters: OverheadCounters = field(default_factory=lambda: OverheadCounters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
+    stopped: list[tuple[str, str]] = field(default_factory=list)
     counted: list[tuple[float, float, float]] = field(default_factory=list)
     log: list[Any] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.overhead = Overhead(
-            Settings(MAX_CORES, self.evict),
-            self,
+        self.holds = Holds(self)  # type: ignore[arg-type]
+        self.overhead = OverheadWatch(
+            OverheadSettings(MAX_CORES, self.stops),
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            runtime_pid=lambda: 5,
-            evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
-            observer=self,
+            self,  # type: ignore[arg-type]
+            reader=self,  # type: ignore[arg-type]
+            worker=self,  # type: ignore[arg-type]
+            stopper=self,
+            holds=self.holds,
+            counters=self,  # type: ignore[arg-type]
             clock=self,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
-        ask = self.overhead.noting(self.process_of)
-        for one in self.running:
-            asyncio.run(ask(one))  # type: ignore[arg-type]
 
-    async def process_of(self, one: Running) -> Process:
-        self.asked.append(one.id)
+    @property
+    def pid(self) -> int:
+        return 5
+
+    def stop(self, sandbox: Sandbox, why: str) -> None:
+        self.stopped.append((sandbox.id, why))
+
+    def process(self, id: str) -> Process | None:
         return Process(20, log="/var/log/x")
 
-    def read(self, runtime_pid: int, watched: Collection[Watched]) -> Counters:
+    def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         assert (runtime_pid, [one.id for one in watched]) == (5, [one.id for one in self.running])
         if self.fails:
             raise self.fails
@@ -250,7 +266,9 @@ class Bench:
                 runtime, size_bytes = self.counters.runtime, self.counters.logs["ca"][2]
                 assert runtime is not None
                 more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
-                self.counters = Counters((1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)})
+                self.counters = OverheadCounters(
+                    (1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)}
+                )
                 asyncio.run(self.overhead.look())
         self.log += log
 
@@ -266,7 +284,7 @@ def test_pod_that_prints_for_a_minute_is_told_once() -> None:
     assert "batch/job-a" in bench.overhead.problem
     assert "0.50 cores outside the box" in bench.overhead.problem
     assert bench.events() == ["runtime_overloaded"]
-    assert bench.evicted == []
+    assert bench.stopped == []
 
 
 def test_burst_is_not_told() -> None:
@@ -294,28 +312,28 @@ def test_quiet_pod_is_no_problem() -> None:
 
 
 def test_loudest_pod_is_evicted_when_the_config_says_so_one_in_a_minute() -> None:
-    bench = Bench(evict=True)
+    bench = Bench(stops=True)
     bench.look(OVERLOAD_S + EVERY_S)
-    assert [one for one, _ in bench.evicted] == ["sa"]
-    assert "colocation.on_runtime_overload" in bench.evicted[0][1]
+    assert [one for one, _ in bench.stopped] == ["sa"]
+    assert "colocation.on_runtime_overload" in bench.stopped[0][1]
     bench.look(OVERLOAD_S - EVERY_S)
-    assert len(bench.evicted) == 1
+    assert len(bench.stopped) == 1
     bench.look(EVERY_S)
-    assert len(bench.evicted) == 2
+    assert len(bench.stopped) == 2
 
 
 def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
-    bench = Bench(evict=True)
+    bench = Bench(stops=True)
     bench.look(OVERLOAD_S)
-    assert bench.overhead.held(A.pod) == ""
+    assert bench.holds.held(A.pod) == ""
     bench.look(EVERY_S)
-    assert "on_runtime_overload" in bench.overhead.held(A.pod)
-    assert bench.overhead.held(B.pod) == ""
-    bench.overhead.settings = Settings(MAX_CORES, evict=False)
-    assert bench.overhead.held(A.pod) == ""
-    bench.overhead.settings = Settings(MAX_CORES, evict=True)
+    assert "on_runtime_overload" in bench.holds.held(A.pod)
+    assert bench.holds.held(B.pod) == ""
+    bench.overhead.configure(OverheadSettings(MAX_CORES, stop=False))
+    assert bench.holds.held(A.pod) == ""
+    bench.overhead.configure(OverheadSettings(MAX_CORES, stop=True))
     bench.now_s += HOLD_S
-    assert bench.overhead.held(A.pod) == ""
+    assert bench.holds.held(A.pod) == ""
 
 
 def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
@@ -334,13 +352,7 @@ def test_what_is_not_there_any_more_is_forgotten() -> None:
     bench.look(2 * EVERY_S)
     bench.running = ()
     bench.look(EVERY_S)
-    assert bench.overhead.work.pods == ()
-
-
-def test_runtime_is_asked_for_each_only_as_often_as_somebody_else_asks() -> None:
-    bench = Bench()
-    bench.look(3 * EVERY_S)
-    assert bench.asked == ["sa", "ca"]
+    assert bench.overhead.load.pods == ()
 
 
 def test_run_looks_after_each_sleep() -> None:

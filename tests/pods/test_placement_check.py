@@ -1,4 +1,4 @@
-"""Rounds of the verifier between a scripted runtime, that may lie, and a table of processes."""
+"""Rounds of the placement check between a scripted runtime, that may lie, and a table of processes."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -11,8 +11,10 @@ import structlog
 from criproxy.cgroup.driver import CgroupError
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, Settings, Verifier
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck, PlacementCheckSettings
 from criproxy.pods.runtime import Process, Running, UnknownError
+from criproxy.pods.stopping import Holds
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -74,50 +76,59 @@ class Node:
             raise process
         return process
 
-    async def cgroups_of(self, pids: Collection[int]) -> Mapping[int, str]:
+    def watch(self, observer: PodObserver) -> None:
+        pass
+
+    async def read(self, pids: Collection[int]) -> Mapping[int, str]:
         if self.stuck:
             raise CgroupError("no answer from the kernel")
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
 
 class Bench:
-    def __init__(self, node: Node, evict: bool = False) -> None:
+    def __init__(self, node: Node, stop: bool = False) -> None:
         self.node, self.clock = node, Clock()
-        self.evicted: list[tuple[str, str]] = []
+        self.stopped: list[tuple[str, str]] = []
+        self.holds = Holds(self.clock)  # type: ignore[arg-type]
         self.counted = 0
         self.log: list[Any] = []
-        self.verifier = Verifier(
-            Settings(evict),
+        self.check = PlacementCheck(
+            PlacementCheckSettings(stop),
+            node,  # type: ignore[arg-type]
+            node,  # type: ignore[arg-type]
             node,
-            process_of=node.process_of,
-            cgroups_of=node.cgroups_of,
-            evict=lambda sandbox, why: self.evicted.append((sandbox.id, why)),
-            on_misplaced=self._count,
+            stopper=self,
+            holds=self.holds,
+            counters=self,  # type: ignore[arg-type]
             clock=self.clock,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
 
-    def _count(self) -> None:
+    def stop(self, sandbox: Sandbox, why: str) -> None:
+        self.stopped.append((sandbox.id, why))
+
+    def on_misplaced(self) -> None:
         self.counted += 1
 
     def round(self, *, everything: bool = True) -> list[str]:
         """A round; returns where misplaced ones are."""
         if everything:
-            self.verifier.look()
+            self.check.pods_listed()
         with structlog.testing.capture_logs() as log:
-            asyncio.run(self.verifier.round())
+            asyncio.run(self.check.round())
         self.log += log
-        return [finding.detail for finding in self.verifier.misplaced]
+        return [finding.detail for finding in self.check.unbounded]
 
     def events(self) -> list[str]:
         return [entry["event"] for entry in self.log]
 
 
-def misplaced(evict: bool = False, **where: Any) -> Bench:
+def misplaced(stop: bool = False, **where: Any) -> Bench:
     """A node with a container outside the box."""
     node = Node()
     node.run(SANDBOX, 10)
     node.run(MAIN, 11, OUTSIDE, **where)
-    return Bench(node, evict)
+    return Bench(node, stop)
 
 
 # --- what is found -------------------------------------------------------------------------------------------------
@@ -129,15 +140,15 @@ def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
     node.run(MAIN, 11)
     bench = Bench(node)
     assert [bench.round(), bench.round()] == [[], []]
-    assert (bench.verifier.verified, node.asked) == (2, ["s1", "s1-main"])
+    assert (bench.check.verified, node.asked) == (2, ["s1", "s1-main"])
     assert (bench.clock.slept, bench.events()) == ([], [])
 
 
 def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:
     bench = misplaced()
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
-    assert (bench.counted, bench.events(), bench.evicted) == (1, ["misplaced"], [])
-    assert bench.verifier.verified == 1
+    assert (bench.counted, bench.events(), bench.stopped) == (1, ["misplaced"], [])
+    assert bench.check.verified == 1
     told = bench.log[0]
     assert (told["pod"], told["container"], told["where"], told["box"]) == (
         "batch/job",
@@ -146,7 +157,7 @@ def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> N
         "/offline",
     )
     assert "runtime class" in told["remedy"]
-    assert bench.verifier.misplaced[0].pod == POD
+    assert bench.check.unbounded[0].pod == POD
 
 
 def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_driver() -> None:
@@ -160,7 +171,7 @@ def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_dri
 def test_start_is_looked_at_alone() -> None:
     bench = misplaced()
     bench.node.run(SIDE, 12, "0::/elsewhere\n")
-    bench.verifier.started(SIDE)
+    bench.check.pod_started(SIDE)
     assert bench.round(everything=False) == ["/elsewhere"]
     assert set(bench.node.asked) == {"s1-side"}
 
@@ -217,7 +228,7 @@ def test_container_that_has_ended_is_no_finding(process: Process | Exception) ->
     bench = misplaced()
     bench.node.processes[MAIN.id] = process
     assert bench.round() == []
-    assert (bench.verifier.unknown, bench.events()) == ((), [])
+    assert (bench.check.unknown, bench.events()) == ((), [])
 
 
 def test_finding_goes_with_its_container() -> None:
@@ -241,11 +252,11 @@ def test_finding_goes_with_its_container() -> None:
 def test_container_of_another_kind_of_runtime_is_unknown_not_misplaced(
     process: Process, handler: str, why: str
 ) -> None:
-    bench = misplaced(evict=True)
+    bench = misplaced(stop=True)
     bench.node.processes |= {MAIN.id: process, SANDBOX.id: Process(10, process.runtime_type, handler)}
     assert [bench.round(), bench.round()] == [[], []]
-    assert [(f.container, why in f.detail) for f in bench.verifier.unknown] == [("main", True)]
-    assert (bench.events(), bench.evicted) == (["placement_unknown"], [])
+    assert [(f.container, why in f.detail) for f in bench.check.unknown] == [("main", True)]
+    assert (bench.events(), bench.stopped) == (["placement_unknown"], [])
     assert bench.node.asked.count(MAIN.id) == 1
 
 
@@ -266,14 +277,14 @@ def test_sandbox_without_a_process_is_no_finding_and_asked_for_once() -> None:
     node.processes[SANDBOX.id] = Process(None)
     bench = Bench(node)
     assert [bench.round(), bench.round()] == [[], []]
-    assert (bench.verifier.verified, bench.verifier.unknown, node.asked.count(SANDBOX.id)) == (1, (), 1)
+    assert (bench.check.verified, bench.check.unknown, node.asked.count(SANDBOX.id)) == (1, (), 1)
 
 
 def test_virtual_machine_in_the_box_is_well() -> None:
     node = Node()
     node.run(MAIN, 11, kind=KATA)
     bench = Bench(node)
-    assert (bench.round(), bench.verifier.unknown) == ([], ())
+    assert (bench.round(), bench.check.unknown) == ([], ())
 
 
 # --- eviction ------------------------------------------------------------------------------------------------------
@@ -282,29 +293,29 @@ def test_virtual_machine_in_the_box_is_well() -> None:
 def test_pod_of_a_misplaced_container_is_evicted_when_the_config_says_so() -> None:
     bench = misplaced()
     bench.round()
-    assert bench.evicted == []
-    bench.verifier.configure(Settings(evict=True))
+    assert bench.stopped == []
+    bench.check.configure(PlacementCheckSettings(stop=True))
     bench.round(everything=False)
-    assert bench.evicted == [("s1", "it is outside the box, at /system.slice/x")]
-    assert bench.verifier.held(POD) == "", "it was moved after its start: the next one may be well"
+    assert bench.stopped == [("s1", "it is outside the box, at /system.slice/x")]
+    assert bench.holds.held(POD) == "", "it was moved after its start: the next one may be well"
 
 
 def test_pod_that_was_misplaced_by_its_start_is_held_for_a_while() -> None:
-    bench = misplaced(evict=True)
-    bench.verifier.started(MAIN)
+    bench = misplaced(stop=True)
+    bench.check.pod_started(MAIN)
     bench.round(everything=False)
-    assert "at /system.slice/x, and it was stopped for that" in bench.verifier.held(POD)
-    assert bench.verifier.held(PodRef("2", "batch", "job")) == ""
+    assert "the runtime put it outside the box, at /system.slice/x (colocation.on_unbounded)" in bench.holds.held(POD)
+    assert bench.holds.held(PodRef("2", "batch", "job")) == ""
     bench.clock.now_s += HOLD_S
-    assert bench.verifier.held(POD) == ""
+    assert bench.holds.held(POD) == ""
 
 
 def test_hold_ends_when_evictions_are_switched_off() -> None:
-    bench = misplaced(evict=True)
-    bench.verifier.started(MAIN)
+    bench = misplaced(stop=True)
+    bench.check.pod_started(MAIN)
     bench.round(everything=False)
-    bench.verifier.configure(Settings(evict=False))
-    assert bench.verifier.held(POD) == ""
+    bench.check.configure(PlacementCheckSettings(stop=False))
+    assert bench.holds.held(POD) == ""
 
 
 # --- failures ------------------------------------------------------------------------------------------------------
@@ -344,9 +355,9 @@ def test_run_can_be_cancelled_in_the_middle_of_a_question_and_looks_again_later(
         raise AssertionError
 
     async def go() -> None:
-        bench.verifier._process_of = never
-        bench.verifier.look()
-        task = asyncio.create_task(bench.verifier.run())
+        node.process_of = never  # type: ignore[assignment]
+        bench.check.pods_listed()
+        task = asyncio.create_task(bench.check.run())
         await asyncio.wait_for(asked.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -359,13 +370,13 @@ def test_run_looks_at_each_start() -> None:
     bench = misplaced()
 
     async def go() -> None:
-        task = asyncio.create_task(bench.verifier.run())
-        while not bench.verifier.misplaced:
-            bench.verifier.started(MAIN)
+        task = asyncio.create_task(bench.check.run())
+        while not bench.check.unbounded:
+            bench.check.pod_started(MAIN)
             await asyncio.sleep(0)
         bench.node.running = ()
-        while bench.verifier.misplaced:
-            bench.verifier.look()
+        while bench.check.unbounded:
+            bench.check.pods_listed()
             await asyncio.sleep(0)
         task.cancel()
 

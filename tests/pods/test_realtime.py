@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.realtime import HOLD_S, RealtimeWatch
+from criproxy.pods.realtime import HOLD_S, RealtimeSettings, RealtimeWatch
+from criproxy.pods.stopping import Holds
 
 T = TypeVar("T")
 
@@ -20,21 +21,27 @@ FIFO = "thread 7 runs under SCHED_FIFO"
 
 @dataclass
 class Bench:
-    evicts: bool = False
+    stops: bool = False
     says: dict[str, str] | Exception = field(default_factory=dict)
-    evicted: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
     running_pods: tuple[Sandbox, ...] = PLACED
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.holds = Holds(self)  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
-            self.evicts,
-            self,
+            RealtimeSettings(self.stops),
+            self,  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
-            evict=lambda sandbox, why: self.evicted.append(sandbox.id),
+            stopper=self,
+            holds=self.holds,
             clock=self,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
+
+    def stop(self, sandbox: Sandbox, why: str) -> None:
+        self.stopped.append(sandbox.id)
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]:
         assert placements == {"s1": "/offline/pod1", "s2": "/offline/pod2"}
@@ -65,22 +72,22 @@ def test_pod_is_told_once_until_it_has_ended() -> None:
     assert bench.watch.found == {POD: FIFO, OTHER: FIFO}
     assert bench.look({}) == []
     assert bench.watch.found == {}
-    assert bench.evicted == []
+    assert bench.stopped == []
 
 
 def test_pod_is_stopped_when_the_config_says_so() -> None:
-    bench = Bench(evicts=True)
+    bench = Bench(stops=True)
     bench.look({"s1": FIFO})
-    assert bench.evicted == ["s1"]
+    assert bench.stopped == ["s1"]
 
 
 def test_pod_that_was_stopped_is_not_let_in_at_once() -> None:
-    bench = Bench(evicts=True)
+    bench = Bench(stops=True)
     bench.look({"s1": FIFO})
-    held = bench.watch.held(POD), bench.watch.held(OTHER)
+    held = bench.holds.held(POD), bench.holds.held(OTHER)
     bench.now_s += HOLD_S
     assert "not let in for 300 s" in held[0]
-    assert (held[1], bench.watch.held(POD)) == ("", "")
+    assert (held[1], bench.holds.held(POD)) == ("", "")
 
 
 def test_failure_is_told_once_and_keeps_what_is_known() -> None:

@@ -1,4 +1,4 @@
-"""Rounds of upkeep between a scripted runtime and a box that keeps its orders."""
+"""Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import BoxPath, parse_box
 from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
-from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Settings, Upkeep
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 
-ON = Settings(when_off=None, adopt=True)
+ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
 EVICT = replace(ON, when_off="evict")
 
@@ -36,6 +37,9 @@ class Runtime:
     @property
     def uids(self) -> frozenset[str]:
         return frozenset(one.pod.uid for one in self.placed)
+
+    def watch(self, observer: PodObserver) -> None:
+        pass
 
     async def refresh(self) -> None:
         self.lists += 1
@@ -91,44 +95,48 @@ class Box:
 
 @dataclass
 class Bench:
-    settings: Settings = ON
+    settings: ReconcilerSettings = ON
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     swept: list[int] = field(default_factory=list)
-    listed: int = 0
     looks: int = 0
     times: Iterable[float] = ()
 
     def __post_init__(self) -> None:
-        times = iter(self.times)
-        self.upkeep = Upkeep(
+        self._times = iter(self.times)
+        self.reconciler = Reconciler(
             self.settings,
-            self.runtime,
-            self.box,
-            stop_sandbox=self.runtime.stop,
-            runtime_ready=lambda: self.runtime.ready,
-            on_listed=self._count,
-            on_swept=self.swept.append,
-            bound=self._look,
-            clock=lambda: next(times, 0.0),
+            self.runtime,  # type: ignore[arg-type]
+            self.box,  # type: ignore[arg-type]
+            self.runtime,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            counters=self,  # type: ignore[arg-type]
+            clock=self,  # type: ignore[arg-type]
+            log=structlog.get_logger(),
         )
 
-    def _count(self) -> None:
-        self.listed += 1
+    def boottime_s(self) -> float:
+        return next(self._times, 0.0)
 
-    async def _look(self) -> None:
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def box_swept(self, count: int) -> None:
+        self.swept.append(count)
+
+    async def look(self) -> None:
         self.looks += 1
 
     def round(self, refresh: bool = False) -> None:
-        asyncio.run(self.upkeep.round(refresh=refresh))
+        asyncio.run(self.reconciler.round(refresh=refresh))
 
     def run_until(self, condition: Callable[[], bool]) -> None:
         """Run with a removal pending whenever it looks."""
 
         async def go() -> None:
-            task = asyncio.create_task(self.upkeep.run())
+            task = asyncio.create_task(self.reconciler.run())
             while not condition():
-                self.upkeep.removed(sandbox("a"))
+                self.reconciler.pod_removed(sandbox("a"))
                 await asyncio.sleep(0)
             task.cancel()
 
@@ -142,12 +150,12 @@ async def _ends(task: asyncio.Task[None]) -> bool:
     return task.cancelled()
 
 
-def test_upkeep_that_is_cancelled_as_something_happens_ends() -> None:
+def test_reconciler_that_is_cancelled_as_something_happens_ends() -> None:
     async def go() -> bool:
-        upkeep = Bench().upkeep
-        task = asyncio.create_task(upkeep.run())
+        reconciler = Bench().reconciler
+        task = asyncio.create_task(reconciler.run())
         await asyncio.sleep(0.01)
-        upkeep.configure(ON)
+        reconciler.configure(ON)
         return await _ends(task)
 
     assert asyncio.run(go())
@@ -162,12 +170,14 @@ def test_upkeep_that_is_cancelled_as_something_happens_ends() -> None:
         pytest.param(ON, [("adopt", "/offline", False)], id="on"),
         pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
         pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
-        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+        pytest.param(ReconcilerSettings(None, adopt=False), [], id="config-not-known"),
     ],
 )
-def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: Settings, orders: list[object]) -> None:
+def test_box_of_another_process_is_taken_over_without_a_pod_in_it(
+    settings: ReconcilerSettings, orders: list[object]
+) -> None:
     bench = Bench(settings)
-    asyncio.run(bench.upkeep.take_over(parse_box("/offline")))
+    asyncio.run(bench.reconciler.take_over(parse_box("/offline")))
     assert bench.runtime.lists == 0
     assert bench.box.orders == orders
 
@@ -178,25 +188,25 @@ def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: Sett
         pytest.param(ON, [("adopt", "/offline", False)], id="on"),
         pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
         pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
-        pytest.param(Settings(None, adopt=False), [], id="config-not-known"),
+        pytest.param(ReconcilerSettings(None, adopt=False), [], id="config-not-known"),
     ],
 )
-def test_connected_adopts_the_box_of_running_pods(settings: Settings, orders: list[object]) -> None:
+def test_connected_adopts_the_box_of_running_pods(settings: ReconcilerSettings, orders: list[object]) -> None:
     bench = Bench(settings, Runtime((sandbox("a"), sandbox("b"))))
-    asyncio.run(bench.upkeep.connected())
+    asyncio.run(bench.reconciler.connected())
     assert bench.runtime.lists == 1
     assert bench.box.orders == orders
 
 
 def test_connected_without_offline_pods_adopts_nothing() -> None:
     bench = Bench()
-    asyncio.run(bench.upkeep.connected())
+    asyncio.run(bench.reconciler.connected())
     assert bench.box.orders == []
 
 
 def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
     bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(refuses=True))
-    asyncio.run(bench.upkeep.connected())
+    asyncio.run(bench.reconciler.connected())
     bench.box.refuses = False
     bench.round()
     bench.round()
@@ -206,7 +216,7 @@ def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the
 def test_connected_passes_the_failure_of_a_list_on() -> None:
     bench = Bench(runtime=Runtime(down=True))
     with pytest.raises(ConnectionError):
-        asyncio.run(bench.upkeep.connected())
+        asyncio.run(bench.reconciler.connected())
 
 
 # --- sweeping ------------------------------------------------------------------------------------------------------
@@ -283,7 +293,7 @@ def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -
 def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
     bench = Bench(EVICT, Runtime((sandbox("a"),)), Box("/offline"))
     for settings in (EVICT, ON, EVICT):
-        bench.upkeep.configure(settings)
+        bench.reconciler.configure(settings)
         bench.round()
     assert bench.runtime.stopped == ["sandbox-a"] * 2
 
@@ -295,7 +305,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
     bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
     with structlog.testing.capture_logs() as log:
         for _ in range(2):
-            bench.upkeep.evict(sandbox("a"), "it is outside the box")
+            bench.reconciler.stop(sandbox("a"), "it is outside the box")
             bench.round()
     assert bench.runtime.stopped == ["sandbox-a"]
     assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
@@ -305,7 +315,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
 
 def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
     bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), Box("/offline"))
-    bench.upkeep.evict(sandbox("a"), "why")
+    bench.reconciler.stop(sandbox("a"), "why")
     bench.round()
     bench.runtime.stubborn.clear()
     bench.round()
@@ -317,25 +327,25 @@ def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_
     assert bench.runtime.stopped == ["sandbox-a"]
 
 
-def test_each_listing_is_told_and_each_round_looks_for_unbounded_pods() -> None:
+def test_each_round_with_a_list_that_holds_looks_for_unbounded_pods() -> None:
     bench = Bench()
-    asyncio.run(bench.upkeep.connected())
+    asyncio.run(bench.reconciler.connected())
     bench.round()
     bench.round(refresh=True)
-    assert (bench.listed, bench.looks) == (2, 2)
+    assert bench.looks == 2
     bench.runtime.down = True
     bench.round(refresh=True)
-    assert (bench.listed, bench.looks) == (2, 2)
+    assert bench.looks == 2
 
 
 # --- tending -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
-def test_box_is_tended_whatever_the_switch_says(settings: Settings) -> None:
+def test_box_is_tended_whatever_the_switch_says(settings: ReconcilerSettings) -> None:
     bench = Bench(settings, box=Box(anchors=("kubepods-criproxy.slice",)))
     with structlog.testing.capture_logs() as logs:
-        asyncio.run(bench.upkeep.tend_once())
+        asyncio.run(bench.reconciler.tend_once())
     assert bench.box.tended == 1
     assert [log["event"] for log in logs] == ["anchors_changed"]
 
@@ -345,7 +355,7 @@ def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
 
     async def tend() -> None:
         for _ in range(3):
-            await bench.upkeep.tend_once()
+            await bench.reconciler.tend_once()
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(tend())
@@ -370,7 +380,7 @@ def test_run_goes_on_after_a_round_that_failed() -> None:
 def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench = Bench(runtime=Runtime((sandbox("a"),)))
     bench.runtime.stubborn = {sandbox("a").id}
-    bench.upkeep.evict(sandbox("a"), "why")
+    bench.reconciler.stop(sandbox("a"), "why")
     bench.round(refresh=True)
     assert bench.looks == 1
     assert ("carry", frozenset()) in bench.box.orders

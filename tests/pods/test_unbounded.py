@@ -9,10 +9,10 @@ import structlog
 
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.unbounded import Settings, Unbounded
+from criproxy.pods.unbounded import UnboundedPods, UnboundedSettings
 
 RULES = OfflineRules((DEFAULT_RULE,))
-REPORT, EVICT, OFF = Settings(RULES), Settings(RULES, evict=True), Settings(None)
+REPORT, EVICT, OFF = UnboundedSettings(RULES), UnboundedSettings(RULES, stop=True), UnboundedSettings(None)
 
 
 def pod(name: str, *, offline: bool) -> Pod:
@@ -23,7 +23,7 @@ def pod(name: str, *, offline: bool) -> Pod:
 class Runtime:
     """Its inventory, too. A pod in `stubborn` does not stop."""
 
-    elsewhere: Mapping[str, Pod] = field(default_factory=dict)
+    outside: Mapping[str, Pod] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
 
@@ -33,9 +33,10 @@ class Runtime:
         self.stopped.append(sandbox_id)
 
 
-def bench(settings: Settings, *names: str) -> tuple[Unbounded, Runtime]:
+def bench(settings: UnboundedSettings, *names: str) -> tuple[UnboundedPods, Runtime]:
     runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
-    return Unbounded(settings, runtime, runtime.stop), runtime
+    unbounded = UnboundedPods(settings, runtime, runtime, log=structlog.get_logger())  # type: ignore[arg-type]
+    return unbounded, runtime
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def bench(settings: Settings, *names: str) -> tuple[Unbounded, Runtime]:
         pytest.param(OFF, set(), [], id="colocation-off"),
     ],
 )
-def test_look_does_as_the_settings_say(settings: Settings, found: set[str], stopped: list[str]) -> None:
+def test_look_does_as_the_settings_say(settings: UnboundedSettings, found: set[str], stopped: list[str]) -> None:
     unbounded, runtime = bench(settings, "a", "b")
     asyncio.run(unbounded.look())
     assert (set(unbounded.pods()), runtime.stopped) == (found, stopped)
@@ -57,9 +58,9 @@ def test_look_tells_of_each_pod_once() -> None:
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             asyncio.run(unbounded.look())
-        runtime.elsewhere = {}
+        runtime.outside = {}
         asyncio.run(unbounded.look())
-        runtime.elsewhere = {"b": pod("b", offline=True)}
+        runtime.outside = {"b": pod("b", offline=True)}
         asyncio.run(unbounded.look())
     assert [(log["event"], log["pod"]) for log in logs] == [
         ("offline_pod_unbounded", "batch/a"),

@@ -10,11 +10,12 @@ Source: kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go, Validate; systemd/src
 from typing import Final
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import directory_of, parse_box
-from criproxy.cgroup.systemd.slices import anchor_of, cpu_mask, pod_in
+from criproxy.cgroup.naming import directory_of, parse_box, pod_in
 from criproxy.cgroup.systemd.units import Units
 from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model.cpulist import mask_of
 
+_ANCHOR: Final = "criproxy"
 _CPUS: Final = "cpuset.cpus"
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 
@@ -71,3 +72,16 @@ class Anchors:
 
     def _directory(self, unit: str) -> str:
         return self._mount + directory_of(unit)
+
+
+def anchor_of(parent: str) -> str:
+    """The slice that keeps the cpuset controller on for the pods of kubelet's slice `parent`."""
+    return f"{parent.removesuffix('.slice')}-{_ANCHOR}.slice"
+
+
+def cpu_mask(cpus: str) -> bytes:
+    """The first CPU of a list ("2-3,6") as AllowedCPUs= is on the bus.
+
+    Raises ValueError when there is none.
+    """
+    return mask_of({int(cpus.partition(",")[0].partition("-")[0])})

@@ -1,75 +1,72 @@
 """The box as a systemd slice: limits that last, without systemd ever waiting for memory or killing for it.
 
 Systemd resets what it did not write itself whenever the first pod enters, somebody sets any property, or it reloads:
-so it is told each limit. A limit on memory sinks in the kernel's files first, in steps, and systemd is told what they
+so it is sent each limit. A limit on memory sinks in the kernel's files first, in steps, and systemd is sent what they
 hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup import files
-from criproxy.cgroup.cpulist import Cpus, mask_of
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits, no_cpus
-from criproxy.cgroup.places import checked_box, checked_pod
-from criproxy.cgroup.systemd.slices import (
-    Properties,
-    Value,
-    limit_properties,
-    pids_properties,
-    pod_properties,
-    standing_properties,
-)
+from criproxy.cgroup import kernel_files as rows
+from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, checked_box, checked_pod, no_cpus
+from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
+from criproxy.cgroup.naming import is_slice
+from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError, Units
-from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
-
-
-class Files(CgroupDriver, Protocol):
-    """The kernel's files (`V1Driver`, `V2Driver`): for slices, too, once systemd has made them."""
-
-    def identity(self, path: str) -> int | None:
-        """Tells a cgroup from an earlier one of the same name; None: there is none."""
-        ...
-
-    def pids_share(self, box: str, ratio: float) -> int | None:
-        """What `write_pids` makes the limit; None: there is no pids controller."""
-        ...
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model.cpulist import Cpus
 
 
 class _Slice(Struct):
-    """What systemd was told of a slice, which cgroup that was, and the limits in its files after the last write.
+    """Which cgroup a slice was when it was started, which properties it was sent, and the limits after the last write.
 
-    `cpus`: the CPUs that systemd was told.
-    `tasks`: the limit on processes and threads that systemd was told, None: none yet.
+    `sent`: the properties of priority, CPU and memory. `single`: the values of the files that are sent one by one;
+    None: it is not known what systemd made of it.
     """
 
     cgroup: int | None
-    told: dict[str, Value]
+    sent: dict[str, PropertyValue]
     left: Limits | None = None
-    cpus: Cpus | type_unlimited = UNLIMITED
-    tasks: int | None = None
+    single: dict[KernelFile, Any] = field(default_factory=dict)
 
 
 class SystemdDriver:
-    """What a `CgroupDriver` does otherwise when its paths are slices. All methods raise CgroupError."""
+    """A `CgroupDriver` for paths of either shape: `a-b.slice` through systemd, `/a/b` through the kernel's files alone.
 
-    def __init__(self, kernel: Files, units: Units, page_bytes: int) -> None:
+    The shape is kubelet's, so that the choice is no option of ours. `anchors` None: there is no need of any (v1).
+    """
+
+    def __init__(self, kernel: KernelDriver, units: Units, anchors: Anchors | None) -> None:
         self._kernel = kernel
         self._units = units
-        self._page_bytes = page_bytes
+        self._anchors = anchors
         self._version = kernel.capabilities.version
         self._knows_idle = True
         self._slices: dict[str, _Slice] = {}
+        # What only reads, and what systemd has no part in, is the kernel's files in either shape.
+        self.root_cpuset, self.node_cpu_counter = kernel.root_cpuset, kernel.node_cpu_counter
+        self.cpu_counter, self.pressure_file = kernel.cpu_counter, kernel.pressure_file
+        self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
+        self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
+        self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
+        self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._kernel.capabilities
 
     def ensure(self, box: str) -> None:
         """Start the slice, unless it is the one that was started; on v1 also make it where systemd does not."""
         checked_box(box)
-        known = self._slices.get(box)
-        if known is None or known.cgroup is None or known.cgroup != self._kernel.identity(box):
-            self._slices[box] = self._start(box)
+        if is_slice(box):
+            known = self._slices.get(box)
+            if known is None or known.cgroup is None or known.cgroup != self._kernel.identity(box):
+                self._slices[box] = self._start(box)
         self._kernel.ensure(box)
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
@@ -78,23 +75,25 @@ class SystemdDriver:
         Each write of a quota, of the same one too, gives the box a fresh one at once (kernel/sched/core.c,
         tg_set_cfs_bandwidth): so systemd alone writes it, and once.
         """
-        record, held, want = self._slices[box], self._kernel.read(box), self._as_held(limits)
+        if not is_slice(box):
+            return self._kernel.write(box, limits)
+        record, held, want = self._slices[box], self._kernel.read(box), _as_held(limits)
         first, through = self._through_systemd(box, record, held, want)
         changes = (*through, *self._kernel.write(box, first))
         if any(change.drift for change in changes):
-            record.told.clear()
-        rises = first.memory_bytes != want.memory_bytes
-        size = want.memory_bytes if rises else self._lasting(record, want.memory_bytes, self._kernel.read(box))
+            record.sent.clear()
+        rises = first[MEMORY] != want[MEMORY]
+        size = want[MEMORY] if rises else _lasting(record, want[MEMORY], self._kernel.read(box))
         try:
-            told = self._tell(box, record, Limits(want.cpu_cores, size))
+            sent = self._send(box, record, {CPU: want[CPU], MEMORY: size})
         except CgroupError:
-            self._kernel.write(box, replace(want, memory_bytes=first.memory_bytes))
+            self._kernel.write(box, {**want, MEMORY: first[MEMORY]})
             raise
-        if told:
+        if sent:
             # Systemd has written all that it knows, which is less than there is.
             again = self._kernel.write(box, want)
             changes = (*changes, *(replace(change, drift=False) for change in again))
-        record.left = replace(self._kernel.read(box), cpu_cores=want.cpu_cores)
+        record.left = {**self._kernel.read(box), CPU: want[CPU]}
         return changes
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
@@ -102,59 +101,60 @@ class SystemdDriver:
 
         What it has reset beside is put back at once, as far as it was ours.
         """
-        if self._version == 1:
+        if self._version == 1 or not is_slice(box):
             return self._kernel.confine(box, cpus)
         if cpus is not UNLIMITED and not cpus:
             raise no_cpus(box)
         record = self._slices[box]
-        if record.cpus != cpus:
-            self._tell_cpus(box, record, cpus)
+        if record.single.get(CPUS, UNLIMITED) != cpus:
+            self._send_one(box, record, CPUS, cpus)
         try:
             changes = self._kernel.confine(box, cpus)
         except CgroupError:
-            record.cpus = UNLIMITED  # whatever systemd made of it: it is told again
+            record.single[CPUS] = None  # whatever systemd made of it: it is sent again
             raise
         if any(change.drift for change in changes):
-            self._tell_cpus(box, record, cpus)
+            self._send_one(box, record, CPUS, cpus)
             changes = (*changes, *self._kernel.confine(box, cpus))
         return changes
 
-    def _tell_cpus(self, box: str, record: _Slice, cpus: Cpus | type_unlimited) -> None:
-        self._set_beside(box, record, {"AllowedCPUs": b"" if cpus is UNLIMITED else mask_of(cpus)})
-        record.cpus = cpus
-
-    def _set_beside(self, box: str, record: _Slice, properties: Mapping[str, Value]) -> None:
-        """Tell systemd of something beside the limits: it writes those, too, as it was told them last."""
-        self._units.set(box, properties)
+    def _send_one(self, box: str, record: _Slice, row: KernelFile, value: Any) -> None:
+        """Send systemd the value of one file beside the limits: it then writes those, too, as they were sent last."""
+        record.single[row] = None  # it may be done also when no answer comes
+        self._units.set(box, properties(self._version, {row: value}))
         if record.left is not None:
             self._kernel.write(box, record.left)
+        record.single[row] = value
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         """At once, in the file; the next `write` makes it last."""
         changes = self._kernel.squeeze(box, cores)
         if record := self._slices.get(box):
-            held = self._as_held(Limits(cores, UNLIMITED))
-            record.left = replace(record.left or self._kernel.read(box), cpu_cores=held.cpu_cores)
+            held = _as_held({CPU: cores, MEMORY: UNLIMITED})
+            record.left = {**(record.left or self._kernel.read(box)), CPU: held[CPU]}
         return changes
 
-    def write_pids(self, box: str, ratio: float) -> tuple[LimitChange, ...]:
+    def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
         """The file, and systemd, which would put another value back."""
-        record, share = self._slices[box], self._kernel.pids_share(box, ratio)
-        changes = self._kernel.write_pids(box, ratio)
-        if share is not None and (changes or record.tasks != share):
-            record.tasks = None  # it may be done also when no answer comes
-            self._set_beside(box, record, pids_properties(share))
-            record.tasks = share
+        changes, row = self._kernel.write_limit(box, name, limit), LIMITS[name].limit
+        if is_slice(box):
+            record = self._slices[box]
+            news = changes or record.single.get(row) != limit
+            if news and self._kernel.can_limit(box, name):
+                self._send_one(box, record, row, limit)
         return changes
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         """The memory limit of a slice that is there sinks in the file first."""
+        if not is_slice(pod):
+            self._kernel.ensure_pod(pod, limits)
+            return
         checked_pod(pod)
         new, size_bytes = not self._kernel.exists(pod), None
         if limits.memory_bytes is not None:
-            size_bytes = files.whole_pages(limits.memory_bytes, self._page_bytes)
+            size_bytes = files.whole_pages(limits.memory_bytes)
         self._units.start(pod, pod_properties(self._version, replace(limits, memory_bytes=size_bytes if new else None)))
-        if size_bytes and not new and self._rises(self._kernel.read(pod).memory_bytes, size_bytes):
+        if size_bytes and not new and _rises(self._kernel.read(pod)[MEMORY], size_bytes):
             self._units.set(pod, {"MemoryMax": size_bytes})
         self._kernel.ensure_pod(pod, limits)
         if size_bytes and not new:
@@ -163,15 +163,20 @@ class SystemdDriver:
     def remove_pod(self, pod: str) -> bool:
         """Stopping a slice kills what is in it: so only an empty one. On v1, some of its directories are left to us."""
         checked_pod(pod)
-        if self._kernel.processes(pod) or not self._units.stop(pod):
+        if is_slice(pod) and (self._kernel.processes(pod) or not self._units.stop(pod)):
             return False
         return self._kernel.remove_pod(pod)
 
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        if self._anchors is None or not is_slice(box):
+            return ()
+        return self._anchors.keep(box, self._kernel.pods(box))
+
     def _start(self, box: str) -> _Slice:
-        standing = self._standing()
+        first = self._priority()
         try:
-            self._units.start(box, standing)
-            if (better := self._standing()) != standing:  # only with a first cgroup, cpu.idle is to be seen
+            self._units.start(box, first)
+            if (better := self._priority()) != first:  # only with a first cgroup, cpu.idle is to be seen
                 self._units.set(box, better)
         except UnitError as error:
             if error.name != INVALID_ARGS or not self._knows_idle:
@@ -181,66 +186,106 @@ class SystemdDriver:
             return self._start(box)
         return _Slice(self._kernel.identity(box), dict(better))
 
-    def _standing(self) -> Properties:
-        return standing_properties(self._version, cpu_idle=self._knows_idle and self._kernel.capabilities.cpu_idle)
+    def _priority(self) -> Properties:
+        return priority_properties(self._version, cpu_idle=self._knows_idle and self._kernel.capabilities.cpu_idle)
 
     # --- limits ----------------------------------------------------------------------------------------------------
-
-    def _as_held(self, limits: Limits) -> Limits:
-        """The limits as the kernel will read them back."""
-        cores, size = limits.cpu_cores, limits.memory_bytes
-        return Limits(
-            cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
-            size if size is UNLIMITED else files.whole_pages(size, self._page_bytes),
-        )
 
     def _through_systemd(
         self, box: str, record: _Slice, held: Limits, want: Limits
     ) -> tuple[Limits, tuple[LimitChange, ...]]:
-        """What is left to us to write first, and the changes that systemd is to make, also if it was told before.
+        """What is left to us to write first, and the changes that systemd is to make, also if they were sent before.
 
-        On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_tell`.
+        On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_send`.
         """
         first, left, changes = want, record.left or held, []
-        if self._version == 2 and want.cpu_cores != held.cpu_cores:
-            first, drift = replace(first, cpu_cores=held.cpu_cores), left.cpu_cores != held.cpu_cores
-            changes.append(LimitChange(f"{box}: CPUQuota", str(held.cpu_cores), str(want.cpu_cores), drift))
-            record.told.pop("CPUQuotaPerSecUSec", None)
-        if self._version == 2 and self._rises(held.memory_bytes, want.memory_bytes):
-            first, drift = replace(first, memory_bytes=held.memory_bytes), left.memory_bytes != held.memory_bytes
-            changes.append(LimitChange(f"{box}: MemoryMax", str(held.memory_bytes), str(want.memory_bytes), drift))
-            record.told.pop("MemoryHigh", None)
-            record.told.pop("MemoryMax", None)
+        if self._version == 2 and want[CPU] != held[CPU]:
+            first, drift = {**first, CPU: held[CPU]}, left[CPU] != held[CPU]
+            changes.append(LimitChange(f"{box}: CPUQuota", str(held[CPU]), str(want[CPU]), drift))
+            record.sent.pop("CPUQuotaPerSecUSec", None)
+        if self._version == 2 and _rises(held[MEMORY], want[MEMORY]):
+            first, drift = {**first, MEMORY: held[MEMORY]}, left[MEMORY] != held[MEMORY]
+            changes.append(LimitChange(f"{box}: MemoryMax", str(held[MEMORY]), str(want[MEMORY]), drift))
+            record.sent.pop("MemoryHigh", None)
+            record.sent.pop("MemoryMax", None)
         return first, tuple(changes)
 
-    @staticmethod
-    def _rises(held: int | type_unlimited, want: int | type_unlimited) -> bool:
-        return held is not UNLIMITED and (want is UNLIMITED or want > held)
-
-    @staticmethod
-    def _lasting(record: _Slice, want: int | type_unlimited, reached: Limits) -> int | type_unlimited:
-        """What systemd is told of memory: a limit on its way down not step by step: each call gives a fresh quota."""
-        size, told = reached.memory_bytes, record.told.get("MemoryMax")
-        if size is UNLIMITED or size == want or not isinstance(told, int):
-            return size
-        return told if size <= told < size + size // 16 else size
-
-    def _tell(self, box: str, record: _Slice, limits: Limits) -> bool:
-        """Tell systemd these limits, in one call. False: it knows them already."""
+    def _send(self, box: str, record: _Slice, limits: Limits) -> bool:
+        """Send systemd these limits, in one call. False: it has them already."""
         lasting = dict(limit_properties(self._version, limits))
         if self._version == 1:
             # With each quota systemd tries cpu.shares too, which is refused beside cpu.idle, and logs that: so it gets
             # a first one only, and puts that back, for a tick, when it reloads.
-            lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.told}
-        news = {name: value for name, value in lasting.items() if record.told.get(name) != value}
+            lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.sent}
+        news = {name: value for name, value in lasting.items() if record.sent.get(name) != value}
         if not news:
             return False
-        if not record.told:  # somebody else has changed something: all anew
-            news = {**self._standing(), **news}
+        if not record.sent:  # somebody else has changed something: all anew
+            news = {**self._priority(), **news}
         try:
             self._units.set(box, news)
         except CgroupError:
-            record.told.clear()  # it may have been done all the same
+            record.sent.clear()  # it may have been done all the same
             raise
-        record.told.update(news)
+        record.sent.update(news)
         return True
+
+
+def _as_held(limits: Limits) -> Limits:
+    """The limits as the kernel will read them back."""
+    cores, size = limits[CPU], limits[MEMORY]
+    return {
+        CPU: cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
+        MEMORY: size if size is UNLIMITED else files.whole_pages(size),
+    }
+
+
+def _rises(held: float | type_unlimited, want: float | type_unlimited) -> bool:
+    return held is not UNLIMITED and (want is UNLIMITED or want > held)
+
+
+def _lasting(record: _Slice, want: float | type_unlimited, reached: Limits) -> float | type_unlimited:
+    """The memory limit to send. One on its way down is not sent at each step, as each call gives a fresh quota."""
+    size, sent = reached[MEMORY], record.sent.get("MemoryMax")
+    if size is UNLIMITED or size == want or not isinstance(sent, int):
+        return size
+    return sent if size <= sent < size + size // 16 else size
+
+
+# --- properties: names and values only. Source: systemd.resource-control(5) ------------------------------------------
+
+
+def priority_properties(version: int, *, cpu_idle: bool) -> Properties:
+    """What the box's slice has besides limits: the lowest priority, and files in every controller.
+
+    `cpu_idle`: the kernel has cpu.idle. Systemd does not know it on v1.
+    """
+    weight = {rows.CPU_WEIGHT: 2} if version == 1 else {rows.CPU_IDLE: True} if cpu_idle else {rows.CPU_WEIGHT: 1}
+    return {**_accounting("CPU", "Memory", "IO", "Tasks"), **properties(version, {**weight, rows.IO_WEIGHT: 1})}
+
+
+def pod_properties(version: int, limits: PodLimits) -> Properties:
+    """What a pod's slice has; systemd knows no limits on huge pages."""
+    values = {
+        rows.CPU_WEIGHT: limits.cpu_weight or (2 if version == 1 else 1),
+        rows.CPU_QUOTA: limits.cpu_cores,
+        rows.PIDS_MAX: limits.pids,
+        rows.MEMORY_MAX: limits.memory_bytes,
+    }
+    return {**_accounting("CPU", "Memory", "Tasks"), **properties(version, values)}
+
+
+def limit_properties(version: int, limits: Limits) -> Properties:
+    """The properties that make systemd write these limits.
+
+    MemoryHigh is never below MemoryMax, which the usage never exceeds: so systemd never waits for reclaim.
+    """
+    cores, size = limits[CPU], limits[MEMORY]
+    swap = UNLIMITED if size is UNLIMITED else 0
+    return properties(
+        version, {rows.CPU_QUOTA: cores, rows.MEMORY_HIGH: size, rows.MEMORY_MAX: size, rows.SWAP_MAX: swap}
+    )
+
+
+def _accounting(*names: str) -> dict[str, bool]:
+    return {f"{name}Accounting": True for name in names}

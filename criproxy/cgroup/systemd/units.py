@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.systemd.slices import Properties, Value
+from criproxy.cgroup.kernel_files import Properties, PropertyValue
 
 if TYPE_CHECKING:
     from jeepney import Message
@@ -224,6 +224,6 @@ def _is_away(error: UnitError) -> bool:
     return error.name in _AWAY or error.name.startswith(_SPAWN)
 
 
-def _typed(properties: Properties) -> list[tuple[str, tuple[str, Value]]]:
+def _typed(properties: Properties) -> list[tuple[str, tuple[str, PropertyValue]]]:
     signatures = {bool: "b", int: "t", bytes: "ay", str: "s"}
     return [(name, (signatures[type(value)], value)) for name, value in properties.items()]

@@ -8,7 +8,7 @@ from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_par
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Call, Change, Operation, Target
+from criproxy.model import Adjustment, Operation, PodRequest, Target
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
@@ -38,7 +38,7 @@ class Explanation(Struct, frozen=True):
     why: str | None
     refused: str | None = None
     place: str = ""
-    changes: tuple[tuple[Call, tuple[Change, ...]], ...] = ()
+    changes: tuple[tuple[PodRequest, tuple[Adjustment, ...]], ...] = ()
 
 
 def explain(manifest: Manifest, node: NodeFacts) -> tuple[Explanation, ...]:
@@ -60,12 +60,12 @@ def _explain(manifest: Manifest, node: NodeFacts, box: BoxPath) -> Explanation:
     return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
 
 
-def _calls(manifest: Manifest, node: NodeFacts, place: str) -> Iterator[Call]:
+def _calls(manifest: Manifest, node: NodeFacts, place: str) -> Iterator[PodRequest]:
     ref, quota = manifest.pod.ref, node.child_quota
-    yield Call(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, place, manifest.resources, quota)
+    yield PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, place, manifest.resources, quota)
     for one in manifest.containers:
         target, added = Target.CONTAINER, one.added_capabilities
-        yield Call(Operation.CREATE_CONTAINER, target, ref, place, one.resources, quota, one.name, added)
+        yield PodRequest(Operation.CREATE_CONTAINER, target, ref, place, one.resources, quota, one.name, added)
 
 
 def render(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts) -> str:
@@ -127,7 +127,7 @@ def _rows(
                 target = ""
 
 
-def _old(manifest: Manifest, change: Change) -> str:
+def _old(manifest: Manifest, change: Adjustment) -> str:
     """The field's value before, as far as the manifest says it."""
     if change.field == "annotations":
         return _shown(manifest.pod.annotations.get(change.key))

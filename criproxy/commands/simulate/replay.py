@@ -11,18 +11,17 @@ from msgspec import Struct
 
 from criproxy.commands.simulate.score import Score, outlook, score
 from criproxy.commands.simulate.trace import Trace
-from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
-from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.histogram import Buckets
+from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, decide
 from criproxy.control.predictor import make_predictor
+from criproxy.control.resources import RESOURCES
 from criproxy.control.series import Kind, PredictorSettings
-from criproxy.model import UNLIMITED, Prediction, Snapshot
+from criproxy.model import UNLIMITED, ResourcePrediction, ResourceSample, Snapshot
 
 Resource = Literal["cpu", "memory"]
 
 NEXT_SAMPLE_STEPS: Final = 1.5
 """A horizon of so many steps holds the next sample and no other."""
-
-_OTHER: Final = StaticSettings(UNLIMITED)
 
 
 class Plan(Struct, frozen=True):
@@ -40,6 +39,12 @@ class Plan(Struct, frozen=True):
     cold_start_probes: int = 24
     unit: float = 1.0
 
+    @property
+    def buckets(self) -> Buckets:
+        sampling = RESOURCES[self.resource].sampling
+        assert sampling is not None
+        return sampling.buckets
+
     def horizon_of(self, trace: Trace) -> float:
         """How far ahead a prediction for this trace reaches, in seconds; for a single sample, anything will do."""
         return NEXT_SAMPLE_STEPS * (trace.step_s or 1.0) if self.horizon_s is None else self.horizon_s
@@ -53,7 +58,7 @@ def predict(trace: Trace, plan: Plan) -> "array[float]":
         horizon_s=plan.horizon_of(trace),
         cold_start_probes=plan.cold_start_probes,
     )
-    predictor = make_predictor(settings, CPU_BUCKETS if plan.resource == "cpu" else MEMORY_BUCKETS)
+    predictor = make_predictor(settings, plan.buckets)
     unit, capacity = plan.unit, trace.capacity * plan.unit
     return array(
         "d",
@@ -67,27 +72,15 @@ def predict(trace: Trace, plan: Plan) -> "array[float]":
 def limit(trace: Trace, predictions: Sequence[float], plan: Plan) -> "array[float]":
     """The box's limit that the policy sets after each sample, in the trace's unit. Raises ValueError as `predict`."""
     law = DynamicSettings(floor=plan.floor, watermark_ratio=plan.watermark_ratio)
-    cpu = plan.resource == "cpu"
-    settings = PolicySettings(law, _OTHER) if cpu else PolicySettings(_OTHER, law)
+    name, settings = plan.resource, PolicySettings({plan.resource: law})
     unit, capacity, state = plan.unit, trace.capacity * plan.unit, PolicyState()
     limits = array("d")
     for t_s, used, predicted in zip(trace.times_s, trace.usages, predictions, strict=True):
-        if cpu:
-            snapshot, prediction = _cpu(t_s, capacity, used * unit), Prediction(predicted * unit, None)
-        else:
-            snapshot, prediction = _memory(t_s, capacity, used * unit), Prediction(None, predicted * unit)
-        decision, state = decide(snapshot, prediction, state, settings)
-        value = decision.limits.cpu_cores if cpu else decision.limits.memory_bytes
+        snapshot = Snapshot(t_s, {name: ResourceSample(capacity, used * unit, 0.0, used * unit)}, 0.0)
+        decision, state = decide(snapshot, {name: ResourcePrediction(predicted * unit)}, state, settings)
+        value = decision.resources[name].limit
         limits.append(trace.capacity if value is UNLIMITED else value / unit)
     return limits
-
-
-def _cpu(t_s: float, capacity: float, usage: float) -> Snapshot:
-    return Snapshot(t_s, capacity, 0, usage, 0, 0.0, 0, usage, 0, 0.0)
-
-
-def _memory(t_s: float, capacity: float, usage: float) -> Snapshot:
-    return Snapshot(t_s, 0.0, int(capacity), 0.0, int(usage), 0.0, 0, 0.0, int(usage), 0.0)
 
 
 class Course(Struct, frozen=True):

@@ -5,8 +5,8 @@ import itertools
 
 from criproxy.cgroup.naming import PodParent
 from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Resize
-from criproxy.fronts.cri.interception import Admission
 from criproxy.model import AdmissionError
+from criproxy.pods.admission import AdmitsPods
 
 
 class Admissions:
@@ -14,8 +14,9 @@ class Admissions:
     whose start has ended meanwhile.
     """
 
-    def __init__(self, box: Admission) -> None:
+    def __init__(self, box: AdmitsPods) -> None:
         self._at = box
+        self._remote: Remote | None = None
         self._forgotten: list[str] = []
         self._open = asyncio.Event()
         self._open.set()
@@ -27,11 +28,21 @@ class Admissions:
     def resume(self) -> None:
         self._open.set()
 
-    def hand_to(self, other: Admission) -> None:
-        self._at = other
+    def hand_to(self, remote: "Remote") -> None:
+        self._at = self._remote = remote
         for name in self._forgotten:
-            other.forget(name)
+            remote.forget(name)
         self._open.set()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process lets pods in; another may do so for it."""
+        return self._remote is None and self._open.is_set()
+
+    def changed(self) -> None:
+        """A call that was carried here has changed the runtime's pods."""
+        if self._remote is not None:
+            self._remote.changed()
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
         await self._open.wait()

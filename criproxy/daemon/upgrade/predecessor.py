@@ -9,8 +9,8 @@ from typing import Final
 from criproxy.cgroup.naming import parse_placement
 from criproxy.control.series import PredictorState
 from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Learned, Main, Ready, Resize, Serving, Take
-from criproxy.fronts.cri.interception import Admission
 from criproxy.model import AdmissionError
+from criproxy.pods.admission import AdmitsPods
 
 CHANNEL: Final = "CRIPROXY_HANDOVER"
 """The environment variable with the descriptor of the new process's end of the channel."""
@@ -73,7 +73,7 @@ class Predecessor:
         self._opened.send(Serving())
 
     async def serve(
-        self, admission: Admission, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
+        self, admission: AdmitsPods, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
     ) -> None:
         """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed."""
         changed = asyncio.Event()
@@ -96,7 +96,7 @@ class Predecessor:
         on_main()  # it may have died before it could say so
         await on_changed()
 
-    async def _answer(self, question: Admit | Resize, admission: Admission) -> None:
+    async def _answer(self, question: Admit | Resize, admission: AdmitsPods) -> None:
         error = ""
         try:
             place = parse_placement(question.place)

@@ -9,7 +9,6 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -17,22 +16,19 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
-from criproxy.daemon.active_parts import Work
-from criproxy.daemon.tasks import Tasks
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import Successor, UpgradeError, hand_over
-from criproxy.daemon.watchdog import Duty
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
-from criproxy.observe.report import Reporter
-from criproxy.observe.status import UpgradeStatus
-from criproxy.pods.reconciler import Upkeep
+from criproxy.observe.recorder import Recorder
+from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.stopping import Holds
 
 _RUNTIME_S: Final = 10.0
 """For so long a new process waits for the runtime before it says that it is ready all the same."""
@@ -52,13 +48,13 @@ class Parts(Struct, frozen=True):
     admissions: Admissions
     box: Box
     cpu_manager: CpuManager
-    upkeep: Upkeep
+    reconciler: Reconciler
+    holds: Holds
     learned: Callable[[], Mapping[str, PredictorState]]
-    work: Work
-    duty: Duty
+    active: ActiveParts
+    watchdog: Watchdog
     notifier: Notifier
-    reporter: Reporter
-    metrics: Metrics
+    recorder: Recorder
 
 
 class Upgrades:
@@ -83,7 +79,6 @@ class Upgrades:
         self._asked = asyncio.Event()
         self._handing_over: asyncio.Task[None] | None = None
         self._successor: Successor | None = None
-        self._remote: Remote | None = None
         self.waiting = predecessor is not None
         """Whether the predecessor still does the work."""
         self.learned: Mapping[str, PredictorState] = {}
@@ -108,17 +103,17 @@ class Upgrades:
             return False
         self.waiting = False
         self.learned = self._predecessor.learned
-        self._parts.work.adopt(self._predecessor.listeners())
+        self._parts.active.adopt(self._predecessor.listeners())
         self._parts.box.expect(take.admitted)
         if take.box is not None:
             await self._parts.cpu_manager.look()
-            await self._parts.upkeep.take_over(parse_box(take.box))
+            await self._parts.reconciler.take_over(parse_box(take.box))
         return True
 
     async def begin(self) -> asyncio.Task[None]:
         """We serve now, so go to work. The task ends when another process has taken over from us."""
         if self._predecessor is None:
-            self._parts.duty.begin("waiting for the runtime")
+            self._parts.watchdog.begin("waiting for the runtime")
         else:
             self._predecessor.serving()
             self._tasks.keep(self._attend(self._predecessor))
@@ -134,16 +129,16 @@ class Upgrades:
 
     async def _attend(self, predecessor: Predecessor) -> None:
         """Stand in for the predecessor while it finishes its calls."""
-        parts, reporter = self._parts, self._parts.reporter
-        reporter.upgrade = UpgradeStatus(predecessor=True)
-        await predecessor.serve(parts.admissions, lambda: parts.duty.begin(reporter.headline()), self._relist)
-        reporter.upgrade = replace(reporter.upgrade, predecessor=False)
+        parts, recorder = self._parts, self._parts.recorder
+        recorder.predecessor(there=True)
+        await predecessor.serve(parts.admissions, lambda: parts.watchdog.begin(recorder.headline()), self._relist)
+        recorder.predecessor(there=False)
         await asyncio.sleep(_ENDING_S)
         parts.socket.clear_leftovers()
 
     async def _relist(self) -> None:
         try:
-            await self._parts.upkeep.connected()
+            await self._parts.reconciler.connected()
         except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
             self._log.warning("not_relisted", error=str(error))
 
@@ -160,7 +155,7 @@ class Upgrades:
         if self._handing_over is not None and self._successor is None:
             self._handing_over.cancel()
             await asyncio.gather(self._handing_over, return_exceptions=True)
-        self._parts.duty.end()
+        self._parts.watchdog.end()
         if self._successor is None:
             self._log.info("stopping")
             if not self.waiting:
@@ -168,17 +163,13 @@ class Upgrades:
         else:
             await self._retire(self._successor)
 
-    def changed(self) -> None:
-        """A call that was carried here has changed the runtime's pods."""
-        if self._remote is not None:
-            self._remote.changed()
-
     async def rest(self) -> Sequence[Learned | Take]:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         parts = self._parts
-        await parts.work.cease()
+        await parts.active.cease()
         parts.admissions.hold()
         parts.cpu_manager.rest()
+        parts.holds.rest()
         try:
             await parts.box.settle()
         except CgroupError as error:
@@ -188,23 +179,24 @@ class Upgrades:
 
     def listeners(self) -> Sequence[socket.socket]:
         """Where questions come in: nobody else can listen there, as long as one of the two processes does."""
-        return self._parts.work.sockets()
+        return self._parts.active.sockets()
 
     def leave_listeners(self) -> None:
         """The new process listens there anew, as it is of a version that takes none."""
-        self._parts.work.leave_sockets()
+        self._parts.active.leave_sockets()
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
         parts = self._parts
         parts.admissions.resume()
         parts.cpu_manager.resume()
+        parts.holds.resume()
         parts.socket.clear_leftovers()
-        if parts.work.goes_on:
+        if parts.active.goes_on:
             return
         if not parts.socket.is_published:
             parts.socket.publish()
-        parts.work.begin()
+        parts.active.begin()
 
     async def _hand_over(self) -> None:
         """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
@@ -217,13 +209,11 @@ class Upgrades:
                 self._asked.clear()
                 self._failed(error)
             else:
-                self._parts.work.leave_sockets()
+                self._parts.active.leave_sockets()
                 return
 
     def _failed(self, error: Exception) -> None:
-        reporter = self._parts.reporter
-        reporter.upgrade = replace(reporter.upgrade, failed=reporter.upgrade.failed + 1, problem=str(error))
-        self._parts.metrics.upgrade_failed()
+        self._parts.recorder.upgrade_failed(str(error))
         trouble = None if isinstance(error, UpgradeError) else error
         self._log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
 
@@ -231,15 +221,15 @@ class Upgrades:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
         self._parts.notifier.main_pid(successor.pid)
         successor.channel.send(Main())
-        self._remote = Remote(successor.channel)
-        self._parts.admissions.hand_to(self._remote)
-        self._remote.changed()  # perhaps, since the successor has listed the runtime
+        remote = Remote(successor.channel)
+        self._parts.admissions.hand_to(remote)
+        remote.changed()  # perhaps, since the successor has listed the runtime
         self._log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
-        remote = self._tasks.spawn(self._remote.run())
+        answers = self._tasks.spawn(remote.run())
         finished = asyncio.create_task(self._finished())
         await self._tasks.race(finished)
         self._log.info("retired", calls_finished=finished.done())
-        for task in (finished, remote):
+        for task in (finished, answers):
             task.cancel()
 
     async def _finished(self) -> None:

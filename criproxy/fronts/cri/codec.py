@@ -1,4 +1,4 @@
-"""Hooked requests as facts, and changes back into them. The only module that knows how CRI messages are built.
+"""Hooked requests as facts, and adjustments back into them. The only module that knows how CRI messages are built.
 
 A rewrite keeps every byte of content that it does not name: fields that our messages do not declare stay in them as
 unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the wire.
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
-from criproxy.model import PLACEMENT_ANNOTATION, Change, Operation, Pod, PodRef, Resources, Target
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Pod, PodRef, Resources, Target
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 _M = TypeVar("_M", bound=Message)
@@ -33,17 +33,8 @@ class CodecError(ValueError):
     """
 
 
-class AuditEntry(Struct, frozen=True):
-    """One field that a rewrite changed; `new` is None when it was cleared."""
-
-    field: str
-    old: str | int | None
-    new: str | int | None
-    reason: str
-
-
 class Part(Struct, frozen=True):
-    """One sandbox or container of a request: its facts, and the protobuf messages that changes go into."""
+    """One sandbox or container of a request: its facts, and the protobuf messages that adjustments go into."""
 
     target: Target
     container: str
@@ -117,33 +108,15 @@ class Request:
         limit = resources.memory_limit_in_bytes
         return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
 
-    def apply(self, part: Part, changes: Iterable[Change]) -> list[AuditEntry]:
-        """Write changes into the message. Raises ValueError for a field that this part does not have."""
-        return [_apply(part, change) for change in changes]
+    def apply(self, part: Part, adjustments: Iterable[Adjustment]) -> list[dict[str, object]]:
+        """Write adjustments into the message; returns what has changed, for the log.
+
+        Raises ValueError for a field that this part does not have.
+        """
+        return [_apply(part, adjustment) for adjustment in adjustments]
 
     def encode(self) -> bytes:
         return self._message.SerializeToString()
-
-
-def list_sandboxes(sandbox_id: str = "") -> bytes:
-    """A ListPodSandboxRequest, for all or for one."""
-    request = cri.ListPodSandboxRequest()
-    if sandbox_id:
-        request.filter.id = _wire(sandbox_id)
-    return request.SerializeToString()
-
-
-def list_containers(container_id: str = "") -> bytes:
-    """A ListContainersRequest, for all or for one."""
-    request = cri.ListContainersRequest()
-    if container_id:
-        request.filter.id = _wire(container_id)
-    return request.SerializeToString()
-
-
-def stop_sandbox(sandbox_id: str) -> bytes:
-    """A StopPodSandboxRequest."""
-    return cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)).SerializeToString()
 
 
 def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
@@ -178,24 +151,10 @@ def created_container(data: bytes) -> str:
     return _text(_decode(cri.CreateContainerResponse, data).container_id)
 
 
-def started_container(data: bytes) -> str:
-    """The container id of a StartContainerRequest."""
-    return _text(_decode(cri.StartContainerRequest, data).container_id)
-
-
-def stopped_sandbox(data: bytes) -> str:
-    """The sandbox id of a StopPodSandboxRequest."""
-    return _text(_decode(cri.StopPodSandboxRequest, data).pod_sandbox_id)
-
-
-def removed_sandbox(data: bytes) -> str:
-    """The sandbox id of a RemovePodSandboxRequest."""
-    return _text(_decode(cri.RemovePodSandboxRequest, data).pod_sandbox_id)
-
-
-def removed_container(data: bytes) -> str:
-    """The container id of a RemoveContainerRequest."""
-    return _text(_decode(cri.RemoveContainerRequest, data).container_id)
+def requested_id(method: str, data: bytes) -> str:
+    """The id in a request that names a sandbox or container and no more (`StartContainer`)."""
+    request = _decode(getattr(cri, f"{method}Request"), data)
+    return _text(request.container_id if method.endswith("Container") else request.pod_sandbox_id)
 
 
 def _decode(kind: type[_M], data: bytes) -> _M:
@@ -299,48 +258,48 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
 
 
-def _apply(part: Part, change: Change) -> AuditEntry:
+def _apply(part: Part, adjustment: Adjustment) -> dict[str, object]:
     old: str | int | None
-    match change.field:
+    match adjustment.field:
         case "annotations" if part.sandbox_message is not None:
-            old = _set_entry(part.sandbox_message.annotations, change)
+            old = _set_entry(part.sandbox_message.annotations, adjustment)
         case "unified":
-            old = _set_entry(part.resources_message.unified, change)
+            old = _set_entry(part.resources_message.unified, adjustment)
         case "drop_capabilities" if part.container_message is not None:
-            old = _add_dropped(part.container_message, change)
+            old = _add_dropped(part.container_message, adjustment)
         case "cgroup_parent" if part.sandbox_message is not None:
-            old = _set_scalar(part.sandbox_message.linux, change)
+            old = _set_scalar(part.sandbox_message.linux, adjustment)
         case _:
-            old = _set_scalar(part.resources_message, change)
-    place = f"{change.field}[{change.key}]" if change.key else change.field
-    return AuditEntry(place, old, change.value, change.reason)
+            old = _set_scalar(part.resources_message, adjustment)
+    where = {"container": part.container} if part.container else {}
+    return {**where, "field": adjustment.place, "old": old, "new": adjustment.value, "reason": adjustment.reason}
 
 
-def _set_scalar(message: Message, change: Change) -> str | int:
-    if change.field not in message.DESCRIPTOR.fields_by_name:
-        raise ValueError(f"{message.DESCRIPTOR.name} has no field {change.field!r} to change")
-    old = getattr(message, change.field)
-    if change.value is None:
-        message.ClearField(change.field)
+def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:
+    if adjustment.field not in message.DESCRIPTOR.fields_by_name:
+        raise ValueError(f"{message.DESCRIPTOR.name} has no field {adjustment.field!r} to change")
+    old, value = getattr(message, adjustment.field), adjustment.value
+    if value is None:
+        message.ClearField(adjustment.field)
     else:
-        setattr(message, change.field, _wire(change.value) if isinstance(change.value, str) else change.value)
+        setattr(message, adjustment.field, _wire(value) if isinstance(value, str) else value)
     return _text(old) if isinstance(old, bytes) else int(old)
 
 
-def _add_dropped(config: cri.ContainerConfig, change: Change) -> str:
+def _add_dropped(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
     dropped = config.linux.security_context.capabilities.drop_capabilities
     old = ", ".join(map(_text, dropped))
-    dropped.append(_wire(str(change.value)))
+    dropped.append(_wire(str(adjustment.value)))
     return old
 
 
-def _set_entry(entries: MutableSequence[cri.StringEntry], change: Change) -> str | None:
+def _set_entry(entries: MutableSequence[cri.StringEntry], adjustment: Adjustment) -> str | None:
     """Set or drop one key of a map; the order of the others stays, and so do their bytes."""
-    key = _wire(change.key)
+    key = _wire(adjustment.key)
     old = [index for index, entry in enumerate(entries) if entry.key == key]
     value = _text(entries[old[-1]].value) if old else None
     for index in reversed(old):
         del entries[index]
-    if change.value is not None:
-        entries.append(cri.StringEntry(key=key, value=_wire(str(change.value))))
+    if adjustment.value is not None:
+        entries.append(cri.StringEntry(key=key, value=_wire(str(adjustment.value))))
     return value

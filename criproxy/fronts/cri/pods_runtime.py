@@ -5,24 +5,24 @@ The first process of a sandbox or container is in the verbose status, which is e
 
 from __future__ import annotations  # the messages in them are not imported yet
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from criproxy.fronts.cri import codec
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import CodecError
+from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 
-Query = Callable[[str, bytes, float], Awaitable[bytes]]
-"""Calls a RuntimeService method of the runtime, bytes in and out, within so many s.
-
-Raises ConnectionError when it gives no answer, CallError when that is an error.
-"""
+_LARGE_BYTES: Final = 1024 * 1024
+_READ_S: Final = 2.0
+"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
 
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
@@ -34,7 +34,7 @@ _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
 
 
-class _Spec(msgspec.Struct):
+class _RuntimeSpec(msgspec.Struct):
     annotations: dict[str, str] = {}
 
 
@@ -43,22 +43,31 @@ class _Info(msgspec.Struct):
 
     pid: int | None = None
     runtimeType: str = ""
-    runtimeSpec: _Spec | None = None
+    runtimeSpec: _RuntimeSpec | None = None
 
 
 class PodsRuntime:
-    """A `pods.runtime.Runtime` over CRI. `query` as `Query` says."""
+    """A `pods.runtime.Runtime` over CRI. `trim` gives memory back to the kernel; called after a large list."""
 
-    def __init__(self, query: Query) -> None:
-        self._query: Final = query
+    def __init__(self, link: RuntimeLink, trim: Callable[[], None] = lambda: None) -> None:
+        self._link: Final = link
+        self._trim: Final = trim
+
+    @property
+    def ready(self) -> bool:
+        return self._link.ready
+
+    @property
+    def pid(self) -> int:
+        return self._link.pid
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
-        answer = await self._query("ListPodSandbox", codec.list_sandboxes(sandbox_id), _LIST_TIMEOUT_S)
-        return codec.listed_sandboxes(answer)
+        request = cri.ListPodSandboxRequest(filter={"id": _wire(sandbox_id)} if sandbox_id else None)
+        return codec.listed_sandboxes(await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S))
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
-        answer = await self._query("ListContainers", codec.list_containers(container_id), _LIST_TIMEOUT_S)
-        return codec.listed_containers(answer)
+        request = cri.ListContainersRequest(filter={"id": _wire(container_id)} if container_id else None)
+        return codec.listed_containers(await self._call("ListContainers", request, _LIST_TIMEOUT_S))
 
     async def process_of(self, running: Running) -> Process:
         method = "ContainerStatus" if running.container else "PodSandboxStatus"
@@ -68,7 +77,7 @@ class PodsRuntime:
             else cri.PodSandboxStatusRequest(pod_sandbox_id=_wire(running.id), verbose=True)
         )
         try:
-            answer = await self._query(method, request.SerializeToString(), _STATUS_TIMEOUT_S)
+            answer = await self._call(method, request, _STATUS_TIMEOUT_S)
         except CallError as error:
             if error.code == _NOT_FOUND:
                 raise UnknownError(str(error)) from error
@@ -82,18 +91,24 @@ class PodsRuntime:
             raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
 
     async def stop(self, sandbox_id: str) -> None:
-        await self._query("StopPodSandbox", codec.stop_sandbox(sandbox_id), _STOP_TIMEOUT_S)
+        await self._call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)), _STOP_TIMEOUT_S)
+
+    async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
+        answer = await self._link.call(method, request.SerializeToString(), timeout_s)
+        if len(answer) > _LARGE_BYTES:
+            asyncio.get_running_loop().call_later(_READ_S, self._trim)
+        return answer
 
 
 def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
-    """What can't be read of the info is not told."""
-    told = _Info()
+    """What can't be read of the info is not known."""
+    known = _Info()
     for entry in info:
         if entry.key == b"info":
             with contextlib.suppress(msgspec.DecodeError):
-                told = msgspec.json.decode(entry.value, type=_Info)
-    handler = told.runtimeSpec.annotations.get(_HANDLER, "") if told.runtimeSpec else ""
-    return Process(told.pid, told.runtimeType, handler, log)
+                known = msgspec.json.decode(entry.value, type=_Info)
+    handler = known.runtimeSpec.annotations.get(_HANDLER, "") if known.runtimeSpec else ""
+    return Process(known.pid, known.runtimeType, handler, log)
 
 
 def _wire(text: str) -> bytes:

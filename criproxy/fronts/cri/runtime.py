@@ -51,22 +51,12 @@ async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], tim
 
 
 class RuntimeLink:
-    """The runtime behind the unix socket at `path`.
+    """The runtime behind the unix socket at `path`."""
 
-    `on_connected` is awaited each time the runtime has come (back) and has answered Version; it may use `call`. While
-    it fails, the runtime is not ready, and all is tried again. It must bound its own waits.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        on_connected: Callable[[RuntimeInfo], Awaitable[None]],
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
+    def __init__(self, path: Path, log: structlog.typing.FilteringBoundLogger) -> None:
         self.path = path
         self._dialling = asyncio.Lock()
         self._connection: Connection | None = None
-        self._on_connected = on_connected
         self._log = log
         self._info: RuntimeInfo | None = None
         self._ready = False
@@ -75,7 +65,7 @@ class RuntimeLink:
 
     @property
     def ready(self) -> bool:
-        """Whether the runtime is connected, has answered Version, and `on_connected` has succeeded since."""
+        """Whether the runtime is connected, has answered Version, and what follows a connection has succeeded since."""
         return self._ready
 
     @property
@@ -97,14 +87,18 @@ class RuntimeLink:
         service = api or (self._info.api if self._info else APIS[0])
         return await self._call(f"/{service}.RuntimeService/{method}", request, timeout_s)
 
-    async def run(self) -> None:
-        """Watch the runtime until cancelled."""
+    async def run(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> None:
+        """Watch the runtime until cancelled.
+
+        `on_connected` is awaited each time the runtime has come (back) and has answered Version; it may use `call`.
+        While it fails, the runtime is not ready, and all is tried again. It must bound its own waits.
+        """
         retry_s = _FIRST_RETRY_S
         try:
             await asyncio.sleep(_AFTER_START_S)
             while True:
                 connection = await self._connected()
-                if connection is not None and await self._greet():
+                if connection is not None and await self._greet(on_connected):
                     retry_s = _FIRST_RETRY_S
                     # A loss, even if a call has reconnected meanwhile: that is another life of the runtime.
                     await connection.lost.wait()
@@ -143,10 +137,10 @@ class RuntimeLink:
                 self._connection = await Connection.dial(self.path)
             return self._connection
 
-    async def _greet(self) -> bool:
+    async def _greet(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> bool:
         try:
             self._info = await ask_version(self._call, _VERSION_TIMEOUT_S)
-            await self._on_connected(self._info)
+            await on_connected(self._info)
         except Exception as error:  # whatever is wrong with the runtime or its inventory: not ready yet
             self._complain(str(error) or type(error).__name__)
             return False

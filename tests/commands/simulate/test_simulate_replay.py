@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from criproxy.commands.simulate.replay import limit, predict
 from criproxy.commands.simulate.trace import example
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS
-from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide
+from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
-from criproxy.model import UNLIMITED, Prediction, Snapshot
+from criproxy.model import ResourcePrediction, ResourceSample, Snapshot
 from tests.commands.simulate.simulate_helpers import PLAN, trace
 
 no_deadline = hypothesis_settings(deadline=None)
@@ -134,7 +134,7 @@ def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept
         kind=plan.kind, alpha_ratio=plan.alpha_ratio, horizon_s=60.0, cold_start_probes=plan.cold_start_probes
     )
     predictor = make_predictor(settings, CPU_BUCKETS)
-    policy = PolicySettings(DynamicSettings(plan.floor, plan.watermark_ratio), StaticSettings(UNLIMITED))
+    policy = PolicySettings({"cpu": DynamicSettings(plan.floor, plan.watermark_ratio)})
     state = PolicyState()
     for i, (t, usage) in enumerate(zip(course.times_s, course.usages, strict=True)):
         if i == at:
@@ -145,9 +145,9 @@ def test_limit_after_a_restart_at_any_sample_is_safe(used, paces, plan, at, kept
         assert usage <= predicted
         if i == at and not kept:
             assert predicted == 32.0
-        snapshot = Snapshot(t, 32.0, 0, usage, 0, 0.0, 0, usage, 0, 0.0)
-        decision, state = decide(snapshot, Prediction(predicted, None), state, policy)
-        assert plan.floor <= decision.limits.cpu_cores <= max(plan.floor, 32.0 * plan.watermark_ratio - usage + 1e-9)
+        snapshot = Snapshot(t, {"cpu": ResourceSample(32.0, usage, 0.0, usage)}, 0.0)
+        decision, state = decide(snapshot, {"cpu": ResourcePrediction(predicted)}, state, policy)
+        assert plan.floor <= decision.limits["cpu"] <= max(plan.floor, 32.0 * plan.watermark_ratio - usage + 1e-9)
 
 
 def test_example_is_three_nodes_of_two_days_and_always_the_same():

@@ -174,7 +174,7 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
         await asyncio.sleep(0.01)
         assert own.did == [("admit", "/offline/pod1", 1)]
         if handed:
-            admissions.hand_to(other)
+            admissions.hand_to(other)  # type: ignore[arg-type]
         else:
             admissions.resume()
         await asyncio.gather(*waiting)
@@ -192,11 +192,11 @@ def test_start_that_ends_amid_the_hand_over_is_told_to_whom_the_pod_was_named(ha
     admissions.hold()
     admissions.forget("pod2")
     if handed:
-        admissions.hand_to(after)
+        admissions.hand_to(after)  # type: ignore[arg-type]
     else:
         admissions.resume()
         admissions.hold()
-        admissions.hand_to(after)
+        admissions.hand_to(after)  # type: ignore[arg-type]
     admissions.forget("pod3")
     assert before.forgotten == ["pod1", "pod2"]
     assert after.forgotten == (["pod2", "pod3"] if handed else ["pod3"])

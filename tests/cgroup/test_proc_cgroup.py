@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.whereabouts import Whereabouts, astray
+from criproxy.cgroup.processes import ProcCgroupReader, astray
 
 SLICE = "/kubelet.slice/kubelet-offline.slice"
 
@@ -56,12 +56,12 @@ def test_astray(cgroups: str, box: str, where: str) -> None:
 
 def test_read_gives_the_processes_that_are_there(tmp_path: Path) -> None:
     async def go() -> dict[int, str]:
-        whereabouts = Whereabouts()
+        reader = ProcCgroupReader()
         try:
-            assert await Whereabouts(tmp_path).read([]) == {}
-            return await whereabouts.read([os.getpid(), 1 << 30])
+            assert await ProcCgroupReader(tmp_path).read([]) == {}
+            return await reader.read([os.getpid(), 1 << 30])
         finally:
-            whereabouts.close()
+            reader.close()
 
     found = asyncio.run(go())
     assert list(found) == [os.getpid()]
@@ -73,10 +73,10 @@ def test_read_of_a_cgroup_whose_name_is_no_text_is_no_failure(tmp_path: Path) ->
     (tmp_path / "7" / "cgroup").write_bytes(b"0::/x\xff/y\n")
 
     async def go() -> dict[int, str]:
-        whereabouts = Whereabouts(tmp_path)
+        reader = ProcCgroupReader(tmp_path)
         try:
-            return await whereabouts.read([7])
+            return await reader.read([7])
         finally:
-            whereabouts.close()
+            reader.close()
 
     assert astray(asyncio.run(go())[7], "/offline") == "/x\ufffd/y"

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from criproxy.daemon import late
+from criproxy.daemon import footprint
 
 _LOADED = """
 import json, sys
-from criproxy.daemon import daemon, late
-late.load()
+from criproxy.daemon import daemon, footprint
+footprint.settle()
 print(json.dumps([sorted(sys.modules), sorted(m.__file__ for n, m in sys.modules.items() if n.startswith("criproxy"))]))
 """
 
@@ -39,4 +39,4 @@ def test_what_functions_of_the_daemon_import_is_loaded_or_of_the_standard_librar
         for name in imported_by_functions(Path(file))
         if name not in (*modules, FALLBACK) and name.partition(".")[0] not in sys.stdlib_module_names
     }
-    assert later == set(), f"name them in {late.__name__}.MODULES"
+    assert later == set(), f"name them in {footprint.__name__}.LATE_MODULES"

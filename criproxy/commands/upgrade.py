@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +26,6 @@ _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
 _VERSION: Final = "/runtime.v1.RuntimeService/Version"
 _UNANSWERED: Final = (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED)
-_CREDENTIALS: Final = struct.Struct("3i")
-"""Source: unix(7), SO_PEERCRED: pid, uid, gid."""
 
 
 class NotUpgradedError(Exception):
@@ -51,7 +48,7 @@ class Upgraded(Struct, frozen=True):
         )
 
 
-class Running:
+class RunningCriproxy:
     """The criproxy that serves at `listen`, and tells its status at the socket `asked_at`."""
 
     def __init__(self, listen: Path, asked_at: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -126,13 +123,7 @@ class Running:
         raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
     def _status(self) -> Status | None:
-        unknown = (
-            client.NotRunningError,
-            client.NotAllowedError,
-            client.BusyError,
-            client.NotCriproxyError,
-            ValueError,
-        )
+        unknown = (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError)
         with contextlib.suppress(*unknown, ValueError):
             return from_json(client.ask(self._asked_at, "/status", _ANSWERS_S))
         return None
@@ -155,10 +146,9 @@ def _listener(path: Path) -> int | None:
         probe.settimeout(_ANSWERS_S)
         try:
             probe.connect(str(path))
-            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return client.peer(probe)[0]
         except OSError:
             return None
-    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def _takes_the_signal(pid: int) -> bool:

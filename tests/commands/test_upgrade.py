@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.daemon.upgrade import command as module
-from criproxy.daemon.upgrade.command import NotUpgradedError, Running
+from criproxy.commands import upgrade as module
+from criproxy.commands.upgrade import NotUpgradedError, RunningCriproxy
 
 NOBODY = Path("/run/criproxy/nobody.sock")
 SERVE = """
@@ -57,7 +57,7 @@ def listen(tmp_path: Path) -> Path:
 
 def why(listen: Path) -> str:
     with pytest.raises(NotUpgradedError) as refused:
-        Running(listen, NOBODY).upgrade()
+        RunningCriproxy(listen, NOBODY).upgrade()
     return str(refused.value)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.cgroup.cpulist import format_cpus, mask_of, parse_cpus
+from criproxy.model.cpulist import format_cpus, mask_of, parse_cpus
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
+import structlog
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
-from criproxy.kubelet.cgroup_driver import ASKED_MOST, find_driver
 from criproxy.model import Pod, PodRef
+from criproxy.pods.kubelets_driver import ASKED_MOST, KubeletsDriver
 from criproxy.pods.runtime import Process, Running
 
 CGROUPFS = "0::/kubepods/besteffort/podu1/c1\n"
@@ -26,7 +27,7 @@ class Node:
     asked: list[str] = field(default_factory=list)
 
     @property
-    def elsewhere(self) -> dict[str, Pod]:
+    def outside(self) -> dict[str, Pod]:
         return {one: Pod(PodRef(one, "shop", one)) for one in self.processes}
 
     async def process_of(self, running: Running) -> Process:
@@ -36,13 +37,15 @@ class Node:
             raise told
         return told
 
-    async def cgroups_of(self, pids: Collection[int]) -> dict[int, str]:
+    async def read(self, pids: Collection[int]) -> dict[int, str]:
         if self.unreadable:
             raise CgroupError("the kernel does not answer")
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
     def find(self) -> Driver | None:
-        return asyncio.run(find_driver(self, process_of=self.process_of, cgroups_of=self.cgroups_of))
+        kubelets = KubeletsDriver(self, self, self, log=structlog.get_logger())  # type: ignore[arg-type]
+        asyncio.run(kubelets.find())
+        return kubelets.driver
 
 
 @pytest.mark.parametrize(

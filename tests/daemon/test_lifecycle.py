@@ -1,13 +1,14 @@
-"""What one of two criproxys has in a hand-over: the parts that write, and the sockets for questions."""
+"""The parts and sockets that one of two criproxys has in a hand-over, and what runs apart from the event loop."""
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
+import pytest
 import structlog
 
-from criproxy.daemon.active_parts import Work
-from criproxy.daemon.tasks import Tasks
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, run_apart
 from criproxy.observe.listener import Listener, UnixAddress
 
 
@@ -16,12 +17,12 @@ def connects(path: Path) -> bool:
         return client.connect_ex(str(path)) == 0
 
 
-def work(path: Path, came: list[socket.socket]) -> Work:
+def active(path: Path, came: list[socket.socket]) -> ActiveParts:
     async def part() -> None:
         await asyncio.sleep(100)
 
     log = structlog.get_logger()
-    return Work(Tasks(log), lambda: (part(),), (Listener(UnixAddress(path), came.append, log),))
+    return ActiveParts(Tasks(log), lambda: (part(),), {Listener(UnixAddress(path), log): came.append})
 
 
 async def settled() -> None:
@@ -31,7 +32,7 @@ async def settled() -> None:
 def test_questions_wait_from_the_end_of_the_parts_to_their_beginning(tmp_path: Path) -> None:
     async def play() -> None:
         came: list[socket.socket] = []
-        mine = work(tmp_path / "s", came)
+        mine = active(tmp_path / "s", came)
         mine.begin()
         await mine.cease()
         assert not mine.goes_on
@@ -52,7 +53,7 @@ def test_questions_wait_from_the_end_of_the_parts_to_their_beginning(tmp_path: P
 def test_sockets_of_other_addresses_are_closed_and_ours_goes_on(tmp_path: Path) -> None:
     async def play() -> None:
         came: list[socket.socket] = []
-        mine = work(tmp_path / "s", came)
+        mine = active(tmp_path / "s", came)
         ours, other = UnixAddress(tmp_path / "s").bind(), UnixAddress(tmp_path / "other").bind()
         mine.adopt([other, ours])
         assert (mine.sockets(), other.fileno()) == ([ours], -1)
@@ -66,3 +67,35 @@ def test_sockets_of_other_addresses_are_closed_and_ours_goes_on(tmp_path: Path) 
         came[0].close()
 
     asyncio.run(play())
+
+
+# --- apart ----------------------------------------------------------------------------------------------------
+
+
+def test_result_and_exception_come_back() -> None:
+    async def main() -> int:
+        with pytest.raises(OSError, match="full"):
+            await run_apart("x", _fail)
+        return await run_apart("x", lambda: 3)
+
+    def _fail() -> None:
+        raise OSError("full")
+
+    assert asyncio.run(main()) == 3
+
+
+def test_job_that_hangs_keeps_neither_the_loop_nor_the_end() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        async with asyncio.timeout(0.05):
+            await run_apart("x", release.wait)
+
+    try:
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())  # which joins the threads of asyncio.to_thread
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "x"]
+        assert thread.daemon
+    finally:
+        release.set()
+    thread.join()

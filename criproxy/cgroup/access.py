@@ -1,0 +1,157 @@
+"""Reads and settles the kernel files of `kernel_files`, by their rows: read, compare, write, verify.
+
+It remembers what each file held after the last write, so that it can count what somebody else has changed.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.kernel_files import Column, FileFamily, KernelFile
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model import LimitChange
+
+
+class FileAccess:
+    """The files of one version of cgroups. `mounts`: by controller for v1; of v2, there is one, under the name "".
+
+    `roots`: the mount points of all hierarchies that a cgroup has a directory in. Paths are directories below these.
+    One thread settles files; another may lower a memory limit meanwhile (`lowering`).
+    """
+
+    def __init__(self, version: int, mounts: Mapping[str, str], roots: Collection[str], tree: Tree) -> None:
+        self.version = version
+        self.roots = tuple(sorted(roots))
+        self.tree = tree
+        self._mounts = mounts
+        self._last: dict[str, str] = {}
+        self._lowering: str | None = None
+
+    def mount(self, controller: str) -> str | None:
+        """None: there is no such hierarchy."""
+        return self._mounts.get(controller if self.version == 1 else "")
+
+    def directory(self, controller: str, path: str) -> str:
+        mount = self.mount(controller)
+        if mount is None:
+            raise CgroupError(f"there is no cgroup v1 mount of {controller}")
+        return mount + path
+
+    def file(self, row: KernelFile, path: str) -> str:
+        """Raises CgroupError when there is no such file in this version, or no such hierarchy."""
+        name = _column(row, self.version).name
+        return f"{self.directory(name.partition('.')[0], path)}/{name}"
+
+    def has(self, row: KernelFile, path: str) -> bool:
+        column = row.column(self.version)
+        if column is None or self.mount(column.name.partition(".")[0]) is None:
+            return False
+        return self.tree.exists(self.file(row, path))
+
+    def read(self, row: KernelFile, path: str) -> Any:
+        """The value that the kernel holds. None: the file is optional, and not there."""
+        if row.optional and not self.has(row, path):
+            return None
+        return _column(row, self.version).format.value(self.tree.read(self.file(row, path)))
+
+    def read_if_there(self, row: KernelFile, path: str) -> Any:
+        """As `read`; None, too, when the cgroup has gone."""
+        try:
+            return self.read(row, path)
+        except CgroupError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def text(self, row: KernelFile, value: Any) -> str:
+        """A value as it is named in messages and in `LimitChange`."""
+        return _column(row, self.version).format.text(value).strip()
+
+    def write(self, row: KernelFile, path: str, value: Any) -> None:
+        self.tree.write(self.file(row, path), _column(row, self.version).format.text(value))
+
+    def settle(self, row: KernelFile, path: str, value: Any) -> list[LimitChange]:
+        """Make the file hold the value; does nothing when the file is optional, and not there. Raises CgroupError."""
+        if row.optional and not self.has(row, path):
+            return []
+        file, form = self.file(row, path), _column(row, self.version).format
+        want, old = form.text(value), form.held(self.tree.read(file))
+        if old == want:
+            self._last[file] = old
+            return []
+        self.tree.write(file, want)
+        new = form.held(self.tree.read(file))
+        if new != want and self._lowering != file:
+            raise contested(file, want.strip(), new.strip())
+        return [self._changed(file, old, new)]
+
+    def settle_lowest(self, row: KernelFile, path: str) -> list[LimitChange]:
+        """As `settle`, with the lowest value; does nothing for a row that has none."""
+        column = row.column(self.version)
+        return [] if column is None or column.lowest is None else self.settle(row, path, column.lowest)
+
+    def note(self, row: KernelFile, path: str, value: Any) -> None:
+        """What the file holds now is our own doing, or none of our business."""
+        self._last[self.file(row, path)] = _column(row, self.version).format.text(value)
+
+    def changed(self, row: KernelFile, path: str, old: Any, new: Any) -> LimitChange:
+        """The file was brought from one value to the other."""
+        form = _column(row, self.version).format
+        return self._changed(self.file(row, path), form.text(old), form.text(new))
+
+    @contextlib.contextmanager
+    def lowering(self, row: KernelFile, path: str) -> Iterator[None]:
+        """Within this, the file may change at any time, by our own doing."""
+        self._lowering = self.file(row, path)
+        try:
+            yield
+            self.note(row, path, self.read(row, path))
+        finally:
+            self._lowering = None
+
+    def make(self, directory: str) -> bool:
+        """Make one cgroup, which starts anew. False when it was there already."""
+        made = self.tree.mkdir(directory)
+        if made:
+            self.forget(directory)
+        return made
+
+    def forget(self, directory: str) -> None:
+        """The cgroup is gone; one of the same name starts anew."""
+        last = self._last.copy()  # whoever lowers a limit may add to it
+        self._last = {file: text for file, text in last.items() if not file.startswith(f"{directory}/")}
+
+    # --- files that differ in a part of their names ------------------------------------------------------------------
+
+    def read_family(self, family: FileFamily, path: str) -> dict[str, str]:
+        """The texts of these files of a cgroup, by name; none where the controller is not there."""
+        if self.mount(family.controller) is None:
+            return {}
+        directory = self.directory(family.controller, path)
+        names = [name for name in self.tree.files(directory, family.controller) if family.has(self.version, name)]
+        return {name: self.tree.read(f"{directory}/{name}") for name in names}
+
+    def settle_family(self, family: FileFamily, path: str, texts: Mapping[str, str]) -> None:
+        """Give a cgroup of ours these texts, as far as it has the files. Raises CgroupError."""
+        held = self.read_family(family, path) if texts else {}
+        for name in held.keys() & texts.keys():
+            if held[name] != texts[name]:
+                self.tree.write(f"{self.directory(family.controller, path)}/{name}", texts[name])
+
+    def _changed(self, file: str, old: str, new: str) -> LimitChange:
+        drift = self._last.get(file, old) != old and self._lowering != file
+        self._last[file] = new
+        return LimitChange(file, old.strip(), new.strip(), drift)
+
+
+def contested(file: str, wrote: str, held: str) -> CgroupError:
+    """The error when a written value does not stay."""
+    return CgroupError(f"{file} holds {held!r} right after {wrote!r} was written: find out who else writes it")
+
+
+def _column(row: KernelFile, version: int) -> Column:
+    column = row.column(version)
+    if column is None:
+        raise CgroupError(f"cgroup v{version} has no file for {row}")
+    return column

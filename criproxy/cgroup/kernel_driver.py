@@ -1,0 +1,194 @@
+"""The box through the kernel's files alone, in either version of cgroups; `v1` and `v2` have what differs.
+
+Slices, too, once systemd has made them: see `systemd.driver`.
+"""
+
+from typing import Any, Final
+
+from criproxy.cgroup import files
+from criproxy.cgroup import kernel_files as rows
+from criproxy.cgroup.driver import (
+    Capabilities,
+    CgroupError,
+    HeldLimit,
+    PodLimits,
+    checked_box,
+    checked_path,
+    checked_pod,
+    too_full,
+)
+from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.naming import is_slice, parse_box, pod_named
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.v1 import V1Hierarchies
+from criproxy.cgroup.v2 import V2Hierarchy
+from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model.cpulist import Cpus
+
+POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
+"""The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
+
+
+class KernelDriver:
+    """A `CgroupDriver`. `version` has what is cgroup v1's or v2's own; its methods are alike in both."""
+
+    def __init__(self, version: V1Hierarchies | V2Hierarchy, tree: Tree, proc: str = "/proc") -> None:
+        self._version = version
+        self._access = version.access
+        self._tree = tree
+        self._proc = proc
+        left_out = () if version.child_quota else ("cpu_cores",)
+        self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        # On v2 the root has no cpu.idle.
+        first = ("", *(f"/{name}" for name in self._tree.children(self._access.directory("cpu", ""))))
+        idle = any(self._access.has(rows.CPU_IDLE, path) for path in first)
+        return Capabilities(self._access.version, idle, self._version.child_quota)
+
+    @property
+    def root_cpuset(self) -> str | None:
+        return self._access.file(rows.ROOT_CPUS, "") if self._access.has(rows.ROOT_CPUS, "") else None
+
+    @property
+    def node_cpu_counter(self) -> str | None:
+        return self._access.file(rows.CPU_USAGE, "") if self._access.version == 1 else None
+
+    def cpu_counter(self, path: str) -> str:
+        return self._access.file(rows.CPU_USAGE, checked_path(path))
+
+    def pressure_file(self, path: str) -> str | None:
+        return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self._access.version == 2 else None
+
+    def node_usage(self) -> Usage:
+        memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
+        return Usage(self._version.node_cpu_s(), memory_bytes)
+
+    def usage(self, path: str) -> Usage | None:
+        path = checked_path(path)
+        try:
+            cpu_s, throttled_s, periods = self._version.cpu_times(path)
+            inactive_bytes: int = self._access.read(rows.INACTIVE_CACHE, path)
+            memory_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        except CgroupError as error:
+            if error.errno in GONE:
+                return None
+            raise
+        return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, periods, memory_bytes)
+
+    def exists(self, path: str) -> bool:
+        return self._tree.exists(self._access.directory("cpu", checked_path(path)))
+
+    def identity(self, path: str) -> int | None:
+        """Tells a cgroup from an earlier one of the same name; None: there is none."""
+        return self._tree.identity(self._access.directory("cpu", checked_path(path)))
+
+    # --- the box -----------------------------------------------------------------------------------------------------
+
+    def ensure(self, box: str) -> None:
+        self._version.ensure(checked_box(box), by_systemd=is_slice(box))
+
+    def read(self, box: str) -> Limits:
+        path = checked_path(box)
+        return {CPU: self._version.cores(path), MEMORY: self._access.read(rows.MEMORY_MAX, path)}
+
+    def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
+        path, size = checked_box(box), limits[MEMORY]
+        return (
+            *self._settle_priority(path),
+            *self._version.settle_cpu(path, limits[CPU]),
+            *self._version.settle_memory(path, size if size is UNLIMITED else files.whole_pages(size)),
+        )
+
+    def _settle_priority(self, path: str) -> list[LimitChange]:
+        cpu = rows.CPU_IDLE if self._access.has(rows.CPU_IDLE, path) else rows.CPU_WEIGHT
+        return [change for row in (cpu, *rows.DISK_WEIGHTS) for change in self._access.settle_lowest(row, path)]
+
+    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+        return tuple(self._version.confine(checked_box(box), cpus))
+
+    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
+        return tuple(self._version.settle_quota(checked_box(box), cores))
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
+
+    def capacity(self, box: str, name: str) -> int | None:
+        row, path = LIMITS[name].limit, checked_box(box)
+        if not self.can_limit(box, name):
+            return None
+        beside = [checked_path(parse_box(box).online)]
+        while path := path.rpartition("/")[0]:
+            beside.append(path)
+        held = [self._access.read(row, path) for path in beside]
+        node = [int(self._tree.read(f"{self._proc}/sys/kernel/{file}")) for file in LIMITS[name].node]
+        return min((*node, *(limit for limit in held if isinstance(limit, int))), default=None)
+
+    def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
+        return tuple(self._access.settle(LIMITS[name].limit, checked_box(box), limit))
+
+    def can_limit(self, box: str, name: str) -> bool:
+        return self._access.has(LIMITS[name].limit, checked_box(box))
+
+    def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        path, row = checked_path(path), LIMITS[name]
+        limit = self._access.read(row.limit, path)
+        used: int | None = None if limit is None or row.usage is None else self._access.read(row.usage, path)
+        return None if limit is None else HeldLimit(limit, used)
+
+    # --- pods --------------------------------------------------------------------------------------------------------
+
+    def ensure_pod(self, pod: str, limits: PodLimits) -> None:
+        box, path = checked_pod(pod)
+        self._version.make_pod(box, path, by_systemd=is_slice(pod))
+        for name, row in self._pod_files:
+            value = getattr(limits, name)
+            if value is not None:
+                self._access.settle(row, path, value)
+            else:
+                self._access.settle_lowest(row, path)
+        if limits.hugetlb:
+            self._version.enable_huge_pages(box)
+        self._access.settle_family(rows.HUGE_PAGES, path, limits.hugetlb)
+        if limits.memory_bytes is not None:
+            size_bytes = files.whole_pages(limits.memory_bytes)
+            self._version.settle_pod_memory(path, size_bytes)
+            held = self._access.read(rows.MEMORY_MAX, path)
+            if held != size_bytes:
+                in_use_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+                file, text = self._access.file(rows.MEMORY_MAX, path), self._access.text(rows.MEMORY_MAX, held)
+                raise too_full(file, text, size_bytes, in_use_bytes)
+
+    def pod_limits(self, path: str) -> PodLimits:
+        path = checked_path(path)
+        memory = self._access.read(rows.MEMORY_MAX, path)
+        values = {name: self._access.read(row, path) for name, row in self._pod_files if self._access.has(row, path)}
+        hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
+        return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
+
+    def keep_anchors(self, box: str) -> tuple[str, ...]:
+        return ()
+
+    def pods(self, box: str) -> tuple[str, ...]:
+        directory = checked_box(box)
+        names = {name for root in self._access.roots for name in self._tree.children(root + directory)}
+        return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
+
+    def remove_pod(self, pod: str) -> bool:
+        path = checked_pod(pod)[1]
+        if self.processes(pod):
+            return False
+        for root in self._access.roots:
+            if not self._tree.remove(root + path):
+                return False
+            self._access.forget(root + path)
+        return True
+
+    def kill_pod(self, pod: str) -> None:
+        checked_pod(pod)
+        self._tree.kill(lambda: self.processes(pod))
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        path = checked_path(path)
+        return tuple(sorted({pid for root in self._access.roots for pid in self._tree.processes(root + path)}))

@@ -1,0 +1,151 @@
+"""What /proc and the cgroups tell of processes, without a wait for the process itself, which may be starved.
+
+Which cgroups a process is in (its proc cgroup), its parent, CPU time and start, and which threads run in real time.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup import files
+from criproxy.cgroup.driver import CgroupError, checked_pod
+from criproxy.cgroup.naming import directory_of
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.worker import Worker
+
+_BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
+_BOUNDING_V2: Final = ("",)
+_PIDS: Final = "pids"
+"""Not every kernel has this controller of v1."""
+
+_DELETED: Final = " (deleted)"
+
+
+def astray(cgroups: str, box: str) -> str:
+    """Where a process is that is not in the box in each hierarchy that bounds, in words; "": it is.
+
+    `cgroups` is what /proc/PID/cgroup says. Source: cgroups(7), /proc/pid/cgroup.
+    """
+    paths: dict[str, str] = {}
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
+    within = f"{directory_of(box)}/"
+    elsewhere: dict[str, list[str]] = {}
+    bounding = list(_BOUNDING_V1 if _BOUNDING_V1[0] in paths else _BOUNDING_V2)
+    if _PIDS in paths:
+        bounding.append(_PIDS)
+    for controller in bounding:
+        path = paths.get(controller, "no cgroup")
+        if not path.startswith(within):
+            elsewhere.setdefault(path, []).append(controller)
+    if list(elsewhere.values()) == [bounding]:
+        return next(iter(elsewhere))
+    return ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+
+
+class ProcCgroupReader:
+    """Reads /proc/PID/cgroup in a thread of its own: for it, the kernel takes a lock that others can hold for long.
+
+    Source: kernel/cgroup/cgroup.c, proc_cgroup_show (cgroup_mutex).
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), *, timeout_s: float = 10.0) -> None:
+        self._proc = proc
+        self._worker = Worker("cgroup-verifier", timeout_s)
+
+    async def read(self, pids: Collection[int]) -> dict[int, str]:
+        """The file of each process that is there. Raises CgroupError when the kernel does not answer."""
+        return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _read(self, pids: Collection[int]) -> dict[int, str]:
+        found = {}
+        for pid in pids:
+            try:
+                found[pid] = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return found
+
+
+# --- CPU time --------------------------------------------------------------------------------------------------------
+
+_PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
+"""Places behind the command's name. Source: proc(5), /proc/pid/stat, fields 4, 14, 15 and 22."""
+
+
+class ProcessStat(Struct, frozen=True):
+    """`cpu_s` is of the process itself, not of its children. `started`: with the pid, it names a process for good."""
+
+    parent: int
+    cpu_s: float
+    started: int
+
+
+def parse_stat(text: str, ticks_per_s: int) -> ProcessStat:
+    """What /proc/PID/stat says. A command's name may hold anything, brackets too."""
+    fields = text.rpartition(")")[2].split()
+    return ProcessStat(
+        parent=int(fields[_PARENT]),
+        cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) / ticks_per_s,
+        started=int(fields[_STARTED]),
+    )
+
+
+def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
+    """None: there is no such process. Raises OSError."""
+    try:
+        return parse_stat((proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace"), ticks_per_s)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+# --- real time -------------------------------------------------------------------------------------------------------
+
+_POLICIES: Final[Mapping[int, str]] = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR", 6: "SCHED_DEADLINE"}
+"""Source: sched(7); include/uapi/linux/sched.h."""
+
+_RESET_ON_FORK: Final = 0x40000000
+
+
+class RealtimeThreads:
+    """Looks at every thread in the pods' cgroups: not for the event loop, as each cgroup is read."""
+
+    def __init__(self, tree: Tree, proc: str = "/proc") -> None:
+        self._tree = tree
+        self._mountinfo = f"{proc}/self/mountinfo"
+
+    def read(self, placements: Mapping[str, str]) -> dict[str, str]:
+        """In words what runs in real time, by sandbox id; `placements`: by sandbox id. Raises CgroupError."""
+        mounts = files.parse_mounts(self._tree.read(self._mountinfo))
+        mount, name = (mounts.v1["cpu"], "tasks") if "cpu" in mounts.v1 else (mounts.v2 or "", "cgroup.threads")
+        found = {}
+        for sandbox_id, placement in placements.items():
+            for directory in self._tree.below(mount + checked_pod(placement)[1]):
+                if words := self._first(f"{directory}/{name}"):
+                    found[sandbox_id] = words
+                    break
+        return found
+
+    def _first(self, file: str) -> str:
+        """The first such thread of a cgroup; "": there is none."""
+        try:
+            threads = self._tree.read(file).split()
+        except CgroupError as error:
+            if error.errno in GONE:
+                return ""
+            raise
+        for thread in threads:
+            try:
+                policy = os.sched_getscheduler(int(thread)) & ~_RESET_ON_FORK
+            except ProcessLookupError:
+                continue
+            if policy in _POLICIES:
+                return f"thread {thread} runs under {_POLICIES[policy]}"
+        return ""

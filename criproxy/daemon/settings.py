@@ -1,0 +1,229 @@
+"""What holds at a moment, by config, schedule and command line, and what each part is set to by it. Pure."""
+
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from criproxy.cgroup.box import BoxSettings
+from criproxy.config import Config
+from criproxy.config.settings import Cpu, Memory
+from criproxy.config.windows import WindowTable
+from criproxy.control.guard import GuardSettings
+from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.loop import LoopSettings
+from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
+from criproxy.control.resources import RESOURCES, SHARES, Resource
+from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
+from criproxy.control.series import PredictorSettings
+from criproxy.model import UNLIMITED
+from criproxy.model.modes import LimitsUse, Mode, Modes
+from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.memory_relief import ReliefSettings
+from criproxy.pods.overhead import OverheadSettings
+from criproxy.pods.placement_check import PlacementCheckSettings
+from criproxy.pods.realtime import RealtimeSettings
+from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.unbounded import UnboundedSettings
+
+_UNKNOWN: Final = "the config has errors: never more than the box had at the start"
+_HORIZON_S: Final = 60.0
+_HORIZON_TICKS: Final = 3
+_HOLD_TICKS: Final = 2
+
+
+class Stage(Struct, frozen=True):
+    """`words`: what holds and what comes next ("": there is no schedule).
+
+    `closed`: why no new offline pod is let in ("": it is). `drain`: the pods that run are to be stopped.
+    """
+
+    policy: PolicySettings
+    words: str = ""
+    closed: str = ""
+    drain: bool = False
+
+
+class Timetable:
+    """The stages of one config. A phase is kept while it holds, so that asking each second costs nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._schedule = schedule(config)
+        self._phase: SchedulePhase | None = None
+
+    def stage(self, wall_s: float) -> Stage:
+        """`wall_s`: UTC, and may jump."""
+        if self._schedule is None:
+            return Stage(policy(self._config))
+        if self._phase is None or not self._phase.holds_at(wall_s):
+            self._phase = phase_at(self._schedule, wall_s)
+        phase = self._phase
+        words = phase_in_words(self._schedule, phase)
+        return Stage(
+            policy=window_policy(self._config, phase.window, phase.mode, words),
+            words=words,
+            closed=self._closed(phase, wall_s),
+            drain=phase.mode == "off" and self._config.schedule.on_close == "evict",
+        )
+
+    def _closed(self, phase: SchedulePhase, wall_s: float) -> str:
+        assert self._schedule is not None
+        if phase.mode == "off":
+            opens = "" if phase.opens_s is None else f" until {clock_in_words(self._schedule, phase.opens_s)}"
+            return f"the schedule is off{opens}"
+        grace_s = self._config.schedule.grace_s
+        if phase.closes_s is None or wall_s < phase.closes_s - grace_s:
+            return ""
+        return f"the schedule turns off at {clock_in_words(self._schedule, phase.closes_s)}, within {grace_s:g} s"
+
+
+class Configurable(Protocol):
+    """A part whose settings may change at any time."""
+
+    def configure(self, settings: Any, /) -> None: ...
+
+
+class PartSettings(Struct, frozen=True):
+    """What holds now; a method per part tells its settings. `pass_through`: the config had errors at the start.
+
+    Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
+    lowered, to what the dynamic policy at its defaults says.
+    """
+
+    config: Config
+    stage: Stage
+    pass_through: bool
+    dry_run: bool
+
+    @property
+    def modes(self) -> Modes:
+        """Those that the config, the schedule and the command line bring about."""
+        why = {
+            Mode.DISABLED: not self.config.colocation.enabled and not self.pass_through,
+            Mode.DRY_RUN: self.dry_run,
+            Mode.PASS_THROUGH: self.pass_through,
+            Mode.CLOSED: self.stage.closed,
+        }
+        return Modes({mode: reason if isinstance(reason, str) else "" for mode, reason in why.items() if reason})
+
+    def admission(self) -> AdmissionSettings:
+        modes, rules = self.modes, self.config.colocation.offline_rules()
+        return AdmissionSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
+
+    def box(self) -> BoxSettings:
+        shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
+        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
+
+    def loop(self) -> LoopSettings:
+        limits, policy = self.modes.limits, self.stage.policy
+        if self.pass_through:
+            policy = window_policy(Config(), None, "dynamic", _UNKNOWN)
+        applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
+        return LoopSettings(policy, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
+
+    def guard(self) -> GuardSettings:
+        law = guard(self.config) if self.modes.writes else None
+        return GuardSettings(law, self.config.guard.interval_ms / 1000)
+
+    def unbounded(self) -> UnboundedSettings:
+        colocation = self.config.colocation
+        rules = colocation.offline_rules() if self.modes.writes else None
+        return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
+
+    def placement_check(self) -> PlacementCheckSettings:
+        return PlacementCheckSettings(stop=self.modes.writes and self.config.colocation.on_unbounded == "evict")
+
+    def realtime(self) -> RealtimeSettings:
+        return RealtimeSettings(stop=self.placement_check().stop)
+
+    def overhead(self) -> OverheadSettings:
+        colocation = self.config.colocation
+        stop = self.modes.writes and colocation.on_runtime_overload == "evict"
+        return OverheadSettings(colocation.runtime_max_cores, stop)
+
+    def relief(self) -> ReliefSettings:
+        return ReliefSettings(active=self.modes.writes, stop=self.config.memory.on_over_limit == "evict")
+
+    def bypass_after_s(self) -> float | None:
+        return self.config.proxy.bypass
+
+    def reconciler(self) -> ReconcilerSettings:
+        limits = self.modes.limits
+        adopt = limits is not LimitsUse.KEPT
+        if self.modes.writes and self.stage.drain:
+            return ReconcilerSettings("evict", adopt, "the schedule is off")
+        return ReconcilerSettings(self.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)
+
+
+def policy(config: Config) -> PolicySettings:
+    """What holds without a schedule; with one, what is safe until it has been asked.
+
+    Raises ValueError when a floor is above its ceiling, which a loaded config never is.
+    """
+    return _policy(config, "static" if config.control.policy == "static" else "dynamic", None)
+
+
+def schedule(config: Config) -> WeekSchedule | None:
+    """None: the policy is not a schedule. Raises KeyError, ValueError or OSError as `config.schedule.zone` does."""
+    if config.control.policy != "schedule":
+        return None
+    table = config.schedule
+    return WeekSchedule(tuple(window.window for window in table.windows), table.outside, table.zone)
+
+
+def window_policy(config: Config, window: int | None, mode: WindowMode, words: str) -> PolicySettings:
+    """What holds in a window of the schedule (None: outside of all), which `words` describe."""
+    return _policy(config, mode, None if window is None else config.schedule.windows[window], words)
+
+
+def predictor(config: Config) -> PredictorSettings:
+    control = config.control
+    return PredictorSettings(
+        kind=control.predictor,
+        half_life_s=control.half_life_s,
+        percentile_ratio=control.percentile,
+        horizon_s=max(_HORIZON_S, _HORIZON_TICKS * control.interval_s),
+    )
+
+
+def guard(config: Config) -> GuardLaw | None:
+    """None: switched off."""
+    if not config.guard.enabled:
+        return None
+    return GuardLaw(
+        floor_cores=config.cpu.min_cores,
+        watermark_ratio=config.cpu.watermark_ratio,
+        reserve_cores=config.cpu.reserve_cores,
+        # The first tick after a squeeze has seen only a part of the step.
+        hold_s=max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s),
+    )
+
+
+def _policy(config: Config, mode: WindowMode, window: WindowTable | None, words: str = "") -> PolicySettings:
+    return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
+
+
+def _resource(config: Config, row: Resource, mode: WindowMode, window: WindowTable | None) -> ResourceSettings:
+    section = getattr(config, row.name)
+    static: float | None = getattr(window, row.unit, None) or getattr(section, f"static_{row.unit}")
+    if row.sampling is None:
+        return StaticSettings(UNLIMITED if static is None else static)
+    law = _law(config, section, row.unit)
+    if mode == "off":
+        return StaticSettings(law.floor, law.floor, law.reserve, "the floor, as the schedule is off")
+    if mode == "static" and static is not None:
+        return StaticSettings(static, min(law.floor, static), law.reserve)
+    return law
+
+
+def _law(config: Config, section: Cpu | Memory, unit: str) -> DynamicSettings:
+    control = config.control
+    return DynamicSettings(
+        floor=getattr(section, f"min_{unit}"),
+        watermark_ratio=section.watermark_ratio,
+        ceiling=getattr(section, f"max_{unit}"),
+        reserve=getattr(section, f"reserve_{unit}"),
+        raise_threshold_ratio=control.raise_threshold_ratio,
+        raise_after_s=control.raise_after_s,
+        max_raise_ratio=control.max_raise_ratio,
+    )

@@ -1,0 +1,138 @@
+"""The one table of the ways in which criproxy does not act as it does when all is on and well.
+
+Several modes can be in force at once. For each question, the answer that acts least then holds: a dry run of a node
+whose schedule is off refuses nobody, and one whose config has errors writes no limit.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import Struct
+
+
+class NewPod(Enum):
+    """What becomes of an offline pod that starts. A later member acts less. The values are words for people."""
+
+    BOUNDED = "starts in the box"
+    REFUSED = "is refused (kubelet tries again)"
+    WOULD_BE_BOUNDED = "starts outside the box, and the log says what would be done"
+    UNBOUNDED = "starts outside the box"
+
+
+class Online(Enum):
+    """What becomes of an online pod's calls. No mode refuses or changes one."""
+
+    AS_IT_CAME = "passes as it came"
+    PAST_CRIPROXY = "passes by criproxy"
+
+
+class LimitsUse(Enum):
+    """What becomes of the box's limits on CPU and memory. A later member acts less."""
+
+    WRITTEN = "follow the policy"
+    LIFTED = "are lifted (colocation.on_disable)"
+    LOWERED = "are only lowered"
+    KEPT = "stay as they are"
+
+
+class Ready(Enum):
+    """What /readyz answers. No mode makes a criproxy that runs unready, as kubelet's calls pass in each."""
+
+    AS_THE_RUNTIME = "ok while the runtime is ready"
+    NOBODY_ANSWERS = "nobody answers"
+
+
+_LESS: Final = {answer: rank for answers in (NewPod, LimitsUse) for rank, answer in enumerate(answers)}
+
+
+class Mode(Enum):
+    """The modes. The value is the name that people see."""
+
+    DISABLED = "disabled"
+    DRY_RUN = "dry run"
+    PASS_THROUGH = "pass-through"
+    CLOSED = "closed"
+    HELD = "held"
+    UNWELCOME = "box not welcoming"
+    NO_CGROUPS = "no cgroups"
+    BLIND = "blind"
+    ENGINE_GIVEN_UP = "relay given up"
+    BYPASS = "bypass"
+
+
+class Row(Struct, frozen=True):
+    """What a mode means. `when` tells people what brings it about. `well`: it is no problem, but asked for."""
+
+    when: str
+    new_pod: NewPod = NewPod.BOUNDED
+    online: Online = Online.AS_IT_CAME
+    limits: LimitsUse = LimitsUse.WRITTEN
+    ready: Ready = Ready.AS_THE_RUNTIME
+    well: bool = False
+
+
+TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
+    {
+        Mode.DISABLED: Row("colocation.enabled is false", NewPod.UNBOUNDED, limits=LimitsUse.LIFTED, well=True),
+        Mode.DRY_RUN: Row("criproxy runs with --dry-run", NewPod.WOULD_BE_BOUNDED, limits=LimitsUse.KEPT, well=True),
+        Mode.PASS_THROUGH: Row(
+            "the config had errors when criproxy started, and has not been correct since",
+            NewPod.UNBOUNDED,
+            limits=LimitsUse.LOWERED,
+        ),
+        Mode.CLOSED: Row("the schedule is off, or turns off within schedule.grace_s", NewPod.REFUSED, well=True),
+        Mode.HELD: Row(
+            "this pod was stopped a short time ago, or the node is near kubelet's eviction of pods for memory",
+            NewPod.REFUSED,
+            well=True,
+        ),
+        Mode.UNWELCOME: Row("the kernel does not take the box's limits", NewPod.REFUSED),
+        Mode.NO_CGROUPS: Row(
+            "the machine has no cgroup hierarchy that can hold a box", NewPod.REFUSED, limits=LimitsUse.KEPT
+        ),
+        Mode.BLIND: Row("proxy.blind is true", NewPod.UNBOUNDED),
+        Mode.ENGINE_GIVEN_UP: Row("the relay broke again and again for a client, which the gRPC engine serves for now"),
+        Mode.BYPASS: Row(
+            "criproxy does not run, for longer than proxy.bypass_after_s",
+            NewPod.UNBOUNDED,
+            Online.PAST_CRIPROXY,
+            LimitsUse.KEPT,
+            Ready.NOBODY_ANSWERS,
+        ),
+    }
+)
+
+
+class Modes(Struct, frozen=True):
+    """The modes in force, each with why it is ("": the table's `when` says it)."""
+
+    why: Mapping[Mode, str] = {}
+
+    def __contains__(self, mode: object) -> bool:
+        return mode in self.why
+
+    @property
+    def new_pod(self) -> NewPod:
+        return max((TABLE[mode].new_pod for mode in self.why), key=_LESS.__getitem__, default=NewPod.BOUNDED)
+
+    @property
+    def limits(self) -> LimitsUse:
+        return max((TABLE[mode].limits for mode in self.why), key=_LESS.__getitem__, default=LimitsUse.WRITTEN)
+
+    @property
+    def judges(self) -> bool:
+        """Whether pods are told apart at all: offline pods are placed or refused, or it is told what would be done."""
+        return self.new_pod is not NewPod.UNBOUNDED
+
+    @property
+    def writes(self) -> bool:
+        """Whether the box's limits are criproxy's to set, up and down, and its pods criproxy's to stop."""
+        return self.limits is LimitsUse.WRITTEN
+
+
+def in_words(mode: Mode) -> str:
+    """What the mode means, in a line for people."""
+    row = TABLE[mode]
+    return f"{mode.value}: a new offline pod {row.new_pod.value}; the box's limits {row.limits.value}"

@@ -1,0 +1,150 @@
+"""What has happened in the daemon, as its parts tell it. It is made before them, and only the reporter reads it."""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from criproxy.cgroup.box import Box
+from criproxy.fronts.cri.runtime import RuntimeLink
+from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot
+from criproxy.model.modes import Mode, Modes
+from criproxy.observe.above_bound import AboveBound
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.notify import Notifier
+from criproxy.observe.status import ConfigStatus, UpgradeStatus
+from criproxy.pods.inventory import Inventory
+
+_STALLED_S: Final = 30.0
+"""A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
+
+_HEADLINE_EVERY_S: Final = 10.0
+
+Colocation = Literal["on", "off", "pass-through"]
+
+
+class Recorder:
+    """The control loop's observer, and whom the reconciler, the config and a hand-over tell. `clock`: monotonic, in s.
+
+    What is public may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        box: Box,
+        inventory: Inventory,
+        link: RuntimeLink,
+        *,
+        notifier: Notifier,
+        clock: Callable[[], float],
+    ) -> None:
+        self._metrics = metrics
+        self._box = box
+        self._inventory = inventory
+        self._link = link
+        self._notifier = notifier
+        self.clock: Final = clock
+        self.started_s: Final = clock()
+        self._ticked_s = self._headline_s = self.started_s
+        self._stalled_s = _STALLED_S
+        self._last: tuple[Snapshot, Decision, Colocation] | None = None
+        self.tick_failures = 0
+        self.tick_failed_last = False
+        self.discarded, self.discarded_for = 0, ""
+        """So many readings, one after the other, were no measurements, and why the last was none."""
+        self.above: Final = AboveBound()
+        self.modes = Modes({Mode.DISABLED: ""})
+        """Those that the config, the schedule and the command line bring about."""
+        self.schedule = ""
+        """What the schedule says; "": there is none."""
+        self.config = ConfigStatus("", (), ())
+        self.upgrade = UpgradeStatus()
+
+    # --- the loop's observer ----------------------------------------------------------------------------------------
+
+    def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
+        self._ticked_s = self.clock()
+        self.tick_failed_last = False
+        self.discarded = 0
+        self._last = (snapshot, decision, self.colocation)
+        self.above.look(self._box.state(), self._ticked_s)
+        self._metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)
+        if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
+            self._headline_s = self._ticked_s
+            self._notifier.status(self.headline())
+
+    def tick_failed(self, seconds: float) -> None:
+        self._ticked_s = self.clock()
+        self.tick_failures += 1
+        self.tick_failed_last = True
+        self.above.look(self._box.state(), self._ticked_s)
+        self._metrics.tick_failed(seconds)
+
+    def sample_discarded(self, reason: str) -> None:
+        self._ticked_s = self.clock()
+        self.discarded, self.discarded_for = self.discarded + 1, reason
+        self._metrics.sample_discarded()
+
+    def ticks_missed(self, count: int) -> None:
+        self._metrics.ticks_missed(count)
+
+    # --- the rest of the daemon -------------------------------------------------------------------------------------
+
+    def configured(self, config: ConfigStatus, interval_s: float) -> None:
+        """`interval_s`: from tick to tick."""
+        self._stalled_s = _STALLED_S + interval_s
+        self.config = config
+
+    def scheduled(self, modes: Modes, schedule: str) -> None:
+        """From now on, these modes are in force, and the schedule says this."""
+        self.modes, self.schedule = modes, schedule
+
+    def upgrade_failed(self, problem: str) -> None:
+        self.upgrade = replace(self.upgrade, failed=self.upgrade.failed + 1, problem=problem)
+        self._metrics.upgrade_failed()
+
+    def predecessor(self, *, there: bool) -> None:
+        """Whether the criproxy before this one still finishes its calls."""
+        self.upgrade = replace(self.upgrade, predecessor=there)
+
+    # --- in words ---------------------------------------------------------------------------------------------------
+
+    @property
+    def colocation(self) -> Colocation:
+        if Mode.PASS_THROUGH in self.modes:
+            return "pass-through"
+        return "off" if Mode.DISABLED in self.modes else "on"
+
+    @property
+    def last(self) -> tuple[Snapshot, Decision] | None:
+        """The last tick's sample and what is in force by it; None before the first."""
+        if self._last is None:
+            return None
+        snapshot, decision, decided = self._last
+        return snapshot, self._in_force(decision, decided)
+
+    def headline(self) -> str:
+        """One line, for `systemctl status`."""
+        runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
+        return f"colocation {self.colocation}, {runtime}, {len(self._inventory.running_pods)} offline pods"
+
+    def unhealthy(self) -> str | None:
+        """What is wrong with the daemon itself, in words; None: nothing is."""
+        stalled_s = self.clock() - self._ticked_s
+        return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
+
+    def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
+        """What is decided while colocation is off is not applied: then the kernel's limits are told."""
+        colocation = self.colocation
+        if colocation == decided == "on":
+            return decision
+        reason = f"what the kernel holds, as colocation is {colocation}"
+        if colocation == "on":
+            reason = "what the kernel holds until the next tick, the first since colocation is on"
+        limits = self._box.state().limits or {}
+        held = {
+            name: replace(one, limit=limits.get(name, UNLIMITED), reason=reason)
+            for name, one in decision.resources.items()
+        }
+        return replace(decision, resources=held)

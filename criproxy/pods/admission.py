@@ -1,0 +1,205 @@
+"""What becomes of kubelet's calls about pods: they pass as they came, are denied, or are adjusted to the box.
+
+Pure: facts and settings in, a judgement out. A front gathers the facts, does what the judgement says, and has no rule
+of its own. All rules are here:
+
+| call                     | whose                                       | judgement                                |
+|--------------------------|---------------------------------------------|------------------------------------------|
+| start of a pod           | online, or colocation is off                | Pass                                     |
+|                          | offline                                     | Place, once the box has admitted it      |
+|                          | offline, and its cgroup_parent is no pod's  | Deny (no_place)                          |
+|                          | offline, while the node is closed to it     | Deny (closed)                            |
+|                          | offline, in a dry run                       | Pass, which says what would be otherwise |
+| container, update        | the sandbox is in the box                   | Place: a pod keeps the placement that it |
+|                          |                                             | started with, whatever the config says   |
+|                          | the sandbox is not in the box, or unknown   | Pass                                     |
+| container                | offline, and the runtime does not answer    | Deny (unknown_sandbox)                   |
+| update                   | the runtime does not answer                 | Pass: its container is already bounded   |
+| can't be decoded         | pods are placed, or may be by this call     | Deny (undecodable): runtimes read some   |
+|                          |                                             | bytes that our protobuf does not         |
+|                          | otherwise                                   | Pass                                     |
+
+To be denied is the better end for an offline pod: kubelet tries again, whereas an unbounded pod hurts online ones.
+"""
+
+import contextlib
+import enum
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
+from criproxy.hooks.offline import OfflineRules
+from criproxy.model import STARTS, Operation, Pod, Resources, Sandbox
+from criproxy.model.cpulist import Cpus, parse_cpus
+
+_FOLLOWS: Final = "its sandbox is in the box"
+
+
+class AdmissionSettings(Struct, frozen=True):
+    """What a reload may change. `closed`: why no new offline pod is let in now, "" when pods are let in.
+
+    With `dry_run`, no new pod is placed; pods that are in the box already, from a run before, are kept there.
+    """
+
+    enabled: bool
+    rules: OfflineRules
+    dry_run: bool = False
+    closed: str = ""
+
+    def why_offline(self, pod: Pod) -> str | None:
+        """Why the pod is to be treated as offline; None when it is online, or colocation is off."""
+        return self.rules.why(pod) if self.enabled else None
+
+
+class Facts(Struct, frozen=True):
+    """What is known of a call when it is judged.
+
+    `pod`: as the request describes it; None when it does not (the updates). `sandbox`: the one that the call is about,
+    as the inventory knows it; None for a start, and when nobody knows it. The others are "" or say, in words, why the
+    request can't be decoded, why the sandbox can't be asked for, why the pod may not start for now, and which fault of
+    our own kept us from finding out. `any_placed`: whether any pod is in the box.
+    """
+
+    operation: Operation
+    pod: Pod | None = None
+    sandbox: Sandbox | None = None
+    undecodable: str = ""
+    unknown: str = ""
+    held: str = ""
+    fault: str = ""
+    any_placed: bool = False
+
+
+class Cause(enum.StrEnum):
+    """Why a call is denied, as metrics and log have it."""
+
+    NO_PLACE = "no_place"
+    CLOSED = "closed"
+    NOT_ADMITTED = "not_admitted"
+    NOT_RESIZED = "not_resized"
+    NO_CPUS = "no_cpus"
+    UNKNOWN_SANDBOX = "unknown_sandbox"
+    UNDECODABLE = "undecodable"
+    HOOK_FAILED = "hook_failed"
+
+
+class BoxStep(enum.Enum):
+    """What the box has to do before a request goes on; the value is the cause when it can't."""
+
+    ADMIT = Cause.NOT_ADMITTED
+    RESIZE = Cause.NOT_RESIZED
+    FIND_CPUS = Cause.NO_CPUS
+
+
+class Deny(Struct, frozen=True):
+    """Answer with an error; `detail` is for an operator."""
+
+    cause: Cause
+    detail: str
+
+
+class Place(Struct, frozen=True):
+    """After these `steps` of the box, adjust the request by the hooks, for the pod's place in the box."""
+
+    parent: PodParent
+    why: str
+    steps: tuple[BoxStep, ...] = ()
+
+
+class Pass(Struct, frozen=True):
+    """Forward the very bytes that came. `otherwise`: what would be without the dry run; None when the same."""
+
+    otherwise: Deny | Place | None = None
+
+
+Judgement = Pass | Deny | Place
+
+
+def judge(facts: Facts, settings: AdmissionSettings) -> Judgement:
+    """What becomes of a call; see the table above."""
+    if facts.undecodable:
+        return _judge_undecodable(facts, settings)
+    if facts.operation in STARTS:
+        return _judge_start(facts, settings)
+    return _judge_follower(facts, settings)
+
+
+def cpus_asked(parts: Iterable[Resources]) -> Cpus:
+    """All CPUs that a request asks for; what is no list of CPUs is the runtime's to refuse."""
+    asked: Cpus = frozenset()
+    for resources in parts:
+        with contextlib.suppress(ValueError):
+            asked |= parse_cpus(resources.cpuset_cpus)
+    return asked
+
+
+def kubelets_place(pod: Pod) -> PodParent:
+    """Where kubelet puts the pod, and so where the box would have it. Raises ValueError."""
+    parent = parse_kubelet_parent(pod.cgroup_parent)
+    if not parent.is_of(pod.ref.uid):  # such a placement would not be believed after a restart
+        raise ValueError(f"cgroup_parent {pod.cgroup_parent!r} is not the cgroup of a pod with uid {pod.ref.uid!r}")
+    return parent
+
+
+def _judge_undecodable(facts: Facts, settings: AdmissionSettings) -> Judgement:
+    places = settings.enabled and not settings.dry_run
+    if not places and (facts.operation in STARTS or not facts.any_placed):
+        return Pass()
+    return Deny(Cause.UNDECODABLE, f"it can't be told whether its pod is offline, as {facts.undecodable}")
+
+
+def _judge_start(facts: Facts, settings: AdmissionSettings) -> Judgement:
+    assert facts.pod is not None
+    why = settings.why_offline(facts.pod)
+    if why is None:
+        return Pass()
+    judged = _judge_offline_start(facts, facts.pod, settings, why)
+    return Pass(otherwise=judged) if settings.dry_run else judged
+
+
+def _judge_offline_start(facts: Facts, pod: Pod, settings: AdmissionSettings, why: str) -> Deny | Place:
+    if facts.fault:
+        return Deny(Cause.HOOK_FAILED, facts.fault)
+    try:
+        parent = kubelets_place(pod)
+    except ValueError as error:
+        return Deny(Cause.NO_PLACE, f"{error}; the pod is offline: {why}")
+    if closed := settings.closed or facts.held:
+        return Deny(Cause.CLOSED, f"{closed}; kubelet tries again by itself")
+    return Place(parent, why, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
+
+
+def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
+    if facts.unknown:
+        follows_offline = facts.pod is not None and settings.why_offline(facts.pod) is not None
+        return Deny(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
+    if facts.sandbox is None or facts.sandbox.placement is None:
+        return Pass()
+    resize = facts.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES  # kubelet resizes its own cgroup, we the box's
+    steps = (*([BoxStep.RESIZE] if resize else []), BoxStep.FIND_CPUS)
+    try:
+        parent = parse_placement(facts.sandbox.placement)
+    except ValueError as error:
+        return Deny(Cause.HOOK_FAILED, str(error))
+    return Place(parent, _FOLLOWS, () if settings.dry_run else steps)
+
+
+class AdmitsPods(Protocol):
+    """The box, as far as requests need it."""
+
+    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+        """Bound the box and make the pod's cgroup in it, with what kubelet has set on its own one.
+
+        `memory_bytes`: the pod's memory limit by the request, 0: it names none. Raises AdmissionError.
+        """
+        ...
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        """Take up what kubelet has set on its own cgroup of the pod by now; as `admit`."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The pod's start is over: the inventory knows its sandbox."""
+        ...

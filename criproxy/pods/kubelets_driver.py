@@ -1,0 +1,60 @@
+"""Kubelet's cgroup driver, as its pods show it: by the cgroup_parent at their start, or by where one runs."""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.naming import Driver, driver_of_process
+from criproxy.model import Pod, Sandbox
+from criproxy.pods.admission import kubelets_place
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Running, Runtime
+
+ASKED_MOST: Final = 5
+"""So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
+
+
+class ProcCgroups(Protocol):
+    """Where processes are, by /proc/PID/cgroup."""
+
+    async def read(self, pids: Collection[int]) -> Mapping[int, str]:
+        """The file of each process that is there. Raises CgroupError."""
+        ...
+
+
+class KubeletsDriver:
+    """`driver` is None until a pod has shown it."""
+
+    def __init__(
+        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
+    ) -> None:
+        self.driver: Driver | None = None
+        self._inventory = inventory
+        self._runtime = runtime
+        self._proc_cgroups = proc_cgroups
+        self._learned_below = ""
+        """The parent of the cgroup of the pod that showed it last."""
+        self._log = log
+
+    def pod_starts(self, pod: Pod) -> None:
+        below = pod.cgroup_parent.rpartition("/")[0]
+        if self.driver is None or below != self._learned_below:
+            with contextlib.suppress(ValueError):
+                self.driver, self._learned_below = kubelets_place(pod).box.driver, below
+
+    async def find(self) -> None:
+        """Look at the pods that run, unless the driver is known. Never raises."""
+        for sandbox_id, pod in list(self._inventory.outside.items())[:ASKED_MOST]:
+            if self.driver is not None:
+                return
+            try:
+                process = await self._runtime.process_of(Running(Sandbox(sandbox_id, pod.ref, None), sandbox_id, ""))
+                cgroups = (await self._proc_cgroups.read([process.pid])).values() if process.pid else ()
+            except (ConnectionError, ValueError, CgroupError) as error:
+                self._log.warning("driver_not_found", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
+                continue
+            for text in cgroups:
+                self.driver = self.driver or driver_of_process(text)

@@ -1,0 +1,167 @@
+"""What each part is set to, by the config, the schedule and how the daemon was started."""
+
+import pytest
+from msgspec.structs import replace
+
+from criproxy.config import Config
+from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
+from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
+from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
+from criproxy.model.modes import LimitsUse, Mode, NewPod
+from criproxy.pods.memory_relief import ReliefSettings
+
+GIB = 1 << 30
+
+
+def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> PartSettings:
+    config = Config(colocation=colocation)
+    return PartSettings(config, Timetable(config).stage(0.0), pass_through, dry_run)
+
+
+@pytest.mark.parametrize(
+    ("given", "evicts"),
+    [
+        pytest.param(settings(Colocation(enabled=True, on_unbounded="evict")), True, id="on"),
+        pytest.param(settings(Colocation(enabled=True)), False, id="by-default"),
+        pytest.param(settings(Colocation(on_unbounded="evict")), False, id="off"),
+        pytest.param(settings(Colocation(enabled=True, on_unbounded="evict"), dry_run=True), False, id="dry-run"),
+        pytest.param(settings(Colocation(enabled=True, on_unbounded="evict"), True), False, id="pass-through"),
+    ],
+)
+def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
+    given: PartSettings, evicts: bool
+) -> None:
+    assert given.placement_check().stop == given.realtime().stop == evicts
+
+
+def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
+    """The salvaged config may say static, with limits meant for a night."""
+    config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
+    bad = PartSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
+    safe = policy(Config())
+    assert bad.loop().policy.resources == safe.resources
+    assert (bad.loop().dry_run, bad.reconciler().adopt, bad.reconciler().when_off) == (False, True, None)
+    assert not bad.modes.writes
+    assert bad.guard().law is None
+    dry = replace(bad, dry_run=True)
+    assert (dry.loop().dry_run, dry.reconciler().adopt) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "dry_run", "expected"),
+    [
+        pytest.param(Config(colocation=Colocation(enabled=True)), False, ReliefSettings(True, True), id="by-default"),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
+            False,
+            ReliefSettings(True, False),
+            id="report",
+        ),
+        pytest.param(Config(), False, ReliefSettings(False, True), id="off"),
+        pytest.param(Config(colocation=Colocation(enabled=True)), True, ReliefSettings(False, True), id="dry-run"),
+    ],
+)
+def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
+    config: Config, dry_run: bool, expected: ReliefSettings
+) -> None:
+    assert PartSettings(config, Timetable(config).stage(0.0), False, dry_run).relief() == expected
+
+
+ALWAYS = Stage(policy(Config()))
+CLOSED = Stage(policy(Config()), closed="the schedule is off", drain=True)
+ON, OFF = Config(colocation=Colocation(enabled=True)), Config()
+
+
+@pytest.mark.parametrize(
+    ("given", "modes", "expected"),
+    [
+        pytest.param((ON, ALWAYS, False, False), set(), (1, 0, 1, 1, None, 1), id="on"),
+        pytest.param((OFF, ALWAYS, False, False), {Mode.DISABLED}, (0, 0, 0, 0, "release", 1), id="off"),
+        pytest.param((ON, ALWAYS, False, True), {Mode.DRY_RUN}, (1, 1, 0, 0, None, 0), id="dry"),
+        pytest.param((ON, ALWAYS, True, False), {Mode.PASS_THROUGH}, (0, 0, 1, 0, None, 1), id="pass"),
+        pytest.param((OFF, ALWAYS, True, False), {Mode.PASS_THROUGH}, (0, 0, 1, 0, None, 1), id="bad-and-off"),
+        pytest.param((ON, CLOSED, False, False), {Mode.CLOSED}, (1, 0, 1, 1, "evict", 1), id="closed"),
+        pytest.param((OFF, ALWAYS, False, True), {Mode.DISABLED, Mode.DRY_RUN}, (0, 1, 0, 0, None, 0), id="off-dry"),
+        pytest.param((ON, ALWAYS, True, True), {Mode.PASS_THROUGH, Mode.DRY_RUN}, (0, 1, 0, 0, None, 0), id="bad-dry"),
+        pytest.param((ON, CLOSED, False, True), {Mode.CLOSED, Mode.DRY_RUN}, (1, 1, 0, 0, None, 0), id="closed-dry"),
+        pytest.param((OFF, CLOSED, False, False), {Mode.CLOSED, Mode.DISABLED}, (0, 0, 0, 0, "release", 1), id="shut"),
+        pytest.param((ON, CLOSED, True, False), {Mode.CLOSED, Mode.PASS_THROUGH}, (0, 0, 1, 0, None, 1), id="bad-shut"),
+    ],
+)
+def test_parts_do_what_the_table_of_modes_says(
+    given: tuple[Config, Stage, bool, bool], modes: set[Mode], expected: tuple[object, ...]
+) -> None:
+    """Whether pods are judged, that is only told, limits are applied, the box is criproxy's, and taken over at all."""
+    config, stage, pass_through, dry_run = given
+    parts = PartSettings(config, stage, pass_through, dry_run)
+    assert set(parts.modes.why) == modes
+    owners = {bool(one) for one in (parts.guard().law, parts.unbounded().rules, parts.relief().active)}
+    intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
+    applies = not parts.loop().dry_run
+    found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
+    assert found == expected
+    assert (parts.modes.new_pod is NewPod.REFUSED) == (intercept.enabled and not dry_run and stage is CLOSED)
+    assert (parts.modes.limits is LimitsUse.KEPT) == dry_run
+
+
+def test_policy_of_the_default_config_is_dynamic_with_the_floors() -> None:
+    found = policy(Config())
+    assert isinstance(found.resources["cpu"], DynamicSettings)
+    assert isinstance(found.resources["memory"], DynamicSettings)
+    assert (found.resources["cpu"].floor, found.resources["memory"].floor) == (0.1, 128 << 20)
+    assert (found.resources["cpu"].ceiling, found.resources["memory"].ceiling) == (None, None)
+
+
+def test_guard_keeps_to_the_cpus_floor_watermark_and_reserve() -> None:
+    config = Config(cpu=Cpu(watermark_ratio=0.7, min_cores=0.5, reserve_cores=1.5), guard=Guard(hold_s=9.0))
+    assert guard(config) == GuardLaw(0.5, 0.7, 1.5, 9.0)
+
+
+def test_guard_holds_until_the_second_tick_at_least() -> None:
+    law = guard(Config(control=Control(interval_s=10.0)))
+    assert law is not None
+    assert law.hold_s == 20.0
+
+
+def test_guard_that_is_switched_off_has_no_law() -> None:
+    assert guard(Config(guard=Guard(enabled=False))) is None
+
+
+def test_policy_takes_each_resource_s_own_values() -> None:
+    config = Config(
+        cpu=Cpu(watermark_ratio=0.7, min_cores=0.5, max_cores=3.0, static_cores=9.0),
+        memory=Memory(watermark_ratio=0.6, min_bytes=GIB, max_bytes=4 * GIB, static_bytes=9 * GIB),
+        control=Control(raise_threshold_ratio=0.2, raise_after_s=7.0),
+    )
+    values = [
+        (r.floor, r.ceiling, r.watermark_ratio, r.raise_threshold_ratio, r.raise_after_s)
+        for r in (policy(config).resources["cpu"], policy(config).resources["memory"])
+        if isinstance(r, DynamicSettings)
+    ]
+    assert values == [(0.5, 3.0, 0.7, 0.2, 7.0), (GIB, 4 * GIB, 0.6, 0.2, 7.0)]
+
+
+def test_policy_static_is_the_static_limits_also_before_the_first_decision() -> None:
+    config = Config(cpu=Cpu(static_cores=1.5), memory=Memory(static_bytes=GIB), control=Control(policy="static"))
+    found = policy(config)
+    assert isinstance(found.resources["cpu"], StaticSettings)
+    assert isinstance(found.resources["memory"], StaticSettings)
+    safe = safe_limits(found)
+    assert (safe["cpu"], safe["memory"]) == (1.5, GIB)
+
+
+def test_policy_with_a_floor_above_the_ceiling_raises() -> None:
+    with pytest.raises(ValueError, match="ceiling"):
+        policy(Config(cpu=Cpu(min_cores=2.0, max_cores=1.0)))
+
+
+@pytest.mark.parametrize(("interval_s", "horizon_s"), [(0.1, 60.0), (20.0, 60.0), (60.0, 180.0)])
+def test_predictor_looks_ahead_a_minute_or_three_ticks(interval_s: float, horizon_s: float) -> None:
+    assert predictor(Config(control=Control(interval_s=interval_s))).horizon_s == horizon_s
+
+
+def test_predictor_takes_the_config_s_values() -> None:
+    control = replace(Control(), predictor="calibrated", half_life_s=5.0, percentile=0.75)
+    found = predictor(Config(control=control))
+    assert (found.kind, found.half_life_s, found.percentile_ratio) == ("calibrated", 5.0, 0.75)
