@@ -29,7 +29,7 @@ from tests.fakes.systemd import FakeSystemd
         (rows.CPUS, frozenset({0, 1, 2, 8}), "0-2,8", "0-2,8"),
         (rows.IO_BFQ_WEIGHT, "default 1", None, "default 1"),
     ],
-    ids=str,
+    ids=lambda of: of.v2.name if isinstance(of, KernelFile) else str(of),
 )
 def test_value_is_written_as_the_kernel_wants_it_and_read_back(
     version: int, row: KernelFile, value: object, v1: str | None, v2: str
