@@ -150,7 +150,7 @@ class Reconciler(PodObserver):
         """Whether or not the box's limits are ours to set."""
         while True:
             await self.tend_once()
-            await self._clock.sleep(TEND_EVERY_S)
+            await self._clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
 
     async def tend_once(self) -> None:
         """Never raises: a failure is logged once."""

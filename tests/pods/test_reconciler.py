@@ -118,7 +118,7 @@ class Bench:
     def boottime_s(self) -> float:
         return next(self._times, 0.0)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
         await asyncio.sleep(seconds)
 
     def box_swept(self, count: int) -> None:
