@@ -45,8 +45,9 @@ class Tasks:
         return task
 
     def keep(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """As `spawn`, for a part that goes on until `cancel`."""
+        """As `spawn`, for a part that goes on until its end or `cancel`."""
         self._kept.append(task := self.spawn(part))
+        task.add_done_callback(self._kept.remove)
         return task
 
     async def cancel(self) -> None:

@@ -21,14 +21,14 @@ class Forward(Struct, frozen=True):
     ticket: Ticket | None = None
 
 
-class Refuse(Struct, frozen=True):
+class AnswerError(Struct, frozen=True):
     """Answer the call ourselves. `code` is a gRPC status code number. Source: gRPC core, statuscodes."""
 
     code: int
     message: str
 
 
-Verdict = Forward | Refuse
+Verdict = Forward | AnswerError
 
 
 class Interceptor(Protocol):

@@ -32,6 +32,11 @@ STATIC_EVERY_S: Final = 1.0
 IDLE_EVERY_S: Final = 60.0
 """The same while it does not: a change of policy takes a restart of kubelet, and CPUs are given to pods that start."""
 
+TOGETHER_S: Final = 0.02
+"""Starts within this time share a look while nobody is bound to CPUs. No pod's first container runs so soon: its
+sandbox has to be made first.
+"""
+
 _READ_S: Final = 5.0
 _LARGEST_BYTES: Final = 16 << 20
 _FILE: Final = "cpu_manager_state"
@@ -179,13 +184,13 @@ class CpuManager:
     async def run(self) -> None:
         """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled.
 
-        While nobody is bound to CPUs, starts within a second share a look at its end: only a restart of kubelet changes
-        that, which takes longer, and an offline container with CPUs of its own waits for `within`.
+        While nobody is bound to CPUs, starts that come together share a look: it comes before a container that was
+        given CPUs can run, also when kubelet has just come back with another policy.
         """
         while True:
             every_s = await self.round()
             if every_s == IDLE_EVERY_S:
-                await asyncio.sleep(STATIC_EVERY_S)
+                await asyncio.sleep(TOGETHER_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._due.wait()

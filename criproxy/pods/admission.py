@@ -1,4 +1,4 @@
-"""What becomes of kubelet's calls about pods: they pass as they came, are denied, or are adjusted to the box.
+"""What becomes of kubelet's calls about pods: they pass as they came, are refused, or are adjusted to the box.
 
 Pure: facts and settings in, a judgement out. A front gathers the facts, does what the judgement says, and has no rule
 of its own. All rules are here:
@@ -6,20 +6,20 @@ of its own. All rules are here:
 | call                     | whose                                       | judgement                                |
 |--------------------------|---------------------------------------------|------------------------------------------|
 | start of a pod           | online, or colocation is off                | Pass                                     |
-|                          | offline                                     | Place, once the box has admitted it      |
-|                          | offline, and its cgroup_parent is no pod's  | Deny (no_place)                          |
-|                          | offline, while the node is closed to it     | Deny (closed)                            |
+|                          | offline                                     | Admit, once the box has admitted it      |
+|                          | offline, and its cgroup_parent is no pod's  | Refuse (no_place)                        |
+|                          | offline, while the node is closed to it     | Refuse (closed)                          |
 |                          | offline, in a dry run                       | Pass, which says what would be otherwise |
-| container, update        | the sandbox is in the box                   | Place: a pod keeps the placement that it |
+| container, update        | the sandbox is in the box                   | Admit: a pod keeps the placement that it |
 |                          |                                             | started with, whatever the config says   |
 |                          | the sandbox is not in the box, or unknown   | Pass                                     |
-| container                | offline, and the runtime does not answer    | Deny (unknown_sandbox)                   |
+| container                | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
 | update                   | the runtime does not answer                 | Pass: its container is already bounded   |
-| can't be decoded         | pods are placed, or may be by this call     | Deny (undecodable): runtimes read some   |
+| can't be decoded         | pods are placed, or may be by this call     | Refuse (undecodable): runtimes read some |
 |                          |                                             | bytes that our protobuf does not         |
 |                          | otherwise                                   | Pass                                     |
 
-To be denied is the better end for an offline pod: kubelet tries again, whereas an unbounded pod hurts online ones.
+To be refused is the better end for an offline pod: kubelet tries again, whereas an unbounded pod hurts online ones.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class Facts(Struct, frozen=True):
 
 
 class Cause(enum.StrEnum):
-    """Why a call is denied, as metrics and log have it."""
+    """Why a call is refused, as metrics and log have it."""
 
     NO_PLACE = "no_place"
     CLOSED = "closed"
@@ -93,14 +93,14 @@ class BoxStep(enum.Enum):
     FIND_CPUS = Cause.NO_CPUS
 
 
-class Deny(Struct, frozen=True):
+class Refuse(Struct, frozen=True):
     """Answer with an error; `detail` is for an operator."""
 
     cause: Cause
     detail: str
 
 
-class Place(Struct, frozen=True):
+class Admit(Struct, frozen=True):
     """After these `steps` of the box, adjust the request by the hooks, for the pod's place in the box."""
 
     parent: PodParent
@@ -111,10 +111,10 @@ class Place(Struct, frozen=True):
 class Pass(Struct, frozen=True):
     """Forward the very bytes that came. `otherwise`: what would be without the dry run; None when the same."""
 
-    otherwise: Deny | Place | None = None
+    otherwise: Refuse | Admit | None = None
 
 
-Judgement = Pass | Deny | Place
+Judgement = Pass | Refuse | Admit
 
 
 def judge(facts: Facts, settings: AdmissionSettings) -> Judgement:
@@ -147,7 +147,7 @@ def _judge_undecodable(facts: Facts, settings: AdmissionSettings) -> Judgement:
     places = settings.enabled and not settings.dry_run
     if not places and (facts.operation in STARTS or not facts.any_placed):
         return Pass()
-    return Deny(Cause.UNDECODABLE, f"it can't be told whether its pod is offline, as {facts.undecodable}")
+    return Refuse(Cause.UNDECODABLE, f"it can't be told whether its pod is offline, as {facts.undecodable}")
 
 
 def _judge_start(facts: Facts, settings: AdmissionSettings) -> Judgement:
@@ -159,22 +159,22 @@ def _judge_start(facts: Facts, settings: AdmissionSettings) -> Judgement:
     return Pass(otherwise=judged) if settings.dry_run else judged
 
 
-def _judge_offline_start(facts: Facts, pod: Pod, settings: AdmissionSettings, why: str) -> Deny | Place:
+def _judge_offline_start(facts: Facts, pod: Pod, settings: AdmissionSettings, why: str) -> Refuse | Admit:
     if facts.fault:
-        return Deny(Cause.HOOK_FAILED, facts.fault)
+        return Refuse(Cause.HOOK_FAILED, facts.fault)
     try:
         parent = kubelets_place(pod)
     except ValueError as error:
-        return Deny(Cause.NO_PLACE, f"{error}; the pod is offline: {why}")
+        return Refuse(Cause.NO_PLACE, f"{error}; the pod is offline: {why}")
     if closed := settings.closed or facts.held:
-        return Deny(Cause.CLOSED, f"{closed}; kubelet tries again by itself")
-    return Place(parent, why, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
+        return Refuse(Cause.CLOSED, f"{closed}; kubelet tries again by itself")
+    return Admit(parent, why, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
 
 
 def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
     if facts.unknown:
         follows_offline = facts.pod is not None and settings.why_offline(facts.pod) is not None
-        return Deny(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
+        return Refuse(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
     if facts.sandbox is None or facts.sandbox.placement is None:
         return Pass()
     resize = facts.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES  # kubelet resizes its own cgroup, we the box's
@@ -182,8 +182,8 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
     try:
         parent = parse_placement(facts.sandbox.placement)
     except ValueError as error:
-        return Deny(Cause.HOOK_FAILED, str(error))
-    return Place(parent, _FOLLOWS, () if settings.dry_run else steps)
+        return Refuse(Cause.HOOK_FAILED, str(error))
+    return Admit(parent, _FOLLOWS, () if settings.dry_run else steps)
 
 
 class AdmitsPods(Protocol):

@@ -90,7 +90,7 @@ class MemoryRelief:
 
     def configure(self, settings: ReliefSettings) -> None:
         self._settings = settings
-        if not (settings.active and settings.stop):
+        if not self._stops:
             self._holds.lift(ON_OVER_LIMIT)
         self._hold_everybody()
 
@@ -120,6 +120,10 @@ class MemoryRelief:
             last=self._last,
         )
 
+    @property
+    def _stops(self) -> bool:
+        return self._settings.active and self._settings.stop
+
     # --- for the loop -----------------------------------------------------------------------------------------------
 
     def sampled(self, snapshot: Snapshot) -> None:
@@ -142,8 +146,7 @@ class MemoryRelief:
 
     def _hold_everybody(self) -> None:
         """A pod that starts would take memory that the box is over already."""
-        holds = self._over and self._settings.active and self._settings.stop
-        self._holds.hold_everybody(self._words() if holds else "")
+        self._holds.hold_everybody(self._words() if self._over and self._stops else "")
 
     def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
@@ -181,6 +184,8 @@ class MemoryRelief:
             largest = await self._largest()
             if largest is None:
                 self._log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
+                return
+            if not self._stops:  # by now
                 return
             sandbox, size_bytes = largest
             self._tried[sandbox.id] = now_s

@@ -99,3 +99,17 @@ def test_job_that_hangs_keeps_neither_the_loop_nor_the_end() -> None:
     finally:
         release.set()
     thread.join()
+
+
+def test_kept_task_that_has_ended_is_kept_no_longer() -> None:
+    async def play() -> tuple[int, int]:
+        tasks = Tasks(structlog.get_logger())
+        for _ in range(100):  # as with a runtime that comes back again and again
+            await tasks.keep(asyncio.sleep(0))
+        tasks.keep(asyncio.sleep(100))
+        kept = len(tasks._kept)
+        await tasks.cancel()
+        await settled()
+        return kept, len(tasks._kept)
+
+    assert asyncio.run(play()) == (1, 0)

@@ -12,7 +12,7 @@ from typing import Any
 from grpc import aio
 
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.fronts.engine import Engine, Forward, Refuse, Verdict
+from criproxy.fronts.engine import AnswerError, Engine, Forward, Verdict
 from criproxy.fronts.grpc.server import Carrier, ProxyServer
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
@@ -25,7 +25,7 @@ WAYS = ("direct", "grpc", "relay", "blind")
 class FakeInterceptor:
     """Wants the methods of `verdicts`, and does with their messages what is written there."""
 
-    verdicts: dict[str, Callable[[bytes], Forward | Refuse]] = field(default_factory=dict)
+    verdicts: dict[str, Callable[[bytes], Forward | AnswerError]] = field(default_factory=dict)
     learned: list[tuple[Any, bytes]] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     may_decide: asyncio.Event = field(default_factory=asyncio.Event)

@@ -11,7 +11,7 @@ from criproxy.cgroup.naming import PodParent
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
-from criproxy.fronts.engine import Forward, Refuse
+from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks import Chain, offline_chain
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
@@ -181,10 +181,10 @@ class Bench(PodObserver):
     def pod_removed(self, sandbox: Sandbox) -> None:
         self.removed.append(sandbox)
 
-    def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | Refuse:
-        async def go() -> Forward | Refuse:
+    def send(self, method: str, message: bytes, answer: bytes | None = None) -> Forward | AnswerError:
+        async def go() -> Forward | AnswerError:
             verdict = self.intercept.request(method, message)
-            if not isinstance(verdict, Forward | Refuse):
+            if not isinstance(verdict, Forward | AnswerError):
                 verdict = await verdict
             if answer is not None and isinstance(verdict, Forward) and verdict.ticket is not None:
                 self.intercept.answered(verdict.ticket, answer)
@@ -192,7 +192,7 @@ class Bench(PodObserver):
 
         return asyncio.run(go())
 
-    def run_pod(self, message: bytes, sandbox_id: str = "s1", service: str = V1) -> Forward | Refuse:
+    def run_pod(self, message: bytes, sandbox_id: str = "s1", service: str = V1) -> Forward | AnswerError:
         answer = cri.RunPodSandboxResponse(pod_sandbox_id=sandbox_id.encode()).SerializeToString()
         return self.send(service + "RunPodSandbox", message, answer)
 
@@ -228,12 +228,12 @@ def create_request(sandbox_id: str, offline: bool) -> bytes:
     ).SerializeToString()
 
 
-def forwarded(verdict: Forward | Refuse) -> bytes:
+def forwarded(verdict: Forward | AnswerError) -> bytes:
     assert isinstance(verdict, Forward), verdict
     return verdict.message
 
 
-def parent_of_created(verdict: Forward | Refuse) -> str:
+def parent_of_created(verdict: Forward | AnswerError) -> str:
     return cri.CreateContainerRequest.FromString(forwarded(verdict)).sandbox_config.linux.cgroup_parent.decode()
 
 
@@ -288,7 +288,7 @@ def test_start_other_pod_passes_as_the_bytes_that_came(enabled: bool, message: b
 def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, code: int, reason: str) -> None:
     bench = Bench(box=Box(full=full))
     verdict = bench.run_pod(run_request(True, parent))
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert verdict.code == code
     assert "batch/job" in verdict.message
     assert bench.counters.refusals == [reason]
@@ -341,7 +341,7 @@ class WrongFieldHook:
 def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: FailingHook | WrongFieldHook) -> None:
     bench = Bench(chain=Chain((hook,)))
     verdict = bench.run_pod(run_request(True))
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert verdict.code == 13
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
 
@@ -359,7 +359,7 @@ def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(brok
     bench = Bench(box=BrokenBox() if broken == "box" else Box())
     bench.holds.broken = broken == "hold"
     verdict = bench.run_pod(run_request(True))
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
     assert verdict.message == "criproxy refuses RunPodSandbox of offline pod batch/job: RuntimeError: boom"
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
@@ -381,7 +381,7 @@ def test_fault_of_the_inventory_refuses_the_offline_pod_s_container_and_passes_t
 
     bench = Bench(runtime=Broken())
     verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
-    assert isinstance(verdict, Refuse) if offline else forwarded(verdict) == create_request("s1", False)
+    assert isinstance(verdict, AnswerError) if offline else forwarded(verdict) == create_request("s1", False)
     update = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux={"cpuset_cpus": b"0-1"}).SerializeToString()
     assert forwarded(bench.send(V1 + "UpdateContainerResources", update)) == update
 
@@ -390,7 +390,7 @@ def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=BrokenBox())
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
 
 
@@ -430,13 +430,13 @@ def test_create_container_of_an_unknown_sandbox_while_the_runtime_is_silent(offl
     bench = Bench(runtime=Runtime(down=True))
     verdict = bench.send(V1 + "CreateContainer", create_request("s1", offline))
     if offline:
-        assert isinstance(verdict, Refuse)
+        assert isinstance(verdict, AnswerError)
         assert verdict.code == 14
     else:
         assert forwarded(verdict) == create_request("s1", False)
 
 
-def update(bench: Bench, **linux: bytes | int) -> Forward | Refuse:
+def update(bench: Bench, **linux: bytes | int) -> Forward | AnswerError:
     request = cri.UpdateContainerResourcesRequest(container_id=b"c1", linux=linux)
     return bench.send(V1 + "UpdateContainerResources", request.SerializeToString())
 
@@ -474,7 +474,7 @@ def test_update_to_cpus_that_can_not_be_had_is_refused() -> None:
     runtime = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"})
     bench = Bench(runtime=runtime, cpu_manager=CpuManager(error="set kubelet.root_dir"))
     verdict = update(bench, cpuset_cpus=b"1")
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert (verdict.code, bench.counters.refusals) == (9, ["no_cpus"])
     assert "set kubelet.root_dir" in verdict.message
 
@@ -521,7 +521,7 @@ def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=Box(full="700 bytes are in use"))
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert (verdict.code, bench.counters.refusals) == (9, ["not_resized"])
 
 
@@ -625,7 +625,7 @@ def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
     bench = Bench()
     bench.intercept.configure(AdmissionSettings(True, RULES, closed=CLOSED))
     verdict = bench.run_pod(run_request(True))
-    assert verdict == Refuse(
+    assert verdict == AnswerError(
         9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
     )
     assert (bench.box.admitted, bench.counters.refusals, bench.inventory.placed) == ([], ["closed"], ())
@@ -695,7 +695,7 @@ def test_start_that_failed_and_starts_of_others_are_not_told() -> None:
 def test_held_pod_is_refused_with_the_reason_and_others_are_not() -> None:
     bench = Bench(held={"1": "it landed elsewhere"})
     verdict = bench.run_pod(run_request(True))
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert verdict.message.endswith("offline pod batch/job: it landed elsewhere; kubelet tries again by itself")
     assert bench.box.admitted == []
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)

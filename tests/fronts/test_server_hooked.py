@@ -9,7 +9,7 @@ import pytest
 import structlog
 from grpc import aio
 
-from criproxy.fronts.engine import Forward, Refuse
+from criproxy.fronts.engine import AnswerError, Forward
 from tests.fakes.runtime import OPTIONS, fail, never, receive_all
 from tests.fronts.handmade import connect
 from tests.fronts.rig import Rig, eventually
@@ -71,7 +71,7 @@ async def test_path_without_its_slash_is_asked_for_as_it_came(proxied: Rig) -> N
 
 
 async def test_other_methods_are_not_opened(proxied: Rig) -> None:
-    proxied.interceptor.verdicts[RUN] = lambda _: Refuse(grpc.StatusCode.ABORTED.value[0], "never")
+    proxied.interceptor.verdicts[RUN] = lambda _: AnswerError(grpc.StatusCode.ABORTED.value[0], "never")
     assert await proxied.unary("/runtime.v1alpha2.RuntimeService/RunPodSandbox")(b"1") == b"1"
     assert await proxied.unary(VERSION)(b"2") == b"2"
 
@@ -80,7 +80,7 @@ async def test_other_methods_are_not_opened(proxied: Rig) -> None:
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
 async def test_refused_request_does_not_reach_the_runtime(proxied: Rig, method: str, code: grpc.StatusCode) -> None:
     text = "pod ns/web: ü refused: " + "x" * 28_000
-    proxied.interceptor.verdicts[method] = lambda _: Refuse(code.value[0], text)
+    proxied.interceptor.verdicts[method] = lambda _: AnswerError(code.value[0], text)
     error = await outcome(proxied.unary(method)(b""))
     assert (error.code(), error.details()) == (code, text)
     assert all(seen.messages == [] for seen in proxied.runtime.calls)
@@ -88,9 +88,9 @@ async def test_refused_request_does_not_reach_the_runtime(proxied: Rig, method: 
 
 
 async def test_malformed_request_is_the_interceptors_to_refuse(proxied: Rig) -> None:
-    def parse(message: bytes) -> Forward | Refuse:
+    def parse(message: bytes) -> Forward | AnswerError:
         assert message == b"\xff\xff\xff"
-        return Refuse(grpc.StatusCode.INVALID_ARGUMENT.value[0], "not a RunPodSandboxRequest")
+        return AnswerError(grpc.StatusCode.INVALID_ARGUMENT.value[0], "not a RunPodSandboxRequest")
 
     proxied.interceptor.verdicts[RUN] = parse
     assert (await outcome(proxied.unary(RUN)(b"\xff\xff\xff"))).code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -8,7 +8,7 @@ import structlog
 
 from criproxy.fronts.cri import codec
 from criproxy.fronts.cri import cri_pb2 as cri
-from criproxy.fronts.engine import Forward, Refuse
+from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import PLACEMENT_ANNOTATION, Operation
 from criproxy.pods.admission import AdmissionSettings
@@ -78,9 +78,9 @@ def is_offline(pod: gogo.Read) -> bool:
     return pod.labels.get(b"class") == b"offline" or HIDEABLE.encode() in pod.labels
 
 
-def is_bounded(verdict: Forward | Refuse) -> bool:
+def is_bounded(verdict: Forward | AnswerError) -> bool:
     """Whether no offline pod can start outside the box by it."""
-    if isinstance(verdict, Refuse):
+    if isinstance(verdict, AnswerError):
         return True
     try:
         pod = gogo.run_pod_sandbox(verdict.message)
@@ -165,7 +165,7 @@ def test_whatever_the_spelling_no_offline_pod_starts_outside_the_box() -> None:
         for _ in range(6000):
             data = _crafted(chance)
             verdict = bench.intercept.request(V1 + "RunPodSandbox", data)
-            if not isinstance(verdict, Forward | Refuse):
+            if not isinstance(verdict, Forward | AnswerError):
                 verdict = _driven(verdict)
             assert is_bounded(verdict), data.hex()
             try:
@@ -177,12 +177,12 @@ def test_whatever_the_spelling_no_offline_pod_starts_outside_the_box() -> None:
     assert (offline > 1000, ours > 500) == (True, True), (offline, ours)
 
 
-def _driven(verdict: object) -> Forward | Refuse:
+def _driven(verdict: object) -> Forward | AnswerError:
     """The result of a coroutine that waits for nothing."""
     try:
         verdict.send(None)  # type: ignore[attr-defined]
     except StopIteration as stop:
-        assert isinstance(stop.value, Forward | Refuse)
+        assert isinstance(stop.value, Forward | AnswerError)
         return stop.value
     raise AssertionError("it waits")
 
@@ -203,7 +203,7 @@ def test_undecodable_request_is_refused_while_colocation_is_on(operation: str) -
     bench = Bench()
     with structlog.testing.capture_logs() as logs:
         verdict = bench.send(V1 + operation, UNDECODABLE)
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert verdict.code == 13
     assert verdict.message.startswith(f"criproxy refuses {operation}: it can't be told whether its pod is offline")
     assert bench.counters.refusals == ["undecodable"]
@@ -231,7 +231,7 @@ def test_undecodable_request_that_could_be_of_a_pod_in_the_box_is_refused_after_
     bench.run_pod(run_request(True))
     bench.intercept.configure(AdmissionSettings(False, RULES))
     starts = operation in ("RunPodSandbox", "RestorePod")
-    assert isinstance(bench.send(V1 + operation, UNDECODABLE), Forward if starts else Refuse)
+    assert isinstance(bench.send(V1 + operation, UNDECODABLE), Forward if starts else AnswerError)
 
 
 HIDDEN = text(1, b"k") + text(2, b"\x1a\x01x", kind=0)
@@ -258,7 +258,7 @@ def _in_unified(prefix: Callable[[bytes], bytes]) -> bytes:
 )
 def test_map_entry_that_hides_something_is_undecodable(operation: str, data: bytes) -> None:
     verdict = Bench().send(V1 + operation, data)
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, AnswerError)
     assert verdict.code == 13
 
 

@@ -247,10 +247,29 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
     assert node.of_box.cpus() == {0}
 
 
+def test_first_start_after_a_change_of_policy_is_looked_at_before_a_container_can_run(node: Node) -> None:
+    async def start_pods() -> None:
+        task = asyncio.create_task(node.manager.run())
+        node.manager.pod_starts(ONLINE)
+        while node.manager._seen is None:  # noqa: ASYNC110  # a look with the old policy, a moment before
+            await asyncio.sleep(0.001)
+        node.write(static("0", u1="1"))
+        node.manager.pod_starts(ONLINE)
+        async with asyncio.timeout(0.5 * STATIC_EVERY_S):
+            while not node.box.confined:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        task.cancel()
+
+    node.write(NONE)
+    asyncio.run(start_pods())
+
+    assert node.of_box.cpus() == {0}
+
+
 def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is_missed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_manager, "STATIC_EVERY_S", 0.05)
+    monkeypatch.setattr(cpu_manager, "TOGETHER_S", 0.05)
     looks = 0
     read = node.manager._read
 

@@ -8,13 +8,13 @@ from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import Operation, Pod, PodRef, Resources, Sandbox
 from criproxy.pods.admission import (
     AdmissionSettings,
+    Admit,
     BoxStep,
     Cause,
-    Deny,
     Facts,
     Judgement,
     Pass,
-    Place,
+    Refuse,
     cpus_asked,
     judge,
 )
@@ -31,21 +31,21 @@ RUN, RESTORE, CREATE = Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD, Operati
 UPDATE, RESIZE = Operation.UPDATE_CONTAINER_RESOURCES, Operation.UPDATE_POD_SANDBOX_RESOURCES
 
 WHY = 'label class is "offline"'
-ADMITTED = Place(parse_kubelet_parent(KUBELETS), WHY, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
-FOLLOWS = Place(parse_placement(BOXED), "its sandbox is in the box", (BoxStep.FIND_CPUS,))
+ADMITTED = Admit(parse_kubelet_parent(KUBELETS), WHY, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
+FOLLOWS = Admit(parse_placement(BOXED), "its sandbox is in the box", (BoxStep.FIND_CPUS,))
 RESIZED = replace(FOLLOWS, steps=(BoxStep.RESIZE, BoxStep.FIND_CPUS))
 
 
-def closed(why: str) -> Deny:
-    return Deny(Cause.CLOSED, f"{why}; kubelet tries again by itself")
+def closed(why: str) -> Refuse:
+    return Refuse(Cause.CLOSED, f"{why}; kubelet tries again by itself")
 
 
-def no_place(detail: str) -> Deny:
-    return Deny(Cause.NO_PLACE, f"{detail}; the pod is offline: {WHY}")
+def no_place(detail: str) -> Refuse:
+    return Refuse(Cause.NO_PLACE, f"{detail}; the pod is offline: {WHY}")
 
 
-UNTOLD = Deny(Cause.UNDECODABLE, "it can't be told whether its pod is offline, as 3 bytes are no message")
-FAULT = Deny(Cause.HOOK_FAILED, "KeyError: 7")
+UNTOLD = Refuse(Cause.UNDECODABLE, "it can't be told whether its pod is offline, as 3 bytes are no message")
+FAULT = Refuse(Cause.HOOK_FAILED, "KeyError: 7")
 NOT_OF_THE_POD = no_place("cgroup_parent '/kubepods/pod2' is not the cgroup of a pod with uid '1'")
 NOT_KUBELETS = no_place("cgroup_parent '/other/pod1' is not directly below a kubepods cgroup")
 
@@ -102,7 +102,7 @@ def test_judge_follower_goes_by_its_sandbox_alone(
 
 def test_judge_follower_of_a_sandbox_whose_place_is_none_is_denied() -> None:
     judged = judge(Facts(UPDATE, sandbox=Sandbox("s1", REF, "nowhere")), ON)
-    assert isinstance(judged, Deny)
+    assert isinstance(judged, Refuse)
     assert judged.cause is Cause.HOOK_FAILED
 
 
@@ -112,7 +112,7 @@ def test_judge_follower_in_a_dry_run_keeps_the_place_and_asks_nothing_of_the_box
 
 
 @pytest.mark.parametrize(
-    ("operation", "pod", "settings", "denied"),
+    ("operation", "pod", "settings", "refused"),
     [
         pytest.param(CREATE, OFFLINE, ON, True, id="create-offline"),
         pytest.param(CREATE, OFFLINE, DRY, True, id="create-offline-in-a-dry-run"),
@@ -123,14 +123,14 @@ def test_judge_follower_in_a_dry_run_keeps_the_place_and_asks_nothing_of_the_box
     ],
 )
 def test_judge_follower_of_a_silent_runtime(
-    operation: Operation, pod: Pod | None, settings: AdmissionSettings, denied: bool
+    operation: Operation, pod: Pod | None, settings: AdmissionSettings, refused: bool
 ) -> None:
     judged = judge(Facts(operation, pod, unknown="no answer"), settings)
-    assert judged == (Deny(Cause.UNKNOWN_SANDBOX, "no answer") if denied else Pass())
+    assert judged == (Refuse(Cause.UNKNOWN_SANDBOX, "no answer") if refused else Pass())
 
 
 @pytest.mark.parametrize(
-    ("operation", "settings", "any_placed", "denied"),
+    ("operation", "settings", "any_placed", "refused"),
     [
         pytest.param(RUN, ON, False, True, id="start"),
         pytest.param(RUN, DRY, True, False, id="start-in-a-dry-run"),
@@ -142,9 +142,9 @@ def test_judge_follower_of_a_silent_runtime(
         pytest.param(UPDATE, DRY, False, False, id="update-in-a-dry-run-and-nobody-placed"),
     ],
 )
-def test_judge_undecodable(operation: Operation, settings: AdmissionSettings, any_placed: bool, denied: bool) -> None:
+def test_judge_undecodable(operation: Operation, settings: AdmissionSettings, any_placed: bool, refused: bool) -> None:
     facts = Facts(operation, undecodable="3 bytes are no message", any_placed=any_placed)
-    assert judge(facts, settings) == (UNTOLD if denied else Pass())
+    assert judge(facts, settings) == (UNTOLD if refused else Pass())
 
 
 @pytest.mark.parametrize(

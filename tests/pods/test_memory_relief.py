@@ -189,6 +189,21 @@ def test_stopped_pod_is_held_for_a_while_and_others_while_it_is_over() -> None:
     assert bench.holds.held(LARGE.pod) == ""
 
 
+def test_pod_is_neither_stopped_nor_held_when_the_setting_ends_while_the_largest_is_sought() -> None:
+    bench = Bench()
+    memory_of = bench.box.memory_of
+
+    async def slowly(pods: Collection[str]) -> dict[str, int]:
+        bench.relief.configure(ReliefSettings(True, False))
+        return await memory_of(pods)
+
+    bench.box.memory_of = slowly  # type: ignore[method-assign]
+    bench.pass_by(3)
+
+    assert bench.stopped == []
+    assert bench.holds.held(LARGE.pod) == ""
+
+
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
     bench = Bench()
     bench.runtime_down = True

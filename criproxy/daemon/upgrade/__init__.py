@@ -12,7 +12,8 @@
     tell systemd (MAINPID)
     Main                           ->     feed the watchdog
     drain; a pod that still asks
-    here is let in there: Admit    ->     the one that writes to the box
+    here is let in there:
+    AdmitMessage, ResizeMessage    ->     the one that writes to the box
                                    <-     Done
     end
 

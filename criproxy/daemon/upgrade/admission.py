@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from criproxy.cgroup.naming import PodParent
-from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Resize
+from criproxy.daemon.upgrade.channel import AdmitMessage, Changed, Channel, Done, ResizeMessage
 from criproxy.model import AdmissionError
 from criproxy.pods.admission import AdmitsPods
 
@@ -69,11 +69,11 @@ class Remote:
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
         number = next(self._numbers)
-        await self._ask(number, Admit(number, place.in_box, memory_bytes))
+        await self._ask(number, AdmitMessage(number, place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         number = next(self._numbers)
-        await self._ask(number, Resize(number, place.in_box, memory_bytes))
+        await self._ask(number, ResizeMessage(number, place.in_box, memory_bytes))
 
     def forget(self, name: str) -> None:
         self.changed(name)
@@ -94,7 +94,7 @@ class Remote:
                 if not answer.done():
                     answer.set_result(_GONE)
 
-    async def _ask(self, number: int, question: Admit | Resize) -> None:
+    async def _ask(self, number: int, question: AdmitMessage | ResizeMessage) -> None:
         if self._gone:
             raise AdmissionError(_GONE)
         self._waiting[number] = asyncio.get_running_loop().create_future()

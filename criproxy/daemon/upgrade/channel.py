@@ -50,7 +50,7 @@ class Main(msgspec.Struct, frozen=True, tag="main"):
     """The service manager has been told of the new one."""
 
 
-class Admit(msgspec.Struct, frozen=True, tag="admit"):
+class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
     """Let a pod into the box; to be answered by the Done of the same `number`."""
 
     number: int
@@ -58,8 +58,8 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
     memory_bytes: int
 
 
-class Resize(msgspec.Struct, frozen=True, tag="resize"):
-    """Take up a pod's resize by kubelet; answered as Admit is."""
+class ResizeMessage(msgspec.Struct, frozen=True, tag="resize"):
+    """Take up a pod's resize by kubelet; answered as AdmitMessage is."""
 
     number: int
     place: str
@@ -67,7 +67,7 @@ class Resize(msgspec.Struct, frozen=True, tag="resize"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """What has become of an Admit or Resize; `error` "": all is well."""
+    """What has become of an AdmitMessage or ResizeMessage; `error` "": all is well."""
 
     number: int
     error: str
@@ -79,7 +79,7 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     started: str = ""
 
 
-Message = Ready | Learned | Take | Serving | Main | Admit | Resize | Done | Changed
+Message = Ready | Learned | Take | Serving | Main | AdmitMessage | ResizeMessage | Done | Changed
 
 _DECODER: Final = msgspec.json.Decoder(Message)
 

@@ -8,7 +8,18 @@ from typing import Final
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.control.series import PredictorState
-from criproxy.daemon.upgrade.channel import Admit, Changed, Channel, Done, Learned, Main, Ready, Resize, Serving, Take
+from criproxy.daemon.upgrade.channel import (
+    AdmitMessage,
+    Changed,
+    Channel,
+    Done,
+    Learned,
+    Main,
+    Ready,
+    ResizeMessage,
+    Serving,
+    Take,
+)
 from criproxy.model import AdmissionError
 from criproxy.pods.admission import AdmitsPods
 
@@ -84,7 +95,7 @@ class Predecessor:
                 match message:
                     case Main():
                         on_main()
-                    case Admit() | Resize():
+                    case AdmitMessage() | ResizeMessage():
                         self._spawn(self._answer(message, admission))
                     case Changed(started):
                         if started:
@@ -96,11 +107,11 @@ class Predecessor:
         on_main()  # it may have died before it could say so
         await on_changed()
 
-    async def _answer(self, question: Admit | Resize, admission: AdmitsPods) -> None:
+    async def _answer(self, question: AdmitMessage | ResizeMessage, admission: AdmitsPods) -> None:
         error = ""
         try:
             place = parse_placement(question.place)
-            if isinstance(question, Admit):
+            if isinstance(question, AdmitMessage):
                 await admission.admit(place, question.memory_bytes)
             else:
                 await admission.update_pod(place, question.memory_bytes)

@@ -1,7 +1,7 @@
 """CRI's calls about pods, opened: facts for `pods.admission.judge`, then what its judgement says.
 
-There is no rule here on who is placed, denied or left alone. A call that passes is forwarded as the very bytes that
-came, also when something here fails; what fails amid the call of an offline pod denies it.
+There is no rule here on who is placed, refused or left alone. A call that passes is forwarded as the very bytes that
+came, also when something here fails; when something fails amid the call of an offline pod, the call is refused.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +11,7 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
-from criproxy.fronts.engine import Forward, Refuse, Verdict
+from criproxy.fronts.engine import AnswerError, Forward, Verdict
 from criproxy.hooks import Chain
 from criproxy.model import (
     STARTS,
@@ -139,10 +139,10 @@ class HookInterceptor:
         self._log.warning(
             "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, admission.Pass)
         )
-        if not isinstance(judgement, admission.Deny):
+        if not isinstance(judgement, admission.Refuse):
             return Forward(message)
         self._counters.on_refusal(operation, judgement.cause)
-        return Refuse(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
+        return AnswerError(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
 
     def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
         """RunPodSandbox, RestorePod."""
@@ -151,10 +151,10 @@ class HookInterceptor:
         self._kubelets_driver.pod_starts(pod)
         self._cpu_manager.pod_starts(pod)
         match self._judge_start(request.operation, pod):
-            case admission.Place() as place:
+            case admission.Admit() as place:
                 return self._place(request, pod.ref, place, self._learn_sandbox(request, pod.ref, place))
-            case admission.Deny() as deny:
-                return self._deny(request, pod.ref, deny)
+            case admission.Refuse() as refusal:
+                return self._refuse(request, pod.ref, refusal)
             case admission.Pass(otherwise):
                 if otherwise is not None:
                     self._log_dry_run(request, pod.ref, otherwise)
@@ -187,17 +187,17 @@ class HookInterceptor:
         ticket = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
-            case admission.Place():
+            case admission.Admit():
                 return await self._place(request, whose, judgement, ticket)
-            case admission.Deny():
-                return self._deny(request, whose, judgement)
+            case admission.Refuse():
+                return self._refuse(request, whose, judgement)
             case admission.Pass():
                 return Forward(message, ticket)
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
     async def _place(
-        self, request: codec.Request, pod: PodRef, place: admission.Place, ticket: _Learn | None
+        self, request: codec.Request, pod: PodRef, place: admission.Admit, ticket: _Learn | None
     ) -> Verdict:
         """Have the box do its steps, then adjust the request."""
         cause = admission.Cause.HOOK_FAILED
@@ -213,16 +213,16 @@ class HookInterceptor:
                     cpus = await self._cpu_manager.within(asked)
             return Forward(self._adjust(request, pod, place, cpus), ticket)
         except AdmissionError as error:
-            return self._deny(request, pod, admission.Deny(cause, str(error)))
+            return self._refuse(request, pod, admission.Refuse(cause, str(error)))
         except Exception as error:
             self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
-            return self._deny(request, pod, admission.Deny(admission.Cause.HOOK_FAILED, _fault(error)))
+            return self._refuse(request, pod, admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error)))
 
     def _adjust(
         self,
         request: codec.Request,
         pod: PodRef,
-        place: admission.Place,
+        place: admission.Admit,
         cpus: Cpus | type_unlimited,
         event: str = "rewrite",
     ) -> bytes:
@@ -248,29 +248,29 @@ class HookInterceptor:
         )
         return message
 
-    def _log_dry_run(self, request: codec.Request, pod: PodRef, otherwise: admission.Deny | admission.Place) -> None:
+    def _log_dry_run(self, request: codec.Request, pod: PodRef, otherwise: admission.Refuse | admission.Admit) -> None:
         try:
-            if isinstance(otherwise, admission.Place):
+            if isinstance(otherwise, admission.Admit):
                 self._adjust(request, pod, otherwise, UNLIMITED, event="would_rewrite")
                 return
         except Exception as error:
             self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
-            otherwise = admission.Deny(admission.Cause.HOOK_FAILED, _fault(error))
+            otherwise = admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error))
         self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
 
-    def _deny(self, request: codec.Request, pod: PodRef, deny: admission.Deny) -> Refuse:
+    def _refuse(self, request: codec.Request, pod: PodRef, refusal: admission.Refuse) -> AnswerError:
         operation = request.operation
-        self._counters.on_refusal(operation, deny.cause)
+        self._counters.on_refusal(operation, refusal.cause)
         self._log.warning(
-            "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(deny.cause), error=deny.detail
+            "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(refusal.cause), error=refusal.detail
         )
-        shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(deny.detail, _SHOWN_TEXT)}"
-        code = _CODES.get(deny.cause, FAILED_PRECONDITION)
-        return Refuse(code, f"criproxy refuses {operation} of offline pod {shown}")
+        shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
+        code = _CODES.get(refusal.cause, FAILED_PRECONDITION)
+        return AnswerError(code, f"criproxy refuses {operation} of offline pod {shown}")
 
     # --- what the inventory learns ----------------------------------------------------------------------------------
 
-    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Place | None) -> _Learn:
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> _Learn:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from criproxy.fronts import connections
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
-from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
+from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -135,7 +135,7 @@ class Carrier:
             except Exception:
                 self._log.exception("interceptor_failed", method=method)
                 verdict = Forward(message)
-            if isinstance(verdict, Refuse):
+            if isinstance(verdict, AnswerError):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, ticket = verdict.message, verdict.ticket
         call = self._channel.unary_unary(method)(message, **_ends(context))

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
-from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
+from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.side import Process, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
@@ -241,7 +241,7 @@ class RelayConnection:
         return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, AnswerError):
             self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
         else:
             self._run(self._core.forward, ask.stream, verdict.message, verdict.ticket)

@@ -10,7 +10,7 @@ from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings, PredictorState
 from criproxy.daemon.upgrade.channel import (
-    Admit,
+    AdmitMessage,
     Changed,
     Channel,
     Done,
@@ -18,7 +18,7 @@ from criproxy.daemon.upgrade.channel import (
     Main,
     Message,
     Ready,
-    Resize,
+    ResizeMessage,
     Serving,
     Take,
 )
@@ -47,8 +47,8 @@ async def pair() -> tuple[Channel, Channel]:
         Learned("memory", learned(MEMORY_BUCKETS, 16.0 * 2**40)),
         Serving(),
         Main(),
-        Admit(7, "/offline/pod\nx", 1 << 40),
-        Resize(8, "offline-pod1.slice", 0),
+        AdmitMessage(7, "/offline/pod\nx", 1 << 40),
+        ResizeMessage(8, "offline-pod1.slice", 0),
         Done(7, "cannot: \udc80 no".encode(errors="replace").decode()),
         Changed(),
         Changed("podA"),
