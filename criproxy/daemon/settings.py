@@ -20,8 +20,6 @@ from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.overhead import OverheadSettings
-from criproxy.pods.placement_check import PlacementCheckSettings
-from criproxy.pods.realtime import RealtimeSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.unbounded import UnboundedSettings
 
@@ -130,11 +128,9 @@ class PartSettings(Struct, frozen=True):
         rules = colocation.offline_rules() if self.modes.writes else None
         return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
 
-    def placement_check(self) -> PlacementCheckSettings:
-        return PlacementCheckSettings(stop=self.modes.writes and self.config.colocation.on_unbounded == "evict")
-
-    def realtime(self) -> RealtimeSettings:
-        return RealtimeSettings(stop=self.placement_check().stop)
+    def stops_unbounded(self) -> bool:
+        """Of placement check and realtime watch: whether pods that no limit bounds are stopped."""
+        return self.modes.writes and self.config.colocation.on_unbounded == "evict"
 
     def overhead(self) -> OverheadSettings:
         colocation = self.config.colocation

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec import Struct, structs
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Clock
 from criproxy.control.memory_pressure import (
     PAUSE_S,
     EvictionHard,
@@ -28,9 +26,8 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.resources import bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
-from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import PodCounters, Runtime
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_OVER_LIMIT, PodStopper
 
 READ_EVERY_S: Final = 60.0
 """From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
@@ -55,28 +52,15 @@ class MemoryRelief:
     """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
 
     def __init__(
-        self,
-        settings: ReliefSettings,
-        inventory: Inventory,
-        box: Box,
-        runtime: Runtime,
-        *,
-        read_hard: Callable[[], EvictionHard],
-        worker: Worker,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
+        self, settings: ReliefSettings, shared: Shared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
     ) -> None:
         self._settings = settings
-        self._inventory = inventory
+        self._shared = shared
+        self._log = shared.log
         self._box = box
-        self._stopper = PodStopper(runtime, log)
+        self._stopper = PodStopper(shared.runtime, shared.log)
         self._read_hard = read_hard
         self._worker = worker
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
         self.hard = EvictionHard(problem="it was not read yet")
         """kubelet's threshold, as far as known."""
         self._state = PressureState()
@@ -86,12 +70,11 @@ class MemoryRelief:
         self._tried: dict[str, float] = {}
         """Sandboxes that were to be stopped, and when."""
         self._last = ""
-        self._log = log
 
     def configure(self, settings: ReliefSettings) -> None:
         self._settings = settings
         if not (settings.active and settings.stop):
-            self._holds.lift(ON_OVER_LIMIT)
+            self._shared.holds.lift(ON_OVER_LIMIT)
         self._hold_everybody()
 
     async def run(self) -> None:
@@ -143,7 +126,7 @@ class MemoryRelief:
     def _hold_everybody(self) -> None:
         """A pod that starts would take memory that the box is over already."""
         holds = self._over and self._settings.active and self._settings.stop
-        self._holds.hold_everybody(self._words() if holds else "")
+        self._shared.holds.hold_everybody(self._words() if holds else "")
 
     def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
@@ -175,7 +158,7 @@ class MemoryRelief:
 
     async def stop_largest(self) -> None:
         """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
-        now_s = self._clock.boottime_s()
+        now_s = self._shared.clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
         try:
             largest = await self._largest()
@@ -185,7 +168,7 @@ class MemoryRelief:
             sandbox, size_bytes = largest
             self._tried[sandbox.id] = now_s
             reason = "the node was near kubelet's eviction of pods for memory"
-            self._holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
+            self._shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
             why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
                 await self._stopper.stop_all({sandbox.id: (sandbox.pod, why)})
@@ -193,10 +176,10 @@ class MemoryRelief:
             self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
         else:
             self._last = f"{sandbox.pod}: {why}"
-            self._counters.on_memory_eviction()
+            self._shared.counters.on_memory_eviction()
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
-        untried = (one for one in self._inventory.running_pods if one.id not in self._tried)
+        untried = (one for one in self._shared.inventory.running_pods if one.id not in self._tried)
         pods = {one.placement: one for one in untried if one.placement}
         sizes = await self._box.memory_of(tuple(pods))
         largest = max(sizes, key=lambda pod: sizes[pod], default=None)
@@ -204,10 +187,10 @@ class MemoryRelief:
 
     async def _follow_kubelet(self) -> None:
         """The first calls come before that."""
-        await self._clock.sleep(SOON_S)
+        await self._shared.clock.sleep(SOON_S)
         while True:
             await self.read_threshold()
-            await self._clock.sleep(READ_EVERY_S)
+            await self._shared.clock.sleep(READ_EVERY_S)
 
     async def read_threshold(self) -> None:
         """Say what has changed."""

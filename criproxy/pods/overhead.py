@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Inventory
 from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.runtime import PodCounters, Running, Runtime
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds, StopsPods
+from criproxy.pods.runtime import Running
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
@@ -228,44 +226,35 @@ class OverheadWatch:
     def __init__(
         self,
         settings: OverheadSettings,
-        inventory: Inventory,
-        runtime: Runtime,
+        shared: Shared,
         processes: PlacementCheck,
         *,
+        stopper: StopsPods,
         reader: OverheadReader,
         worker: Worker,
-        stopper: StopsPods,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
     ) -> None:
         self.load = OutsideLoad()
         self.problem = ""
         self._settings = settings
-        self._inventory = inventory
-        self._runtime = runtime
+        self._shared = shared
+        self._log = shared.log
         self._processes = processes
         self._reader = reader
         self._worker = worker
         self._stopper = stopper
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
         self._last: tuple[float, OverheadCounters] | None = None
         self._too_much_since_s: float | None = None
         self._trouble = ""
-        self._log = log
 
     def configure(self, settings: OverheadSettings) -> None:
         self._settings = settings
         if not settings.stop:
-            self._holds.lift(ON_RUNTIME_OVERLOAD)
+            self._shared.holds.lift(ON_RUNTIME_OVERLOAD)
 
     async def run(self) -> None:
         """Looks, until cancelled."""
         while True:
-            await self._clock.sleep(EVERY_S)
+            await self._shared.clock.sleep(EVERY_S)
             await self.look()
 
     async def look(self) -> None:
@@ -280,17 +269,17 @@ class OverheadWatch:
             self._trouble = ""
 
     async def _look(self) -> None:
-        running = self._inventory.running
+        running = self._shared.inventory.running
         watched = tuple(self._watched(running))
-        runtime_pid = self._runtime.pid
+        runtime_pid = self._shared.runtime.pid
         after = await self._worker.run("measure the runtime", lambda: self._reader.read(runtime_pid, watched))
-        now_s = self._clock.boottime_s()
+        now_s = self._shared.clock.boottime_s()
         last, self._last = self._last, (now_s, after)
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
         self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        self._counters.runtime_worked(
+        self._shared.counters.runtime_worked(
             (load.runtime_cores or 0.0) * seconds, load.shim_cores * seconds, load.log_bytes_per_s * seconds
         )
         self._judge(load, last[0], now_s)
@@ -318,6 +307,6 @@ class OverheadWatch:
             self.problem = reason
         if settings.stop and now_s - self._too_much_since_s >= OVERLOAD_S:
             why = "it printed so much that the runtime was overloaded"
-            self._holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
+            self._shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
             self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed

@@ -8,16 +8,14 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.processes import astray
-from criproxy.control.clock import Clock
+from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import PodRef
-from criproxy.pods.inventory import Inventory, PodObserver
-from criproxy.pods.kubelets_driver import ProcCgroups
-from criproxy.pods.runtime import PodCounters, Process, Running, Runtime, UnknownError
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.runtime import Process, Running, UnknownError
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
@@ -43,12 +41,6 @@ _OTHER_DRIVER: Final = (
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
 
 
-class PlacementCheckSettings(Struct, frozen=True):
-    """`stop`: the pods of unbounded containers are stopped."""
-
-    stop: bool
-
-
 class Finding(Struct, frozen=True):
     """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
 
@@ -60,28 +52,12 @@ class Finding(Struct, frozen=True):
 class PlacementCheck(PodObserver):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
-    def __init__(
-        self,
-        settings: PlacementCheckSettings,
-        inventory: Inventory,
-        runtime: Runtime,
-        proc_cgroups: ProcCgroups,
-        *,
-        stopper: StopsPods,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._settings = settings
-        self._inventory = inventory
-        self._runtime = runtime
+    def __init__(self, stop: bool, shared: Shared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
+        self._stop = stop
+        self._shared = shared
+        self._log = shared.log
         self._proc_cgroups = proc_cgroups
         self._stopper = stopper
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
-        self._log = log
         self._due = asyncio.Event()
         self._everything = False
         self._fresh: set[str] = set()
@@ -94,7 +70,7 @@ class PlacementCheck(PodObserver):
         self._unknown: dict[str, Finding] = {}
         self._unbounded: dict[str, Finding] = {}
         self._trouble = ""
-        inventory.watch(self)
+        shared.inventory.watch(self)
 
     @property
     def verified(self) -> int:
@@ -115,11 +91,11 @@ class PlacementCheck(PodObserver):
         """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
         return self._processes.get(id)
 
-    def configure(self, settings: PlacementCheckSettings) -> None:
-        """Take up new settings; a look at everything follows."""
-        self._settings = settings
-        if not settings.stop:
-            self._holds.lift(ON_UNBOUNDED)
+    def configure(self, stop: bool) -> None:
+        """Stop the pods of unbounded containers from now on, or do not; a look at everything follows."""
+        self._stop = stop
+        if not stop:
+            self._shared.holds.lift(ON_UNBOUNDED)
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
@@ -143,7 +119,7 @@ class PlacementCheck(PodObserver):
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
         try:
-            running = {one.id: one for one in self._inventory.running}
+            running = {one.id: one for one in self._shared.inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
             failures = await self._check(due, fresh)
@@ -167,16 +143,16 @@ class PlacementCheck(PodObserver):
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
         suspects, failures = await self._outside(doubtful)
         if any(one.id not in self._unbounded for one, _ in suspects):
-            await self._clock.sleep(CONFIRM_S)
+            await self._shared.clock.sleep(CONFIRM_S)
             suspects, more = await self._outside([one for one, _ in suspects])
             failures += more
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
-            if self._settings.stop:
+            if self._stop:
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
-                    self._holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
+                    self._shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
                 self._stopper.stop(one.sandbox, f"it is outside the box, at {where}")
         return failures
 
@@ -227,7 +203,7 @@ class PlacementCheck(PodObserver):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self._processes[one.id] = await self._runtime.process_of(one)
+        process = self._processes[one.id] = await self._shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:
@@ -250,7 +226,7 @@ class PlacementCheck(PodObserver):
 
     def _found(self, one: Running, where: str) -> None:
         self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
-        self._counters.on_misplaced()
+        self._shared.counters.on_misplaced()
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self._log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
 

@@ -7,12 +7,10 @@ stays where it is until the pod starts anew. The reconciler looks for them in ea
 from typing import Final
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
-from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import Runtime
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
@@ -28,14 +26,12 @@ class UnboundedSettings(Struct, frozen=True):
 class UnboundedPods:
     """The offline pods that started outside the box."""
 
-    def __init__(
-        self, settings: UnboundedSettings, inventory: Inventory, runtime: Runtime, *, log: FilteringBoundLogger
-    ) -> None:
+    def __init__(self, settings: UnboundedSettings, shared: Shared) -> None:
         self._settings = settings
-        self._inventory = inventory
-        self._stopper = PodStopper(runtime, log)
+        self._shared = shared
+        self._log = shared.log
+        self._stopper = PodStopper(shared.runtime, shared.log)
         self._logged: frozenset[str] = frozenset()
-        self._log = log
 
     def configure(self, settings: UnboundedSettings) -> None:
         self._settings = settings
@@ -59,5 +55,5 @@ class UnboundedPods:
         rules = self._settings.rules
         if rules is None:
             return {}
-        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._inventory.outside.items())
+        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._shared.inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

@@ -32,7 +32,7 @@ def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool =
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
     given: PartSettings, evicts: bool
 ) -> None:
-    assert given.placement_check().stop == given.realtime().stop == evicts
+    assert given.stops_unbounded() == evicts
 
 
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:

@@ -15,6 +15,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import Holds
 from tests import rows
 
@@ -77,15 +78,10 @@ class Bench:
         self.holds = Holds(self.clock)  # type: ignore[arg-type]
         self.relief = MemoryRelief(
             ReliefSettings(active, stop),
-            self.inventory,  # type: ignore[arg-type]
+            Shared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
+            lambda: self.hard,
             self,  # type: ignore[arg-type]
-            read_hard=lambda: self.hard,
-            worker=self,  # type: ignore[arg-type]
-            holds=self.holds,
-            counters=self,  # type: ignore[arg-type]
-            clock=self.clock,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
         )
         self.relief.hard = HARD
         self.runner = asyncio.Runner()

@@ -27,6 +27,7 @@ from criproxy.pods.overhead import (
     to_blame,
 )
 from criproxy.pods.runtime import Process, Running
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import Holds
 
 T = TypeVar("T")
@@ -218,16 +219,11 @@ class Bench:
         self.holds = Holds(self)  # type: ignore[arg-type]
         self.overhead = OverheadWatch(
             OverheadSettings(MAX_CORES, self.stops),
+            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            stopper=self,
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
-            stopper=self,
-            holds=self.holds,
-            counters=self,  # type: ignore[arg-type]
-            clock=self,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
         )
 
     @property

@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.realtime import HOLD_S, RealtimeSettings, RealtimeWatch
+from criproxy.pods.realtime import HOLD_S, RealtimeWatch
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import Holds
 
 T = TypeVar("T")
@@ -30,14 +31,11 @@ class Bench:
     def __post_init__(self) -> None:
         self.holds = Holds(self)  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
-            RealtimeSettings(self.stops),
-            self,  # type: ignore[arg-type]
+            self.stops,
+            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
-            stopper=self,
-            holds=self.holds,
-            clock=self,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
+            self,  # type: ignore[arg-type]
         )
 
     def stop(self, sandbox: Sandbox, why: str) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
+from criproxy.pods.shared import Shared
 from criproxy.pods.unbounded import UnboundedPods, UnboundedSettings
 
 RULES = OfflineRules((DEFAULT_RULE,))
@@ -35,8 +36,8 @@ class Runtime:
 
 def bench(settings: UnboundedSettings, *names: str) -> tuple[UnboundedPods, Runtime]:
     runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
-    unbounded = UnboundedPods(settings, runtime, runtime, log=structlog.get_logger())  # type: ignore[arg-type]
-    return unbounded, runtime
+    shared = Shared(runtime, runtime, None, None, None, structlog.get_logger())  # type: ignore[arg-type]
+    return UnboundedPods(settings, shared), runtime
 
 
 @pytest.mark.parametrize(
