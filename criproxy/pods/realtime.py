@@ -1,6 +1,6 @@
 """Looks each minute for offline pods with threads in real time, reports them, and stops them when the config says so.
 
-A pod gets no capability for that from us (`criproxy.hooks.realtime`), but a privileged one has it all the same.
+A pod gets no capability for that from us (`criproxy.hooks.rewrites`), but a privileged one has it all the same.
 """
 
 from collections.abc import Mapping
