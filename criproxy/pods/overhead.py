@@ -160,13 +160,11 @@ class OverheadReader:
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         """`runtime_pid` 0: not known."""
         runtime = self._stat(runtime_pid) if runtime_pid else None
-        ids = {one.id for one in watched}
-        self._shims = {id: shim for id, shim in self._shims.items() if id in ids}
+        known, self._shims = self._shims, {}
         shims: dict[tuple[int, int], tuple[str, float]] = {}
         logs: dict[str, tuple[str, int, int]] = {}
         for one in watched:
-            shim = self._shim(one)
-            if shim is not None and shim not in shims:  # containers of a pod have one in common
+            if shim := known.get(one.id) or self._find_shim(one):
                 self._count(one, shim, shims)
             if one.log and (file := _file(one.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
@@ -176,25 +174,18 @@ class OverheadReader:
         return read_stat(self._proc, pid, self._ticks_per_s)
 
     def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
-        now = self._stat(shim[0])
-        if now is not None and now.started == shim[1]:
+        if shim not in shims:  # containers of a pod have one in common
+            now = self._stat(shim[0])
+            if now is None or now.started != shim[1]:  # it has ended, and its number may be another's
+                return
             shims[shim] = (one.sandbox.id, now.cpu_s)
-        else:  # it has ended, and its number may be another's
-            del self._shims[one.id]
+        self._shims[one.id] = shim
 
-    def _shim(self, one: Watched) -> tuple[int, int] | None:
+    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
         """The process that the runtime keeps beside this one (a shim, a conmon); None: there is none.
 
         It is the parent of the first process. In the box, it is bounded and does not count.
         """
-        if one.id not in self._shims:
-            found = self._find_shim(one)
-            if found is None:
-                return None
-            self._shims[one.id] = found
-        return self._shims[one.id]
-
-    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
         if not one.pid or one.sandbox.placement is None:
             return None
         box = parse_placement(one.sandbox.placement).box.path
@@ -252,7 +243,6 @@ class OverheadWatch:
             self._shared.holds.lift(ON_RUNTIME_OVERLOAD)
 
     async def run(self) -> None:
-        """Looks, until cancelled."""
         while True:
             await self._shared.clock.sleep(EVERY_S)
             await self.look()

@@ -108,7 +108,6 @@ class PlacementCheck(PodObserver):
         self._due.set()
 
     async def run(self) -> None:
-        """Rounds, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -189,7 +188,10 @@ class PlacementCheck(PodObserver):
         self._pids.pop(one.id, None)
         process = await self._ask(one)
         if process.pid is None:
-            self._without_process(one)
+            if one.container:
+                self._unverifiable(one, "the runtime does not tell its process")
+            else:  # it has none of its own, and its containers are looked at
+                self._bare.add(one.id)
             return ""
         cgroups = (await self._proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
         if cgroups is None:  # it has ended
@@ -213,12 +215,6 @@ class PlacementCheck(PodObserver):
         if one.container:  # only the sandbox's status has the handler
             process = await self._ask(Running(one.sandbox, one.sandbox.id, ""))
         return "" if process.handler in {"", *_ON_HOST} else process.handler
-
-    def _without_process(self, one: Running) -> None:
-        if one.container:
-            self._unverifiable(one, "the runtime does not tell its process")
-        else:  # it has none of its own, and its containers are looked at
-            self._bare.add(one.id)
 
     def _unverifiable(self, one: Running, why: str) -> None:
         self._unknown[one.id] = Finding(one.sandbox.pod, one.container, why)

@@ -41,7 +41,6 @@ class RealtimeWatch:
             self._shared.holds.lift(ON_UNBOUNDED)
 
     async def run(self) -> None:
-        """Looks, until cancelled."""
         while True:
             await self._shared.clock.sleep(EVERY_S)
             await self.look()
