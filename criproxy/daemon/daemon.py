@@ -173,24 +173,22 @@ class Daemon:
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._holds = Holds(clock)
+        self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = Shared(self._inventory, runtime, self._holds, self._metrics, clock, log)
         self._unbounded = UnboundedPods(settings.unbounded(), shared)
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
-        self._placement_check = PlacementCheck(settings.stops_unbounded(), shared, self._proc_cgroups, stopper)
+        self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         self._overhead = OverheadWatch(
-            settings.overhead(),
+            settings.runtime_max_cores(),
             shared,
             self._placement_check,
             stopper=stopper,
             reader=OverheadReader(),
             worker=self._disk_reader,
         )
-        self._realtime = RealtimeWatch(
-            settings.stops_unbounded(), shared, stopper, RealtimeThreads(Tree()), self._looks
-        )
+        self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         read_hard = partial(_eviction_hard, settings.config.proxy.listen_path)
         self._relief = MemoryRelief(settings.relief(), shared, self._box, read_hard, self._disk_reader)
 
@@ -320,11 +318,11 @@ class Daemon:
             (self._interceptor, PartSettings.admission),
             (self._loop, PartSettings.loop),
             (self._guard, PartSettings.guard),
+            (self._holds, PartSettings.stops_by),
             (self._unbounded, PartSettings.unbounded),
             (self._reconciler, PartSettings.reconciler),
-            (self._placement_check, PartSettings.stops_unbounded),
-            (self._realtime, PartSettings.stops_unbounded),
-            (self._overhead, PartSettings.overhead),
+            (self._placement_check, PartSettings.stops_by),
+            (self._overhead, PartSettings.runtime_max_cores),
             (self._relief, PartSettings.relief),
             (self._bypass, PartSettings.bypass_after_s),
         )

@@ -19,8 +19,8 @@ from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.memory_relief import ReliefSettings
-from criproxy.pods.overhead import OverheadSettings
 from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 from criproxy.pods.unbounded import UnboundedSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
@@ -128,14 +128,18 @@ class PartSettings(Struct, frozen=True):
         rules = colocation.offline_rules() if self.modes.writes else None
         return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
 
-    def stops_unbounded(self) -> bool:
-        """Of placement check and realtime watch: whether pods that no limit bounds are stopped."""
-        return self.modes.writes and self.config.colocation.on_unbounded == "evict"
-
-    def overhead(self) -> OverheadSettings:
+    def stops_by(self) -> frozenset[str]:
+        """The settings by which single pods are stopped; none while the box is not ours."""
         colocation = self.config.colocation
-        stop = self.modes.writes and colocation.on_runtime_overload == "evict"
-        return OverheadSettings(colocation.runtime_max_cores, stop)
+        does = {
+            ON_UNBOUNDED: colocation.on_unbounded,
+            ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
+            ON_OVER_LIMIT: self.config.memory.on_over_limit,
+        }
+        return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
+
+    def runtime_max_cores(self) -> float:
+        return self.config.colocation.runtime_max_cores
 
     def relief(self) -> ReliefSettings:
         return ReliefSettings(active=self.modes.writes, stop=self.config.memory.on_over_limit == "evict")

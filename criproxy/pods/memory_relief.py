@@ -73,8 +73,6 @@ class MemoryRelief:
 
     def configure(self, settings: ReliefSettings) -> None:
         self._settings = settings
-        if not (settings.active and settings.stop):
-            self._shared.holds.lift(ON_OVER_LIMIT)
         self._hold_everybody()
 
     async def run(self) -> None:

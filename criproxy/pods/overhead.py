@@ -38,13 +38,6 @@ DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
 
 
-class OverheadSettings(Struct, frozen=True):
-    """`max_cores`: what runtime and shims may take while offline pods print. `stop`: the loudest pod is stopped."""
-
-    max_cores: float
-    stop: bool
-
-
 class Watched(Struct, frozen=True):
     """A sandbox or container of the box. `pid` 0: not known; `log` "": it has none."""
 
@@ -216,7 +209,7 @@ class OverheadWatch:
 
     def __init__(
         self,
-        settings: OverheadSettings,
+        max_cores: float,
         shared: Shared,
         processes: PlacementCheck,
         *,
@@ -226,7 +219,7 @@ class OverheadWatch:
     ) -> None:
         self.load = OutsideLoad()
         self.problem = ""
-        self._settings = settings
+        self._max_cores = max_cores
         self._shared = shared
         self._log = shared.log
         self._processes = processes
@@ -237,10 +230,9 @@ class OverheadWatch:
         self._too_much_since_s: float | None = None
         self._trouble = ""
 
-    def configure(self, settings: OverheadSettings) -> None:
-        self._settings = settings
-        if not settings.stop:
-            self._shared.holds.lift(ON_RUNTIME_OVERLOAD)
+    def configure(self, max_cores: float) -> None:
+        """What runtime and shims may take while offline pods print."""
+        self._max_cores = max_cores
 
     async def run(self) -> None:
         while True:
@@ -281,8 +273,7 @@ class OverheadWatch:
                 yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
 
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
-        settings = self._settings
-        blamed = to_blame(load, settings.max_cores)
+        blamed = to_blame(load, self._max_cores)
         if blamed is None:
             if self.problem:
                 self._log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
@@ -291,11 +282,11 @@ class OverheadWatch:
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
         if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
-            reason = in_words(load, blamed, settings.max_cores)
+            reason = in_words(load, blamed, self._max_cores)
             if not self.problem:
                 self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
             self.problem = reason
-        if settings.stop and now_s - self._too_much_since_s >= OVERLOAD_S:
+        if ON_RUNTIME_OVERLOAD in self._shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
             why = "it printed so much that the runtime was overloaded"
             self._shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
             self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")

@@ -52,8 +52,7 @@ class Finding(Struct, frozen=True):
 class PlacementCheck(PodObserver):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
-    def __init__(self, stop: bool, shared: Shared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
-        self._stop = stop
+    def __init__(self, shared: Shared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
         self._shared = shared
         self._log = shared.log
         self._proc_cgroups = proc_cgroups
@@ -91,11 +90,8 @@ class PlacementCheck(PodObserver):
         """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
         return self._processes.get(id)
 
-    def configure(self, stop: bool) -> None:
-        """Stop the pods of unbounded containers from now on, or do not; a look at everything follows."""
-        self._stop = stop
-        if not stop:
-            self._shared.holds.lift(ON_UNBOUNDED)
+    def configure(self, _: frozenset[str]) -> None:
+        """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
@@ -148,7 +144,7 @@ class PlacementCheck(PodObserver):
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
-            if self._stop:
+            if ON_UNBOUNDED in self._shared.holds.stops_by:
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self._shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)

@@ -21,24 +21,15 @@ HOLD_S: Final = 300.0
 class RealtimeWatch:
     """`found` may be asked for from any thread."""
 
-    def __init__(
-        self, stop: bool, shared: Shared, stopper: StopsPods, threads: RealtimeThreads, worker: Worker
-    ) -> None:
+    def __init__(self, shared: Shared, stopper: StopsPods, threads: RealtimeThreads, worker: Worker) -> None:
         self.found: Mapping[PodRef, str] = {}
         """Which pods, and in words what runs in them."""
-        self._stop = stop
         self._shared = shared
         self._log = shared.log
         self._threads = threads
         self._worker = worker
         self._stopper = stopper
         self._trouble = ""
-
-    def configure(self, stop: bool) -> None:
-        """Stop pods with threads in real time from now on, or do not."""
-        self._stop = stop
-        if not stop:
-            self._shared.holds.lift(ON_UNBOUNDED)
 
     async def run(self) -> None:
         while True:
@@ -63,7 +54,7 @@ class RealtimeWatch:
             if pod not in before:
                 reason = f"{words}, and no limit of the box holds it"
                 self._log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
-            if self._stop:
+            if ON_UNBOUNDED in self._shared.holds.stops_by:
                 self._shared.holds.hold(
                     pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED
                 )

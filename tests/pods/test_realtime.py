@@ -11,7 +11,7 @@ import structlog
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.realtime import HOLD_S, RealtimeWatch
 from criproxy.pods.shared import Shared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 
 T = TypeVar("T")
 
@@ -29,9 +29,8 @@ class Bench:
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self)  # type: ignore[arg-type]
+        self.holds = Holds(self, frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
-            self.stops,
             Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
