@@ -15,13 +15,12 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSet
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
+from criproxy.hooks.offline import OfflineRules
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
-from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
-from criproxy.pods.unbounded import UnboundedSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -123,10 +122,8 @@ class PartSettings(Struct, frozen=True):
         law = guard(self.config) if self.modes.writes else None
         return GuardSettings(law, self.config.guard.interval_ms / 1000)
 
-    def unbounded(self) -> UnboundedSettings:
-        colocation = self.config.colocation
-        rules = colocation.offline_rules() if self.modes.writes else None
-        return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
+    def unbounded(self) -> OfflineRules | None:
+        return self.config.colocation.offline_rules() if self.modes.writes else None
 
     def stops_by(self) -> frozenset[str]:
         """The settings by which single pods are stopped; none while the box is not ours."""
@@ -141,8 +138,8 @@ class PartSettings(Struct, frozen=True):
     def runtime_max_cores(self) -> float:
         return self.config.colocation.runtime_max_cores
 
-    def relief(self) -> ReliefSettings:
-        return ReliefSettings(active=self.modes.writes, stop=self.config.memory.on_over_limit == "evict")
+    def relief(self) -> bool:
+        return self.modes.writes
 
     def bypass_after_s(self) -> float | None:
         return self.config.proxy.bypass

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
@@ -41,20 +41,13 @@ LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
 
 
-class ReliefSettings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only logged."""
-
-    active: bool
-    stop: bool
-
-
 class MemoryRelief:
     """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
 
     def __init__(
-        self, settings: ReliefSettings, shared: Shared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
+        self, active: bool, shared: Shared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
     ) -> None:
-        self._settings = settings
+        self._active = active
         self._shared = shared
         self._log = shared.log
         self._box = box
@@ -71,8 +64,9 @@ class MemoryRelief:
         """Sandboxes that were to be stopped, and when."""
         self._last = ""
 
-    def configure(self, settings: ReliefSettings) -> None:
-        self._settings = settings
+    def configure(self, active: bool) -> None:
+        """Whether the box's limits are ours to set; `Holds` has to know before whether pods are stopped."""
+        self._active = active
         self._hold_everybody()
 
     async def run(self) -> None:
@@ -80,6 +74,11 @@ class MemoryRelief:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._relieve())
             tasks.create_task(self._follow_kubelet())
+
+    @property
+    def _stops(self) -> bool:
+        """Otherwise it is only logged."""
+        return ON_OVER_LIMIT in self._shared.holds.stops_by
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -112,24 +111,24 @@ class MemoryRelief:
             capacity=memory.capacity,
             node=memory.node,
             box=memory.box,
-            bound=bound if self._settings.active else None,
+            bound=bound if self._active else None,
             hard=self.hard,
         )
         verdict, self._state = decide(self._evidence, self._state)
         self._log_change(verdict)
         self._hold_everybody()
-        if verdict.act and self._settings.stop:
+        if verdict.act and self._stops:
             self._due.set()
 
     def _hold_everybody(self) -> None:
         """A pod that starts would take memory that the box is over already."""
-        holds = self._over and self._settings.active and self._settings.stop
+        holds = self._over and self._stops
         self._shared.holds.hold_everybody(self._words() if holds else "")
 
     def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
             remedy = f"none: {ON_OVER_LIMIT}"
-            if self._settings.stop:
+            if self._stops:
                 remedy = "the largest offline pod is stopped"
             self._over = True
             self._log.warning("memory_over_limit", detail=self._words(), remedy=remedy)

@@ -14,9 +14,9 @@ from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
+from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
 from criproxy.pods.shared import Shared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
 
 T = TypeVar("T")
@@ -75,9 +75,9 @@ class Bench:
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
-        self.holds = Holds(self.clock)  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
         self.relief = MemoryRelief(
-            ReliefSettings(active, stop),
+            active,
             Shared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             lambda: self.hard,
