@@ -68,6 +68,7 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -172,66 +173,24 @@ class Daemon:
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._holds = Holds(clock)
+        self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        self._unbounded = UnboundedPods(settings.unbounded(), self._inventory, runtime, log=log)
-        self._reconciler = Reconciler(
-            settings.reconciler(),
-            self._inventory,
-            self._box,
-            runtime,
-            self._unbounded,
-            counters=self._metrics,
-            clock=clock,
-            log=log,
-        )
+        shared = Shared(self._inventory, runtime, self._holds, self._metrics, clock, log)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared)
+        self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
-        self._placement_check = PlacementCheck(
-            settings.placement_check(),
-            self._inventory,
-            runtime,
-            self._proc_cgroups,
-            stopper=self._reconciler,
-            holds=self._holds,
-            counters=self._metrics,
-            clock=clock,
-            log=log,
-        )
+        self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         self._overhead = OverheadWatch(
-            settings.overhead(),
-            self._inventory,
-            runtime,
+            settings.runtime_max_cores(),
+            shared,
             self._placement_check,
+            stopper=stopper,
             reader=OverheadReader(),
             worker=self._disk_reader,
-            stopper=self._reconciler,
-            holds=self._holds,
-            counters=self._metrics,
-            clock=clock,
-            log=log,
         )
-        self._realtime = RealtimeWatch(
-            settings.realtime(),
-            self._inventory,
-            RealtimeThreads(Tree()),
-            self._looks,
-            stopper=self._reconciler,
-            holds=self._holds,
-            clock=clock,
-            log=log,
-        )
-        self._relief = MemoryRelief(
-            settings.relief(),
-            self._inventory,
-            self._box,
-            runtime,
-            read_hard=partial(_eviction_hard, settings.config.proxy.listen_path),
-            worker=self._disk_reader,
-            holds=self._holds,
-            counters=self._metrics,
-            clock=clock,
-            log=log,
-        )
+        self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
+        read_hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        self._relief = MemoryRelief(settings.relief(), shared, self._box, read_hard, self._disk_reader)
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
@@ -359,11 +318,11 @@ class Daemon:
             (self._interceptor, PartSettings.admission),
             (self._loop, PartSettings.loop),
             (self._guard, PartSettings.guard),
+            (self._holds, PartSettings.stops_by),
             (self._unbounded, PartSettings.unbounded),
             (self._reconciler, PartSettings.reconciler),
-            (self._placement_check, PartSettings.placement_check),
-            (self._realtime, PartSettings.realtime),
-            (self._overhead, PartSettings.overhead),
+            (self._placement_check, PartSettings.stops_by),
+            (self._overhead, PartSettings.runtime_max_cores),
             (self._relief, PartSettings.relief),
             (self._bypass, PartSettings.bypass_after_s),
         )

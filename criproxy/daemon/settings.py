@@ -15,15 +15,12 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSet
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
+from criproxy.hooks.offline import OfflineRules
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
-from criproxy.pods.memory_relief import ReliefSettings
-from criproxy.pods.overhead import OverheadSettings
-from criproxy.pods.placement_check import PlacementCheckSettings
-from criproxy.pods.realtime import RealtimeSettings
 from criproxy.pods.reconciler import ReconcilerSettings
-from criproxy.pods.unbounded import UnboundedSettings
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -125,24 +122,24 @@ class PartSettings(Struct, frozen=True):
         law = guard(self.config) if self.modes.writes else None
         return GuardSettings(law, self.config.guard.interval_ms / 1000)
 
-    def unbounded(self) -> UnboundedSettings:
+    def unbounded(self) -> OfflineRules | None:
+        return self.config.colocation.offline_rules() if self.modes.writes else None
+
+    def stops_by(self) -> frozenset[str]:
+        """The settings by which single pods are stopped; none while the box is not ours."""
         colocation = self.config.colocation
-        rules = colocation.offline_rules() if self.modes.writes else None
-        return UnboundedSettings(rules, stop=colocation.on_unbounded == "evict")
+        does = {
+            ON_UNBOUNDED: colocation.on_unbounded,
+            ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
+            ON_OVER_LIMIT: self.config.memory.on_over_limit,
+        }
+        return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
 
-    def placement_check(self) -> PlacementCheckSettings:
-        return PlacementCheckSettings(stop=self.modes.writes and self.config.colocation.on_unbounded == "evict")
+    def runtime_max_cores(self) -> float:
+        return self.config.colocation.runtime_max_cores
 
-    def realtime(self) -> RealtimeSettings:
-        return RealtimeSettings(stop=self.placement_check().stop)
-
-    def overhead(self) -> OverheadSettings:
-        colocation = self.config.colocation
-        stop = self.modes.writes and colocation.on_runtime_overload == "evict"
-        return OverheadSettings(colocation.runtime_max_cores, stop)
-
-    def relief(self) -> ReliefSettings:
-        return ReliefSettings(active=self.modes.writes, stop=self.config.memory.on_over_limit == "evict")
+    def relief(self) -> bool:
+        return self.modes.writes
 
     def bypass_after_s(self) -> float | None:
         return self.config.proxy.bypass

@@ -8,9 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from criproxy.hooks.placement import PlacementHook
-from criproxy.hooks.realtime import RealtimeHook
-from criproxy.hooks.resources import ResourcesHook
+from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
 

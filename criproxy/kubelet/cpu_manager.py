@@ -15,16 +15,18 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, Sandbox, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Pod, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
+from criproxy.pods.inventory import Inventory
 
 STATIC_EVERY_S: Final = 1.0
 """From one look at the file to the next, while kubelet gives CPUs away."""
@@ -80,27 +82,10 @@ def parse_state(content: bytes) -> CpuAssignments:
     return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class ConfinedBox(Protocol):
-    """What is asked of the box (`criproxy.cgroup.box`)."""
-
-    async def confine(self) -> tuple[LimitChange, ...]:
-        """Let the box run on its CPUs alone, as they are now. Raises CgroupError."""
-        ...
-
-
-class PlacedPods(Protocol):
-    """What is asked of the inventory (`criproxy.pods.inventory`)."""
-
-    @property
-    def placed(self) -> tuple[Sandbox, ...]:
-        """Safe to ask for from any thread."""
-        ...
-
-
 class CpusOfBox:
     """The CPUs that kubelet's CPU manager leaves to the box, by the state that was read last. Safe in any thread."""
 
-    def __init__(self, inventory: PlacedPods) -> None:
+    def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self.state = NOBODY_BOUND
 
@@ -119,7 +104,7 @@ class CpuManager:
     `problem`: what is wrong with that, in words; "": nothing.
     """
 
-    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: ConfinedBox, *, log: FilteringBoundLogger) -> None:
+    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: Box, *, log: FilteringBoundLogger) -> None:
         self.file: Final = root_dir / _FILE
         self._of_box = of_box
         self._box = box

@@ -18,7 +18,7 @@ from typing import Final
 
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
-from criproxy.kubelet.process import configuration
+from criproxy.kubelet.process import configuration, words_of
 
 SIGNAL: Final = "memory.available"
 
@@ -42,8 +42,8 @@ def read(listen: str, root: Path = Path("/")) -> EvictionHard:
         found = _kubelet(listen, root)
         if found is None:
             return EvictionHard(problem="no kubelet runs here by that name")
-        pid, words = found
-        return _threshold(words, _Files(root, pid))
+        process, words = found
+        return _threshold(words, _root_of(process) or root)
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         return EvictionHard(problem=str(error))
 
@@ -101,26 +101,21 @@ def _block(text: str) -> str:
     return ""
 
 
-class _Files:
-    """The files of a process, seen as it sees them, if that is allowed; else ours."""
-
-    def __init__(self, root: Path, pid: int) -> None:
-        own = root / f"proc/{pid}/root"
-        self.root = own if os.access(own / "proc", os.R_OK) or os.access(own / "etc", os.R_OK) else root
-
-    def text(self, path: str) -> str:
-        return (self.root / path.lstrip("/")).read_text(errors="replace")
+def _root_of(process: Path) -> Path | None:
+    """The files as the process sees them; None when that is not allowed."""
+    own = process / "root"
+    return own if os.access(own / "proc", os.R_OK) or os.access(own / "etc", os.R_OK) else None
 
 
-def _threshold(words: Sequence[Argument], files: _Files) -> EvictionHard:
+def _threshold(words: Sequence[Argument], root: Path) -> EvictionHard:
     """A flag wins over all files; of these, a later one adds to those before."""
     if given := flag(words, "--eviction-hard"):
         pairs = (one.partition("<") for one in given.text.split(",") if one)
         return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
     hard: dict[str, str] | None = None
     merged, source = False, ""
-    for path in configuration(words, files.root):
-        set_there, merge = of_file(files.text(path))
+    for path in configuration(words, root):
+        set_there, merge = of_file((root / path.lstrip("/")).read_text(errors="replace"))
         merged |= merge
         if set_there is not None:
             hard = {**(hard or {}), **set_there}
@@ -135,29 +130,26 @@ def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHa
     return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
 
 
-def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
+def _kubelet(listen: str, root: Path) -> tuple[Path, list[Argument]] | None:
     """Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's.
 
     One of another name must use us.
     """
-    found: list[tuple[int, list[Argument]]] = []
-    for entry in (root / "proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    found = None
+    for process in (root / "proc").glob("[0-9]*"):
         try:
-            name = (entry / "comm").read_bytes().strip()
-            if not name.startswith(_KUBELET) or not _is_the_nodes(entry):
+            name = (process / "comm").read_bytes().strip()
+            if not name.startswith(_KUBELET) or not _is_the_nodes(process):
                 continue
-            texts = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            words = words_of(process)
         except (FileNotFoundError, ProcessLookupError):
             continue
-        words = [Argument(text, "") for text in texts]
         given = flag(words, ENDPOINT_FLAG)
         if given and socket_path(given.text) == listen:
-            return int(entry.name), words
+            return process, words
         if name == _KUBELET:
-            found.append((int(entry.name), words))
-    return next(iter(found), None)
+            found = found or (process, words)
+    return found
 
 
 def _is_the_nodes(process: Path) -> bool:

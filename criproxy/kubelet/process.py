@@ -4,6 +4,8 @@ Only files are read, and of processes only kubelet's own, so that it costs next 
 YAML parser is needed for it.
 """
 
+import contextlib
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from criproxy.kubelet.flags import Argument, flag
-from criproxy.kubelet.walk import walk
 
 UNIT: Final = "kubelet.service"
 
@@ -33,9 +34,15 @@ def command_line(root: Path) -> list[Argument]:
     for path in _process_lists(root):
         for pid in read(root, path).split():
             if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
-                words = read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
-                return [Argument(word, "") for word in words]
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    return words_of(root / f"proc/{int(pid)}")
     return []
+
+
+def words_of(process: Path) -> list[Argument]:
+    """The command line of a process, by its directory in /proc. Raises OSError."""
+    texts = (process / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+    return [Argument(text, "") for text in texts]
 
 
 def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, str]:
@@ -58,6 +65,21 @@ def configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
         yield posixpath.join("/", config.text)
     if directory and directory.text:
         yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
+
+
+def walk(root: Path, directory: str) -> list[str]:
+    """The files below `directory`, hidden ones too, in the order in which kubelet reads its --config-dir.
+
+    All are paths below `root`. Names are compared within each directory, so what is in `a` comes before `a.conf`. No
+    link is followed, also not `directory` itself, unless it ends in a slash. Nothing is there: nothing.
+    Source: kubelet, cmd/kubelet/app/server.go (mergeKubeletConfigurations); Go, filepath.WalkDir.
+    """
+    top = f"{root}/{directory.lstrip('/')}"
+    if os.path.islink(top):
+        return []
+    found = [os.path.relpath(f"{at}/{name}", top) for at, _, names in os.walk(top) for name in names]
+    found.sort(key=lambda path: os.fsencode(path).split(b"/"))
+    return [posixpath.join(directory, path) for path in found]
 
 
 def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:

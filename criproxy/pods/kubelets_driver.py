@@ -1,13 +1,13 @@
 """Kubelet's cgroup driver, as its pods show it: by the cgroup_parent at their start, or by where one runs."""
 
 import contextlib
-from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
+from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.model import Pod, Sandbox
 from criproxy.pods.admission import kubelets_place
 from criproxy.pods.inventory import Inventory
@@ -17,19 +17,11 @@ ASKED_MOST: Final = 5
 """So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
 
 
-class ProcCgroups(Protocol):
-    """Where processes are, by /proc/PID/cgroup."""
-
-    async def read(self, pids: Collection[int]) -> Mapping[int, str]:
-        """The file of each process that is there. Raises CgroupError."""
-        ...
-
-
 class KubeletsDriver:
     """`driver` is None until a pod has shown it."""
 
     def __init__(
-        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroups, *, log: FilteringBoundLogger
+        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroupReader, *, log: FilteringBoundLogger
     ) -> None:
         self.driver: Driver | None = None
         self._inventory = inventory

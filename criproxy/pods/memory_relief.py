@@ -8,13 +8,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from msgspec import Struct, structs
-from structlog.typing import FilteringBoundLogger
+from msgspec import structs
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Clock
 from criproxy.control.memory_pressure import (
     PAUSE_S,
     EvictionHard,
@@ -28,9 +26,8 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.resources import bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
-from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import PodCounters, Runtime
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_OVER_LIMIT, PodStopper
 
 READ_EVERY_S: Final = 60.0
 """From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
@@ -44,39 +41,19 @@ LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
 
 
-class ReliefSettings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `stop`: pods are stopped; otherwise it is only logged."""
-
-    active: bool
-    stop: bool
-
-
 class MemoryRelief:
     """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
 
     def __init__(
-        self,
-        settings: ReliefSettings,
-        inventory: Inventory,
-        box: Box,
-        runtime: Runtime,
-        *,
-        read_hard: Callable[[], EvictionHard],
-        worker: Worker,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
+        self, active: bool, shared: Shared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
     ) -> None:
-        self._settings = settings
-        self._inventory = inventory
+        self._active = active
+        self._shared = shared
+        self._log = shared.log
         self._box = box
-        self._stopper = PodStopper(runtime, log)
+        self._stopper = PodStopper(shared.runtime, shared.log)
         self._read_hard = read_hard
         self._worker = worker
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
         self.hard = EvictionHard(problem="it was not read yet")
         """kubelet's threshold, as far as known."""
         self._state = PressureState()
@@ -86,12 +63,10 @@ class MemoryRelief:
         self._tried: dict[str, float] = {}
         """Sandboxes that were to be stopped, and when."""
         self._last = ""
-        self._log = log
 
-    def configure(self, settings: ReliefSettings) -> None:
-        self._settings = settings
-        if not self._stops:
-            self._holds.lift(ON_OVER_LIMIT)
+    def configure(self, active: bool) -> None:
+        """Whether the box's limits are ours to set; `Holds` has to know before whether pods are stopped."""
+        self._active = active
         self._hold_everybody()
 
     async def run(self) -> None:
@@ -99,6 +74,11 @@ class MemoryRelief:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._relieve())
             tasks.create_task(self._follow_kubelet())
+
+    @property
+    def _stops(self) -> bool:
+        """Otherwise it is only logged."""
+        return ON_OVER_LIMIT in self._shared.holds.stops_by
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -120,10 +100,6 @@ class MemoryRelief:
             last=self._last,
         )
 
-    @property
-    def _stops(self) -> bool:
-        return self._settings.active and self._settings.stop
-
     # --- for the loop -----------------------------------------------------------------------------------------------
 
     def sampled(self, snapshot: Snapshot) -> None:
@@ -135,23 +111,24 @@ class MemoryRelief:
             capacity=memory.capacity,
             node=memory.node,
             box=memory.box,
-            bound=bound if self._settings.active else None,
+            bound=bound if self._active else None,
             hard=self.hard,
         )
         verdict, self._state = decide(self._evidence, self._state)
         self._log_change(verdict)
         self._hold_everybody()
-        if verdict.act and self._settings.stop:
+        if verdict.act and self._stops:
             self._due.set()
 
     def _hold_everybody(self) -> None:
         """A pod that starts would take memory that the box is over already."""
-        self._holds.hold_everybody(self._words() if self._over and self._stops else "")
+        holds = self._over and self._stops
+        self._shared.holds.hold_everybody(self._words() if holds else "")
 
     def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
             remedy = f"none: {ON_OVER_LIMIT}"
-            if self._settings.stop:
+            if self._stops:
                 remedy = "the largest offline pod is stopped"
             self._over = True
             self._log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
@@ -178,7 +155,7 @@ class MemoryRelief:
 
     async def stop_largest(self) -> None:
         """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
-        now_s = self._clock.boottime_s()
+        now_s = self._shared.clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
         try:
             largest = await self._largest()
@@ -190,7 +167,7 @@ class MemoryRelief:
             sandbox, size_bytes = largest
             self._tried[sandbox.id] = now_s
             reason = "the node was near kubelet's eviction of pods for memory"
-            self._holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
+            self._shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
             why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
                 await self._stopper.stop_all({sandbox.id: (sandbox.pod, why)})
@@ -198,10 +175,10 @@ class MemoryRelief:
             self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
         else:
             self._last = f"{sandbox.pod}: {why}"
-            self._counters.on_memory_eviction()
+            self._shared.counters.on_memory_eviction()
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
-        untried = (one for one in self._inventory.running_pods if one.id not in self._tried)
+        untried = (one for one in self._shared.inventory.running_pods if one.id not in self._tried)
         pods = {one.placement: one for one in untried if one.placement}
         sizes = await self._box.memory_of(tuple(pods))
         largest = max(sizes, key=lambda pod: sizes[pod], default=None)
@@ -209,10 +186,10 @@ class MemoryRelief:
 
     async def _follow_kubelet(self) -> None:
         """The first calls come before that."""
-        await self._clock.sleep(SOON_S)
+        await self._shared.clock.sleep(SOON_S)
         while True:
             await self.read_threshold()
-            await self._clock.sleep(READ_EVERY_S)
+            await self._shared.clock.sleep(READ_EVERY_S)
 
     async def read_threshold(self) -> None:
         """Say what has changed."""

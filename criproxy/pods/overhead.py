@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import Inventory
 from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.runtime import PodCounters, Running, Runtime
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds, StopsPods
+from criproxy.pods.runtime import Running
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
@@ -38,13 +36,6 @@ LOUD_BYTES_PER_S: Final = 1_000_000.0
 
 DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
-
-
-class OverheadSettings(Struct, frozen=True):
-    """`max_cores`: what runtime and shims may take while offline pods print. `stop`: the loudest pod is stopped."""
-
-    max_cores: float
-    stop: bool
 
 
 class Watched(Struct, frozen=True):
@@ -162,13 +153,11 @@ class OverheadReader:
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         """`runtime_pid` 0: not known."""
         runtime = self._stat(runtime_pid) if runtime_pid else None
-        ids = {one.id for one in watched}
-        self._shims = {id: shim for id, shim in self._shims.items() if id in ids}
+        known, self._shims = self._shims, {}
         shims: dict[tuple[int, int], tuple[str, float]] = {}
         logs: dict[str, tuple[str, int, int]] = {}
         for one in watched:
-            shim = self._shim(one)
-            if shim is not None and shim not in shims:  # containers of a pod have one in common
+            if shim := known.get(one.id) or self._find_shim(one):
                 self._count(one, shim, shims)
             if one.log and (file := _file(one.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
@@ -178,25 +167,18 @@ class OverheadReader:
         return read_stat(self._proc, pid, self._ticks_per_s)
 
     def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
-        now = self._stat(shim[0])
-        if now is not None and now.started == shim[1]:
+        if shim not in shims:  # containers of a pod have one in common
+            now = self._stat(shim[0])
+            if now is None or now.started != shim[1]:  # it has ended, and its number may be another's
+                return
             shims[shim] = (one.sandbox.id, now.cpu_s)
-        else:  # it has ended, and its number may be another's
-            del self._shims[one.id]
+        self._shims[one.id] = shim
 
-    def _shim(self, one: Watched) -> tuple[int, int] | None:
+    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
         """The process that the runtime keeps beside this one (a shim, a conmon); None: there is none.
 
         It is the parent of the first process. In the box, it is bounded and does not count.
         """
-        if one.id not in self._shims:
-            found = self._find_shim(one)
-            if found is None:
-                return None
-            self._shims[one.id] = found
-        return self._shims[one.id]
-
-    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
         if not one.pid or one.sandbox.placement is None:
             return None
         box = parse_placement(one.sandbox.placement).box.path
@@ -227,45 +209,34 @@ class OverheadWatch:
 
     def __init__(
         self,
-        settings: OverheadSettings,
-        inventory: Inventory,
-        runtime: Runtime,
+        max_cores: float,
+        shared: Shared,
         processes: PlacementCheck,
         *,
+        stopper: StopsPods,
         reader: OverheadReader,
         worker: Worker,
-        stopper: StopsPods,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
     ) -> None:
         self.load = OutsideLoad()
         self.problem = ""
-        self._settings = settings
-        self._inventory = inventory
-        self._runtime = runtime
+        self._max_cores = max_cores
+        self._shared = shared
+        self._log = shared.log
         self._processes = processes
         self._reader = reader
         self._worker = worker
         self._stopper = stopper
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
         self._last: tuple[float, OverheadCounters] | None = None
         self._too_much_since_s: float | None = None
         self._trouble = ""
-        self._log = log
 
-    def configure(self, settings: OverheadSettings) -> None:
-        self._settings = settings
-        if not settings.stop:
-            self._holds.lift(ON_RUNTIME_OVERLOAD)
+    def configure(self, max_cores: float) -> None:
+        """What runtime and shims may take while offline pods print."""
+        self._max_cores = max_cores
 
     async def run(self) -> None:
-        """Looks, until cancelled."""
         while True:
-            await self._clock.sleep(EVERY_S)
+            await self._shared.clock.sleep(EVERY_S)
             await self.look()
 
     async def look(self) -> None:
@@ -280,17 +251,17 @@ class OverheadWatch:
             self._trouble = ""
 
     async def _look(self) -> None:
-        running = self._inventory.running
+        running = self._shared.inventory.running
         watched = tuple(self._watched(running))
-        runtime_pid = self._runtime.pid
+        runtime_pid = self._shared.runtime.pid
         after = await self._worker.run("measure the runtime", lambda: self._reader.read(runtime_pid, watched))
-        now_s = self._clock.boottime_s()
+        now_s = self._shared.clock.boottime_s()
         last, self._last = self._last, (now_s, after)
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
         self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        self._counters.runtime_worked(
+        self._shared.counters.runtime_worked(
             (load.runtime_cores or 0.0) * seconds, load.shim_cores * seconds, load.log_bytes_per_s * seconds
         )
         self._judge(load, last[0], now_s)
@@ -302,8 +273,7 @@ class OverheadWatch:
                 yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
 
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
-        settings = self._settings
-        blamed = to_blame(load, settings.max_cores)
+        blamed = to_blame(load, self._max_cores)
         if blamed is None:
             if self.problem:
                 self._log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
@@ -312,12 +282,12 @@ class OverheadWatch:
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
         if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
-            reason = in_words(load, blamed, settings.max_cores)
+            reason = in_words(load, blamed, self._max_cores)
             if not self.problem:
                 self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
             self.problem = reason
-        if settings.stop and now_s - self._too_much_since_s >= OVERLOAD_S:
+        if ON_RUNTIME_OVERLOAD in self._shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
             why = "it printed so much that the runtime was overloaded"
-            self._holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
+            self._shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
             self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed

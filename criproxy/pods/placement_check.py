@@ -8,16 +8,14 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.processes import astray
-from criproxy.control.clock import Clock
+from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import PodRef
-from criproxy.pods.inventory import Inventory, PodObserver
-from criproxy.pods.kubelets_driver import ProcCgroups
-from criproxy.pods.runtime import PodCounters, Process, Running, Runtime, UnknownError
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds, StopsPods
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.runtime import Process, Running, UnknownError
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
@@ -43,12 +41,6 @@ _OTHER_DRIVER: Final = (
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
 
 
-class PlacementCheckSettings(Struct, frozen=True):
-    """`stop`: the pods of unbounded containers are stopped."""
-
-    stop: bool
-
-
 class Finding(Struct, frozen=True):
     """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
 
@@ -60,28 +52,11 @@ class Finding(Struct, frozen=True):
 class PlacementCheck(PodObserver):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
-    def __init__(
-        self,
-        settings: PlacementCheckSettings,
-        inventory: Inventory,
-        runtime: Runtime,
-        proc_cgroups: ProcCgroups,
-        *,
-        stopper: StopsPods,
-        holds: Holds,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._settings = settings
-        self._inventory = inventory
-        self._runtime = runtime
+    def __init__(self, shared: Shared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
+        self._shared = shared
+        self._log = shared.log
         self._proc_cgroups = proc_cgroups
         self._stopper = stopper
-        self._holds = holds
-        self._counters = counters
-        self._clock = clock
-        self._log = log
         self._due = asyncio.Event()
         self._everything = False
         self._fresh: set[str] = set()
@@ -94,7 +69,7 @@ class PlacementCheck(PodObserver):
         self._unknown: dict[str, Finding] = {}
         self._unbounded: dict[str, Finding] = {}
         self._trouble = ""
-        inventory.watch(self)
+        shared.inventory.watch(self)
 
     @property
     def verified(self) -> int:
@@ -115,11 +90,8 @@ class PlacementCheck(PodObserver):
         """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
         return self._processes.get(id)
 
-    def configure(self, settings: PlacementCheckSettings) -> None:
-        """Take up new settings; a look at everything follows."""
-        self._settings = settings
-        if not settings.stop:
-            self._holds.lift(ON_UNBOUNDED)
+    def configure(self, _: frozenset[str]) -> None:
+        """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
@@ -132,7 +104,6 @@ class PlacementCheck(PodObserver):
         self._due.set()
 
     async def run(self) -> None:
-        """Rounds, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -143,7 +114,7 @@ class PlacementCheck(PodObserver):
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
         try:
-            running = {one.id: one for one in self._inventory.running}
+            running = {one.id: one for one in self._shared.inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
             failures = await self._check(due, fresh)
@@ -167,16 +138,16 @@ class PlacementCheck(PodObserver):
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
         suspects, failures = await self._outside(doubtful)
         if any(one.id not in self._unbounded for one, _ in suspects):
-            await self._clock.sleep(CONFIRM_S)
+            await self._shared.clock.sleep(CONFIRM_S)
             suspects, more = await self._outside([one for one, _ in suspects])
             failures += more
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
-            if self._settings.stop:
+            if ON_UNBOUNDED in self._shared.holds.stops_by:
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
-                    self._holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
+                    self._shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
                 self._stopper.stop(one.sandbox, f"it is outside the box, at {where}")
         return failures
 
@@ -213,7 +184,10 @@ class PlacementCheck(PodObserver):
         self._pids.pop(one.id, None)
         process = await self._ask(one)
         if process.pid is None:
-            self._without_process(one)
+            if one.container:
+                self._unverifiable(one, "the runtime does not tell its process")
+            else:  # it has none of its own, and its containers are looked at
+                self._bare.add(one.id)
             return ""
         cgroups = (await self._proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
         if cgroups is None:  # it has ended
@@ -227,7 +201,7 @@ class PlacementCheck(PodObserver):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self._processes[one.id] = await self._runtime.process_of(one)
+        process = self._processes[one.id] = await self._shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:
@@ -238,19 +212,13 @@ class PlacementCheck(PodObserver):
             process = await self._ask(Running(one.sandbox, one.sandbox.id, ""))
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 
-    def _without_process(self, one: Running) -> None:
-        if one.container:
-            self._unverifiable(one, "the runtime does not tell its process")
-        else:  # it has none of its own, and its containers are looked at
-            self._bare.add(one.id)
-
     def _unverifiable(self, one: Running, why: str) -> None:
         self._unknown[one.id] = Finding(one.sandbox.pod, one.container, why)
         self._log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
         self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
-        self._counters.on_misplaced()
+        self._shared.counters.on_misplaced()
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self._log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
 

@@ -8,14 +8,12 @@ import contextlib
 from typing import Final, Literal
 
 from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
-from criproxy.control.clock import Clock
 from criproxy.model import AdmissionError, Sandbox
-from criproxy.pods.inventory import Inventory, PodObserver
-from criproxy.pods.runtime import PodCounters, Runtime
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.shared import Shared
 from criproxy.pods.stopping import PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -49,34 +47,20 @@ class ReconcilerSettings(Struct, frozen=True):
 class Reconciler(PodObserver):
     """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready."""
 
-    def __init__(
-        self,
-        settings: ReconcilerSettings,
-        inventory: Inventory,
-        box: Box,
-        runtime: Runtime,
-        unbounded: UnboundedPods,
-        *,
-        counters: PodCounters,
-        clock: Clock,
-        log: FilteringBoundLogger,
-    ) -> None:
+    def __init__(self, settings: ReconcilerSettings, shared: Shared, box: Box, unbounded: UnboundedPods) -> None:
         self._settings = settings
-        self._inventory = inventory
+        self._shared = shared
+        self._log = shared.log
         self._box = box
-        self._runtime = runtime
         self._unbounded = unbounded
-        self._stopper = PodStopper(runtime, log)
-        self._counters = counters
-        self._clock = clock
-        self._log = log
+        self._stopper = PodStopper(shared.runtime, shared.log)
         self.swept = 0
         """How many cgroups of pods were removed."""
         self._due = asyncio.Event()
         self._to_stop: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
         self._trouble = self._tend_trouble = ""
-        inventory.watch(self)
+        shared.inventory.watch(self)
 
     def configure(self, settings: ReconcilerSettings) -> None:
         """Take up new settings; a round follows at once."""
@@ -85,7 +69,7 @@ class Reconciler(PodObserver):
 
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
-        await self._inventory.refresh()
+        await self._shared.inventory.refresh()
         await self._adopt()
         self._due.set()
 
@@ -110,25 +94,25 @@ class Reconciler(PodObserver):
 
     async def _rounds(self) -> None:
         """When something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
-        list_at_s = self._clock.boottime_s() + EVERY_S
+        list_at_s = self._shared.clock.boottime_s() + EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, list_at_s - self._clock.boottime_s())):
+                async with asyncio.timeout(max(0.0, list_at_s - self._shared.clock.boottime_s())):
                     await self._due.wait()
                 await asyncio.sleep(_AFTER_REMOVAL_S)
-                list_at_s = min(list_at_s, self._clock.boottime_s() + AGAIN_S)
+                list_at_s = min(list_at_s, self._shared.clock.boottime_s() + AGAIN_S)
             self._due.clear()
-            if refresh := self._clock.boottime_s() >= list_at_s:
-                list_at_s = self._clock.boottime_s() + EVERY_S
+            if refresh := self._shared.clock.boottime_s() >= list_at_s:
+                list_at_s = self._shared.clock.boottime_s() + EVERY_S
             await self.round(refresh=refresh)
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
         try:
             await self._release()
-            if self._runtime.ready:
+            if self._shared.runtime.ready:
                 if refresh:
-                    await self._inventory.refresh()
+                    await self._shared.inventory.refresh()
                 await self._adopt()
                 if refresh:
                     await self._reap()
@@ -150,7 +134,7 @@ class Reconciler(PodObserver):
         """Whether or not the box's limits are ours to set."""
         while True:
             await self.tend_once()
-            await self._clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
+            await self._shared.clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
 
     async def tend_once(self) -> None:
         """Never raises: a failure is logged once."""
@@ -167,7 +151,7 @@ class Reconciler(PodObserver):
     async def _sweep(self) -> None:
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
-        self._counters.box_swept(len(swept))
+        self._shared.counters.box_swept(len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
 
@@ -176,11 +160,11 @@ class Reconciler(PodObserver):
             self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
 
     async def _reap(self) -> None:
-        if killed := await self._box.reap(self._inventory.uids):
+        if killed := await self._box.reap(self._shared.inventory.uids):
             self._log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
     def _placements(self) -> list[str]:
-        return [s.placement for s in self._inventory.placed if s.placement is not None]
+        return [s.placement for s in self._shared.inventory.placed if s.placement is not None]
 
     async def _adopt(self) -> None:
         if boxes := {parse_placement(place).box for place in self._placements()}:
@@ -200,7 +184,7 @@ class Reconciler(PodObserver):
 
     async def _stop_pods(self) -> None:
         """Stop the pods of the box that shall."""
-        placed = {sandbox.id: sandbox for sandbox in self._inventory.placed}
+        placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
         reasons = everything | self._to_stop

@@ -51,14 +51,15 @@ class PodStopper:
 
 
 class Holds:
-    """Which pods may not start in the box for now.
+    """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
     which the pod was stopped, and ends with it.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, stops_by: frozenset[str] = frozenset()) -> None:
         self._clock = clock
+        self.stops_by = stops_by
         self._held: dict[tuple[str, str], tuple[float, str]] = {}
         self._everybody = ""
         self._resting = False
@@ -73,9 +74,10 @@ class Holds:
         """Keep all pods out, or with "" none of those that are not held by themselves."""
         self._everybody = why
 
-    def lift(self, setting: str) -> None:
-        """Nobody is stopped by this setting any more."""
-        self._held = {key: held for key, held in self._held.items() if key[1] != setting}
+    def configure(self, stops_by: frozenset[str]) -> None:
+        """Pods are stopped by these settings from now on."""
+        self.stops_by = stops_by
+        self._held = {key: held for key, held in self._held.items() if key[1] in stops_by}
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may."""

@@ -6,39 +6,27 @@ stays where it is until the pod starts anew. The reconciler looks for them in ea
 
 from typing import Final
 
-from msgspec import Struct
-from structlog.typing import FilteringBoundLogger
-
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
-from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import Runtime
-from criproxy.pods.stopping import PodStopper
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
-
-
-class UnboundedSettings(Struct, frozen=True):
-    """`rules` tell which pods are offline; None: none is sought, since none is bounded now. `stop`: stop them."""
-
-    rules: OfflineRules | None
-    stop: bool = False
 
 
 class UnboundedPods:
     """The offline pods that started outside the box."""
 
-    def __init__(
-        self, settings: UnboundedSettings, inventory: Inventory, runtime: Runtime, *, log: FilteringBoundLogger
-    ) -> None:
-        self._settings = settings
-        self._inventory = inventory
-        self._stopper = PodStopper(runtime, log)
+    def __init__(self, rules: OfflineRules | None, shared: Shared) -> None:
+        self._rules = rules
+        self._shared = shared
+        self._log = shared.log
+        self._stopper = PodStopper(shared.runtime, shared.log)
         self._logged: frozenset[str] = frozenset()
-        self._log = log
 
-    def configure(self, settings: UnboundedSettings) -> None:
-        self._settings = settings
+    def configure(self, rules: OfflineRules | None) -> None:
+        """`rules` tell which pods are offline; None: none is sought, since none is bounded now."""
+        self._rules = rules
 
     def pods(self) -> dict[str, PodRef]:
         """Who they are, by sandbox id. May be asked for from any thread."""
@@ -52,12 +40,11 @@ class UnboundedPods:
             if sandbox_id not in self._logged:
                 self._log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
         self._logged = frozenset(found)
-        if self._settings.stop:
+        if ON_UNBOUNDED in self._shared.holds.stops_by:
             await self._stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items()})
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
-        rules = self._settings.rules
-        if rules is None:
+        if (rules := self._rules) is None:
             return {}
-        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._inventory.outside.items())
+        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._shared.inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

@@ -9,7 +9,7 @@ from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
-from criproxy.pods.memory_relief import ReliefSettings
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool =
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
     given: PartSettings, evicts: bool
 ) -> None:
-    assert given.placement_check().stop == given.realtime().stop == evicts
+    assert (ON_UNBOUNDED in given.stops_by()) == evicts
 
 
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
@@ -49,23 +49,25 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
 
 
 @pytest.mark.parametrize(
-    ("config", "dry_run", "expected"),
+    ("config", "dry_run", "active", "stops_by"),
     [
-        pytest.param(Config(colocation=Colocation(enabled=True)), False, ReliefSettings(True, True), id="by-default"),
+        pytest.param(Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT}, id="by-default"),
         pytest.param(
             Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
             False,
-            ReliefSettings(True, False),
+            True,
+            set(),
             id="report",
         ),
-        pytest.param(Config(), False, ReliefSettings(False, True), id="off"),
-        pytest.param(Config(colocation=Colocation(enabled=True)), True, ReliefSettings(False, True), id="dry-run"),
+        pytest.param(Config(), False, False, set(), id="off"),
+        pytest.param(Config(colocation=Colocation(enabled=True)), True, False, set(), id="dry-run"),
     ],
 )
 def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
-    config: Config, dry_run: bool, expected: ReliefSettings
+    config: Config, dry_run: bool, active: bool, stops_by: set[str]
 ) -> None:
-    assert PartSettings(config, Timetable(config).stage(0.0), False, dry_run).relief() == expected
+    parts = PartSettings(config, Timetable(config).stage(0.0), False, dry_run)
+    assert (parts.relief(), parts.stops_by()) == (active, stops_by)
 
 
 ALWAYS = Stage(policy(Config()))
@@ -96,7 +98,7 @@ def test_parts_do_what_the_table_of_modes_says(
     config, stage, pass_through, dry_run = given
     parts = PartSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
-    owners = {bool(one) for one in (parts.guard().law, parts.unbounded().rules, parts.relief().active)}
+    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.relief())}
     intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
     applies = not parts.loop().dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)

@@ -108,8 +108,9 @@ class Node:
     inventory: Inventory = field(default_factory=Inventory)
 
     def __post_init__(self) -> None:
-        self.of_box = CpusOfBox(self.inventory)
-        self.manager = CpuManager(self.root_dir, self.of_box, self.box, log=structlog.get_logger())
+        self.of_box = CpusOfBox(self.inventory)  # type: ignore[arg-type]
+        log = structlog.get_logger()
+        self.manager = CpuManager(self.root_dir, self.of_box, self.box, log=log)  # type: ignore[arg-type]
 
     def write(self, content: bytes) -> None:
         """As kubelet does: another file takes the place of the old one."""

@@ -14,8 +14,9 @@ from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief, ReliefSettings
-from criproxy.pods.stopping import Holds
+from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
 
 T = TypeVar("T")
@@ -74,18 +75,13 @@ class Bench:
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
-        self.holds = Holds(self.clock)  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
         self.relief = MemoryRelief(
-            ReliefSettings(active, stop),
-            self.inventory,  # type: ignore[arg-type]
+            active,
+            Shared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
+            lambda: self.hard,
             self,  # type: ignore[arg-type]
-            read_hard=lambda: self.hard,
-            worker=self,  # type: ignore[arg-type]
-            holds=self.holds,
-            counters=self,  # type: ignore[arg-type]
-            clock=self.clock,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
         )
         self.relief.hard = HARD
         self.runner = asyncio.Runner()
@@ -194,7 +190,8 @@ def test_pod_is_neither_stopped_nor_held_when_the_setting_ends_while_the_largest
     memory_of = bench.box.memory_of
 
     async def slowly(pods: Collection[str]) -> dict[str, int]:
-        bench.relief.configure(ReliefSettings(True, False))
+        bench.holds.configure(frozenset())
+        bench.relief.configure(True)
         return await memory_of(pods)
 
     bench.box.memory_of = slowly  # type: ignore[method-assign]

@@ -19,7 +19,6 @@ from criproxy.pods.overhead import (
     OutsideLoad,
     OverheadCounters,
     OverheadReader,
-    OverheadSettings,
     OverheadWatch,
     PodLoad,
     Watched,
@@ -27,7 +26,8 @@ from criproxy.pods.overhead import (
     to_blame,
 )
 from criproxy.pods.runtime import Process, Running
-from criproxy.pods.stopping import Holds
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds
 
 T = TypeVar("T")
 
@@ -215,19 +215,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.holds = Holds(self)  # type: ignore[arg-type]
+        self.holds = Holds(self, frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))  # type: ignore[arg-type]
         self.overhead = OverheadWatch(
-            OverheadSettings(MAX_CORES, self.stops),
+            MAX_CORES,
+            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            stopper=self,
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
-            stopper=self,
-            holds=self.holds,
-            counters=self,  # type: ignore[arg-type]
-            clock=self,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
         )
 
     @property
@@ -329,9 +324,9 @@ def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
     bench.look(EVERY_S)
     assert "on_runtime_overload" in bench.holds.held(A.pod)
     assert bench.holds.held(B.pod) == ""
-    bench.overhead.configure(OverheadSettings(MAX_CORES, stop=False))
+    bench.holds.configure(frozenset())
     assert bench.holds.held(A.pod) == ""
-    bench.overhead.configure(OverheadSettings(MAX_CORES, stop=True))
+    bench.holds.configure(frozenset([ON_RUNTIME_OVERLOAD]))
     bench.now_s += HOLD_S
     assert bench.holds.held(A.pod) == ""
 

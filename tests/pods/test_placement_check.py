@@ -12,9 +12,10 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck, PlacementCheckSettings
+from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.stopping import Holds
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -89,19 +90,13 @@ class Bench:
     def __init__(self, node: Node, stop: bool = False) -> None:
         self.node, self.clock = node, Clock()
         self.stopped: list[tuple[str, str]] = []
-        self.holds = Holds(self.clock)  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, frozenset([ON_UNBOUNDED] if stop else []))  # type: ignore[arg-type]
         self.counted = 0
         self.log: list[Any] = []
         self.check = PlacementCheck(
-            PlacementCheckSettings(stop),
+            Shared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             node,  # type: ignore[arg-type]
-            node,  # type: ignore[arg-type]
-            node,
-            stopper=self,
-            holds=self.holds,
-            counters=self,  # type: ignore[arg-type]
-            clock=self.clock,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
+            self,
         )
 
     def stop(self, sandbox: Sandbox, why: str) -> None:
@@ -294,7 +289,9 @@ def test_pod_of_a_misplaced_container_is_evicted_when_the_config_says_so() -> No
     bench = misplaced()
     bench.round()
     assert bench.stopped == []
-    bench.check.configure(PlacementCheckSettings(stop=True))
+    stops_by = frozenset([ON_UNBOUNDED])
+    bench.holds.configure(stops_by)
+    bench.check.configure(stops_by)
     bench.round(everything=False)
     assert bench.stopped == [("s1", "it is outside the box, at /system.slice/x")]
     assert bench.holds.held(POD) == "", "it was moved after its start: the next one may be well"
@@ -314,7 +311,7 @@ def test_hold_ends_when_evictions_are_switched_off() -> None:
     bench = misplaced(stop=True)
     bench.check.pod_started(MAIN)
     bench.round(everything=False)
-    bench.check.configure(PlacementCheckSettings(stop=False))
+    bench.holds.configure(frozenset())
     assert bench.holds.held(POD) == ""
 
 

@@ -9,8 +9,9 @@ import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.realtime import HOLD_S, RealtimeSettings, RealtimeWatch
-from criproxy.pods.stopping import Holds
+from criproxy.pods.realtime import HOLD_S, RealtimeWatch
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 
 T = TypeVar("T")
 
@@ -28,16 +29,12 @@ class Bench:
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self)  # type: ignore[arg-type]
+        self.holds = Holds(self, frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
-            RealtimeSettings(self.stops),
-            self,  # type: ignore[arg-type]
+            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
-            stopper=self,
-            holds=self.holds,
-            clock=self,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
+            self,  # type: ignore[arg-type]
         )
 
     def stop(self, sandbox: Sandbox, why: str) -> None:

@@ -13,6 +13,8 @@ from criproxy.cgroup.naming import BoxPath, parse_box
 from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import Holds
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
@@ -106,13 +108,9 @@ class Bench:
         self._times = iter(self.times)
         self.reconciler = Reconciler(
             self.settings,
-            self.runtime,  # type: ignore[arg-type]
+            Shared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
-            self.runtime,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            counters=self,  # type: ignore[arg-type]
-            clock=self,  # type: ignore[arg-type]
-            log=structlog.get_logger(),
         )
 
     def boottime_s(self) -> float:

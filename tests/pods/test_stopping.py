@@ -32,9 +32,9 @@ def test_hold_ends_with_its_setting_and_others_go_on() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     held.hold(POD, 60.0, "memory ended", ON_OVER_LIMIT)
-    held.lift(ON_UNBOUNDED)
+    held.configure(frozenset([ON_OVER_LIMIT]))
     assert "memory ended" in held.held(POD)
-    held.lift(ON_OVER_LIMIT)
+    held.configure(frozenset())
     assert held.held(POD) == ""
 
 

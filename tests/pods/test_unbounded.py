@@ -9,10 +9,13 @@ import structlog
 
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.unbounded import UnboundedPods, UnboundedSettings
+from criproxy.pods.shared import Shared
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds
+from criproxy.pods.unbounded import UnboundedPods
 
 RULES = OfflineRules((DEFAULT_RULE,))
-REPORT, EVICT, OFF = UnboundedSettings(RULES), UnboundedSettings(RULES, stop=True), UnboundedSettings(None)
+REPORT, EVICT, OFF = (RULES, set[str]()), (RULES, {ON_UNBOUNDED}), (None, set[str]())
+Settings = tuple[OfflineRules | None, set[str]]
 
 
 def pod(name: str, *, offline: bool) -> Pod:
@@ -33,10 +36,12 @@ class Runtime:
         self.stopped.append(sandbox_id)
 
 
-def bench(settings: UnboundedSettings, *names: str) -> tuple[UnboundedPods, Runtime]:
+def bench(settings: Settings, *names: str) -> tuple[UnboundedPods, Runtime]:
     runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
-    unbounded = UnboundedPods(settings, runtime, runtime, log=structlog.get_logger())  # type: ignore[arg-type]
-    return unbounded, runtime
+    rules, stops_by = settings
+    holds = Holds(None, frozenset(stops_by))  # type: ignore[arg-type]
+    shared = Shared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
+    return UnboundedPods(rules, shared), runtime
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def bench(settings: UnboundedSettings, *names: str) -> tuple[UnboundedPods, Runt
         pytest.param(OFF, set(), [], id="colocation-off"),
     ],
 )
-def test_look_does_as_the_settings_say(settings: UnboundedSettings, found: set[str], stopped: list[str]) -> None:
+def test_look_does_as_the_settings_say(settings: Settings, found: set[str], stopped: list[str]) -> None:
     unbounded, runtime = bench(settings, "a", "b")
     asyncio.run(unbounded.look())
     assert (set(unbounded.pods()), runtime.stopped) == (found, stopped)

@@ -6,8 +6,7 @@ import pytest
 
 from criproxy.kubelet.attachment import attachment
 from criproxy.kubelet.flags import Argument
-from criproxy.kubelet.process import configured
-from criproxy.kubelet.walk import walk
+from criproxy.kubelet.process import configured, walk
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, LISTEN, FakeNode
 

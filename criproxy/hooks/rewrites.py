@@ -1,0 +1,107 @@
+"""What is rewritten in an offline pod's requests, a small hook per concern: its place, its resources, real time."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from criproxy.cgroup.naming import directory_of
+from criproxy.model import (
+    PLACEMENT_ANNOTATION,
+    STARTS,
+    UNLIMITED,
+    Adjustment,
+    Operation,
+    PodRequest,
+    Target,
+    type_unlimited,
+)
+from criproxy.model.cpulist import format_cpus, parse_cpus
+
+HIGHEST_OOM_SCORE_ADJ: Final = 1000
+
+_UNIFIED_DROPPED: Final = {
+    "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
+}
+"""Entries of `unified` (cgroup v2 files) that an offline pod may not have. Source: kernel, cgroup-v2.rst."""
+
+SYS_NICE: Final = "SYS_NICE"
+_GIVING: Final = frozenset({SYS_NICE, "ALL"})
+
+
+class PlacementHook:
+    """Sets `cgroup_parent` to the pod's place in the box, and records the place on the sandbox.
+
+    The runtime keeps the annotation with the sandbox, so the placement outlives criproxy without a state file.
+    CreateContainer is rewritten too: containerd takes the parent from that request, not from its stored sandbox.
+    A slice is named with its path, as kubelet does: containerd 1.7 looks for a sandbox's usage at the parent's very
+    words, and one that it does not find costs ListPodSandboxStats the statistics of all pods.
+    """
+
+    name = "placement"
+
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        parent = directory_of(request.placement)
+        if request.operation is Operation.CREATE_CONTAINER:
+            yield Adjustment("cgroup_parent", parent, "a container follows its sandbox")
+        elif request.operation in STARTS and request.target is Target.SANDBOX:
+            reason = "records the placement in the runtime"
+            yield Adjustment("cgroup_parent", parent, "offline pods live in the box")
+            yield Adjustment("annotations", request.placement, reason, PLACEMENT_ANNOTATION)
+
+
+class ResourcesHook:
+    """Highest oom_score_adj, no CPU quota of its own on cgroup v1; CPU shares and memory limits stay.
+
+    Shares compare siblings only: in the box they divide what the box gets, whose own weight is what keeps online first.
+
+    CPUs and memory nodes are kubelet's to give (static CPU and memory manager): its shared pool, or a container's own.
+    They stay, but for CPUs that have become an online pod's alone since: for these, kubelet sends an update later.
+
+    A quota on cgroup v1: a child's ratio above its parent's is EINVAL, when the child is made and when the box
+    shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays.
+    """
+
+    name = "resources"
+
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        now = request.resources
+        if now.oom_score_adj != HIGHEST_OOM_SCORE_ADJ:
+            yield Adjustment(
+                "oom_score_adj", HIGHEST_OOM_SCORE_ADJ, "an offline pod is the first to go when memory ends"
+            )
+        if (cpus := _left_of(now.cpuset_cpus, request.cpus)) != now.cpuset_cpus:
+            yield Adjustment("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
+        if not request.child_quota:
+            reason = "cgroup v1 refuses a quota above the box's, also when the box shrinks later"
+            if now.cpu_quota_us:
+                yield Adjustment("cpu_quota", None, reason)
+            if now.cpu_period_us:
+                yield Adjustment("cpu_period", None, reason)
+        for key in now.unified:
+            if key in _UNIFIED_DROPPED:
+                yield Adjustment("unified", None, _UNIFIED_DROPPED[key], key)
+
+
+class RealtimeHook:
+    """Drops CAP_SYS_NICE where a container asks for it, by itself or with all others.
+
+    A thread under SCHED_FIFO, SCHED_RR or SCHED_DEADLINE goes before all others, and neither cpu.idle nor a weight nor
+    the quota holds it, unless the kernel has RT_GROUP_SCHED, and that not for SCHED_DEADLINE. What is dropped wins over
+    what is added, in containerd and CRI-O. A privileged container has all capabilities, whatever it drops.
+    Source: sched(7); containerd, internal/cri/opts, WithCapabilities.
+    """
+
+    name = "realtime"
+
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        asked = {name.upper().removeprefix("CAP_") for name in request.added_capabilities}
+        if asked & _GIVING:
+            yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
+
+
+def _left_of(asked: str, cpus: frozenset[int] | type_unlimited) -> str:
+    """Of the CPUs that are asked for, those that the box may run on. What is no list is the runtime's to refuse."""
+    try:
+        wanted = parse_cpus(asked)
+    except ValueError:
+        return asked
+    return asked if cpus is UNLIMITED or wanted <= cpus else format_cpus(wanted & cpus)

@@ -1,0 +1,20 @@
+"""What the parts that look after pods share, so that each is given it as one thing."""
+
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.control.clock import Clock
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import PodCounters, Runtime
+from criproxy.pods.stopping import Holds
+
+
+class Shared(Struct, frozen=True):
+    """The pods of this node, the runtime that runs them, and what every part needs for its work."""
+
+    inventory: Inventory
+    runtime: Runtime
+    holds: Holds
+    counters: PodCounters
+    clock: Clock
+    log: FilteringBoundLogger
