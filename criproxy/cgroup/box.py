@@ -292,9 +292,10 @@ class Box:
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
-        if self._path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
-            return self._usage()
-        return await self._reader.run("read usage", self._usage)
+        path = self._path
+        if path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
+            return self._usage(None)
+        return await self._reader.run("read usage", lambda: self._usage(path))
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
         """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
@@ -590,8 +591,8 @@ class Box:
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
 
-    def _usage(self) -> UsageReading:
-        path, wanted = self._path, self._wanted
+    def _usage(self, path: str | None) -> UsageReading:
+        wanted = self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
