@@ -163,6 +163,8 @@ class Box:
         self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
+        self._empty = False
+        """The last sweep has left no pod, and none has been let in since."""
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -319,12 +321,12 @@ class Box:
         return await self._writer.run("reap", lambda: self._reap(known))
 
     def cpu_times(self) -> tuple[float, float] | None:
-        """CPU seconds of the node and of the box; None: there is no box. Raises OSError.
+        """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.
 
         For the event loop: two small files that the kernel answers at once. On v2 the node is kubepods and the box.
         """
         path = self._path
-        if path is None:
+        if path is None or self._empty:
             return None
         if self._counted != path:
             self._count_at(path)
@@ -429,6 +431,7 @@ class Box:
         self._pods = tuple(sorted({*self._pods, place.name}))
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
+        self._empty = False
         limits = self._set_by_kubelet(place) or PodLimits()
         if memory_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
@@ -470,6 +473,7 @@ class Box:
         return True
 
     def _adopt(self, path: str, lifted: bool) -> None:
+        self._empty = False
         self._settle_at(path)
         if self._settings.only_lower:
             self._limits = self._found_first(path)
@@ -615,6 +619,7 @@ class Box:
         box = parse_box(self._path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self._pods = tuple(name for name in there if name not in removed)
+        self._empty = not self._pods
         return removed
 
     def _reap(self, known: frozenset[str]) -> tuple[str, ...]:
