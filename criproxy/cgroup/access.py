@@ -25,7 +25,8 @@ class FileAccess:
         self.roots = tuple(sorted(roots))
         self.tree = tree
         self._mounts = mounts
-        self._last: dict[str, str] = {}
+        self._last: dict[str, dict[str, str]] = {}
+        """By directory, and by file of it."""
         self._lowering: str | None = None
 
     def mount(self, controller: str) -> str | None:
@@ -78,7 +79,7 @@ class FileAccess:
         file, form = self.file(row, path), _column(row, self.version).format
         want, old = form.text(value), form.held(self.tree.read(file))
         if old == want:
-            self._last[file] = old
+            self._keep(file, old)
             return []
         self.tree.write(file, want)
         new = form.held(self.tree.read(file))
@@ -93,7 +94,7 @@ class FileAccess:
 
     def note(self, row: KernelFile, path: str, value: Any) -> None:
         """What the file holds now is our own doing, or none of our business."""
-        self._last[self.file(row, path)] = _column(row, self.version).format.text(value)
+        self._keep(self.file(row, path), _column(row, self.version).format.text(value))
 
     def changed(self, row: KernelFile, path: str, old: Any, new: Any) -> LimitChange:
         """The file was brought from one value to the other."""
@@ -119,8 +120,7 @@ class FileAccess:
 
     def forget(self, directory: str) -> None:
         """The cgroup is gone; one of the same name starts anew."""
-        last = self._last.copy()  # whoever lowers a limit may add to it
-        self._last = {file: text for file, text in last.items() if not file.startswith(f"{directory}/")}
+        self._last.pop(directory, None)
 
     # --- files that differ in a part of their names ------------------------------------------------------------------
 
@@ -140,9 +140,15 @@ class FileAccess:
                 self.tree.write(f"{self.directory(family.controller, path)}/{name}", texts[name])
 
     def _changed(self, file: str, old: str, new: str) -> LimitChange:
-        drift = self._last.get(file, old) != old and self._lowering != file
-        self._last[file] = new
+        drift = self._keep(file, new) not in (None, old) and self._lowering != file
         return LimitChange(file, old.strip(), new.strip(), drift)
+
+    def _keep(self, file: str, text: str) -> str | None:
+        """Remember what the file holds; returns what it held before, None: that is not known."""
+        directory, _, name = file.rpartition("/")
+        last = self._last.setdefault(directory, {})
+        before, last[name] = last.get(name), text
+        return before
 
 
 def contested(file: str, wrote: str, held: str) -> CgroupError:

@@ -163,6 +163,8 @@ class Box:
         self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
         self._pods: tuple[str, ...] = ()
+        self._empty = False
+        """The last sweep has left no pod, and none has been let in since."""
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -292,9 +294,10 @@ class Box:
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
-        if self._path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
-            return self._usage()
-        return await self._reader.run("read usage", self._usage)
+        path = self._path
+        if path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
+            return self._usage(None)
+        return await self._reader.run("read usage", lambda: self._usage(path))
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
         """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
@@ -318,12 +321,12 @@ class Box:
         return await self._writer.run("reap", lambda: self._reap(known))
 
     def cpu_times(self) -> tuple[float, float] | None:
-        """CPU seconds of the node and of the box; None: there is no box. Raises OSError.
+        """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.
 
         For the event loop: two small files that the kernel answers at once. On v2 the node is kubepods and the box.
         """
         path = self._path
-        if path is None:
+        if path is None or self._empty:
             return None
         if self._counted != path:
             self._count_at(path)
@@ -428,6 +431,7 @@ class Box:
         self._pods = tuple(sorted({*self._pods, place.name}))
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
+        self._empty = False
         limits = self._set_by_kubelet(place) or PodLimits()
         if memory_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
@@ -469,6 +473,7 @@ class Box:
         return True
 
     def _adopt(self, path: str, lifted: bool) -> None:
+        self._empty = False
         self._settle_at(path)
         if self._settings.only_lower:
             self._limits = self._found_first(path)
@@ -590,8 +595,8 @@ class Box:
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
 
-    def _usage(self) -> UsageReading:
-        path, wanted = self._path, self._wanted
+    def _usage(self, path: str | None) -> UsageReading:
+        wanted = self._wanted
         node, read_s = self._driver.node_usage(), self._clock()
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
@@ -614,6 +619,7 @@ class Box:
         box = parse_box(self._path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self._pods = tuple(name for name in there if name not in removed)
+        self._empty = not self._pods
         return removed
 
     def _reap(self, known: frozenset[str]) -> tuple[str, ...]:

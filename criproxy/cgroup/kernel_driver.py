@@ -163,7 +163,7 @@ class KernelDriver:
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)
         memory = self._access.read(rows.MEMORY_MAX, path)
-        values = {name: self._access.read(row, path) for name, row in self._pod_files if self._access.has(row, path)}
+        values = {name: self._access.read(row, path) for name, row in self._pod_files}
         hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
         return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
 

@@ -8,7 +8,7 @@ its *ceiling*, to which each decision keeps; when the ceiling rises or goes, the
 
     state     what ends it
     resting   a tick of the control loop, a pod that starts, new settings: then it takes one look
-    watching  no box, no decision yet, or switched off: then it rests
+    watching  no box or no pod in it, no decision yet, or switched off: then it rests
     alarmed   the squeeze has been written, or has failed: then it watches, for `_HURRIED_LOOKS` looks at a faster pace
 
 Resting takes no timer at all: a node without offline pods pays nothing for the guard. While watching, each look reads
@@ -60,7 +60,10 @@ class GuardedBox(Protocol):
     """What the guard looks at and acts on (`criproxy.cgroup.box`)."""
 
     def cpu_times(self) -> tuple[float, float] | None:
-        """CPU seconds of the node and of the box, read without blocking; None: there is no box. Raises OSError."""
+        """CPU seconds of the node and of the box, read without blocking; None: there is no box, or no pod in it.
+
+        Raises OSError.
+        """
         ...
 
     async def squeeze(self, cores: float) -> object:
@@ -232,7 +235,7 @@ class Guard:
             self._observer.guard_false_alarm()
 
     def _read(self) -> _Reading | None:
-        """None: there is no box, so the guard rests, or the counters could not be read at one moment."""
+        """None: there is no pod to watch, so the guard rests, or the counters could not be read at one moment."""
         for _ in range(_TRIES):
             from_s = self._clock.boottime_s()
             times = self._box.cpu_times()

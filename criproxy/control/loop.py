@@ -63,6 +63,10 @@ class CpuGuard(Protocol):
         """A decision was made from this."""
         ...
 
+    def wake(self) -> None:
+        """Nothing could be decided, but there may be a box all the same."""
+        ...
+
 
 class LoopSettings(Struct, frozen=True):
     """`dry_run` computes and reports all, and applies nothing."""
@@ -150,6 +154,7 @@ class Loop:
             snapshot = await self._sample()
             self._tell_discarded()
             if snapshot is None:
+                self._guard.wake()
                 await self._fall_back()
             else:
                 self._on_sample(snapshot)
@@ -159,6 +164,7 @@ class Loop:
                 self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
         except Exception as error:
             self._failed(error)
+            self._guard.wake()
             with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
                 await self._fall_back()
             with contextlib.suppress(Exception):  # an observer may be what failed

@@ -493,6 +493,32 @@ def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
     assert box.cpu_times() == (node_s, 2.0)
 
 
+def test_cpu_times_are_of_a_box_that_may_have_pods(box: Box, driver: FakeDriver, clock: Clock, tmp_path: Path) -> None:
+    driver.counters = str(tmp_path)
+    for cgroup in ("kubepods", "offline"):
+        (tmp_path / cgroup).mkdir()
+        (tmp_path / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
+    told = []
+    for step in (
+        lambda: box.admit(A, 0),
+        lambda: box.sweep(()),  # it is starting
+        lambda: box.sweep({"poda"}),
+        lambda: box.sweep(()),
+        lambda: box.update_pod(A, 0),
+        lambda: box.sweep(()),
+        lambda: box.admit(B, 0),
+        lambda: box.sweep({"podb"}),
+        lambda: box.sweep(()),
+        lambda: box.adopt(parse_box("/offline")),
+    ):
+        run(step)
+        told.append(box.cpu_times() is not None)
+        for name in box.admitted if len(told) in {2, 8} else ():
+            box.forget(name)
+
+    assert told == [True, True, True, False, True, False, True, True, False, True]
+
+
 def test_pressure_is_that_of_kubelets_own_cgroup(box: Box) -> None:
     before = box.pressure_file()
     run(lambda: box.admit(ELSEWHERE, 0))

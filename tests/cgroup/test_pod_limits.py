@@ -1,5 +1,7 @@
 """Processes of the box, and what a pod had by kubelet's own cgroup: in force in the box, with every driver."""
 
+import errno
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -225,3 +227,22 @@ def test_huge_pages_that_the_box_has_no_files_for_refuse_nobody(node: Node) -> N
     node.driver.ensure_pod(node.pod, PodLimits(hugetlb={"hugetlb.1GB.max": "0"}))
 
     assert "hugetlb.1GB.max" not in node.driver.pod_limits(node.pod).hugetlb
+
+
+def test_limits_of_a_pod_that_goes_while_they_are_read_are_none_and_not_the_lowest(node: Node) -> None:
+    path = node.set_by_kubelet()
+    read = node.kernel.read
+
+    def going(file: str) -> str:
+        text = read(file)
+        shutil.rmtree(Path(file).parent)
+        for other in Path(node.kernel.root).rglob(Path(file).parent.name):
+            shutil.rmtree(other)
+        return text
+
+    node.kernel.read = going  # type: ignore[method-assign]
+
+    with pytest.raises(CgroupError) as caught:
+        node.driver.pod_limits(path)
+
+    assert caught.value.errno == errno.ENOENT

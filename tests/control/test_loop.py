@@ -31,6 +31,7 @@ class Node:
         self.box = FakeBox(self.clock)
         self.observer = FakeObserver()
         self.held, self.outlook, self.starting = None, None, 0
+        self.woken = 0
         self.loop = Loop(
             self.box,
             self.capacity,
@@ -47,6 +48,10 @@ class Node:
 
     def decided(self, outlook):
         self.outlook = outlook
+        self.woken += 1
+
+    def wake(self):
+        self.woken += 1
 
     def ticks(self, count=1, seconds=1.0):
         async def go():
@@ -229,6 +234,15 @@ def test_tick_static_policy_applies_what_is_configured():
     node = Node(replace(SETTINGS, policy=laws(StaticSettings(1.5), StaticSettings(UNLIMITED))))
     node.ticks(5)
     assert node.box.limits == {"cpu": 1.5, "memory": UNLIMITED}
+
+
+def test_guard_takes_a_look_with_each_tick_also_when_nothing_is_decided(node):
+    """The box may have gone and come meanwhile, which a guard at rest does not see."""
+    node.ticks()  # the first reading gives no rate
+    first = node.woken
+    node.box.usage_error = OSError("gone")
+    node.ticks(2)
+    assert (first, node.woken, node.outlook) == (1, 3, None)
 
 
 @pytest.mark.parametrize("where", ["usage_error", "apply_error"])
