@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
+from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import configuration
 
 SIGNAL: Final = "memory.available"
@@ -112,10 +112,10 @@ class _Files:
         return (self.root / path.lstrip("/")).read_text(errors="replace")
 
 
-def _threshold(words: Sequence[Argument], files: _Files) -> EvictionHard:
+def _threshold(words: Sequence[str], files: _Files) -> EvictionHard:
     """A flag wins over all files; of these, a later one adds to those before."""
-    if given := flag(words, "--eviction-hard"):
-        pairs = (one.partition("<") for one in given.text.split(",") if one)
+    if (given := flag(words, "--eviction-hard")) is not None:
+        pairs = (one.partition("<") for one in given.split(",") if one)
         return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
     hard: dict[str, str] | None = None
     merged, source = False, ""
@@ -135,12 +135,12 @@ def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHa
     return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
 
 
-def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
+def _kubelet(listen: str, root: Path) -> tuple[int, list[str]] | None:
     """Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's.
 
     One of another name must use us.
     """
-    found: list[tuple[int, list[Argument]]] = []
+    found: list[tuple[int, list[str]]] = []
     for entry in (root / "proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -148,12 +148,10 @@ def _kubelet(listen: str, root: Path) -> tuple[int, list[Argument]] | None:
             name = (entry / "comm").read_bytes().strip()
             if not name.startswith(_KUBELET) or not _is_the_nodes(entry):
                 continue
-            texts = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            words = (entry / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        words = [Argument(text, "") for text in texts]
-        given = flag(words, ENDPOINT_FLAG)
-        if given and socket_path(given.text) == listen:
+        if socket_path(flag(words, ENDPOINT_FLAG) or "") == listen:
             return int(entry.name), words
         if name == _KUBELET:
             found.append((int(entry.name), words))

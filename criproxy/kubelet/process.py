@@ -4,14 +4,14 @@ Only files are read, and of processes only kubelet's own, so that it costs next 
 YAML parser is needed for it.
 """
 
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from criproxy.kubelet.flags import Argument, flag
-from criproxy.kubelet.walk import walk
+from criproxy.kubelet.flags import flag
 
 UNIT: Final = "kubelet.service"
 
@@ -28,17 +28,16 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 """Where kubeadm has kubelet's configuration."""
 
 
-def command_line(root: Path) -> list[Argument]:
+def command_line(root: Path) -> list[str]:
     """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
     for path in _process_lists(root):
         for pid in read(root, path).split():
             if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
-                words = read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
-                return [Argument(word, "") for word in words]
+                return read(root, f"/proc/{int(pid)}/cmdline").decode(errors="surrogateescape").split("\0")
     return []
 
 
-def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, str]:
+def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:
     """The value that a key has in the configuration of this command line, and in which file; ("", "") if in none.
 
     Raises OSError. Source: kubelet, cmd/kubelet/app/server.go: --config-dir goes over --config.
@@ -51,13 +50,28 @@ def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, st
     return found
 
 
-def configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
+def configuration(words: Sequence[str], root: Path) -> Iterator[str]:
     """The configuration files of a command line; a later one goes over those before it."""
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
-    if config and config.text:
-        yield posixpath.join("/", config.text)
-    if directory and directory.text:
-        yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
+    if config:
+        yield posixpath.join("/", config)
+    if directory:
+        yield from (path for path in walk(root, posixpath.join("/", directory)) if path.endswith(".conf"))
+
+
+def walk(root: Path, directory: str) -> list[str]:
+    """The files below a directory in the order in which kubelet reads its --config-dir: hidden ones too.
+
+    Names are compared within each directory, so what is in `a` comes before `a.conf`. No link is followed, also not
+    `directory` itself, unless it ends in a slash. Nothing is there: nothing.
+    Source: kubelet, cmd/kubelet/app/server.go (mergeKubeletConfigurations); Go, filepath.WalkDir.
+    """
+    top = f"{root}/{directory.lstrip('/')}"
+    if os.path.islink(top):
+        return []
+    found = [os.path.relpath(f"{at}/{name}", top) for at, _, names in os.walk(top) for name in names]
+    found.sort(key=lambda path: os.fsencode(path).split(b"/"))
+    return [posixpath.join(directory, path) for path in found]
 
 
 def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
@@ -66,9 +80,9 @@ def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
     Source: kubelet, --cgroup-driver, which goes before cgroupDriver of its configuration.
     """
     try:
-        words = command_line(root) or [Argument(f"--config={_KUBEADMS}", "")]
-        if given := flag(words, "--cgroup-driver"):
-            return given.text, "a flag of kubelet's"
+        words = command_line(root) or [f"--config={_KUBEADMS}"]
+        if (given := flag(words, "--cgroup-driver")) is not None:
+            return given, "a flag of kubelet's"
         driver, path = configured(words, root, "cgroupDriver")
     except (OSError, ValueError):
         return "", ""

@@ -21,7 +21,6 @@ from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
 from criproxy.kubelet import process
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
-from criproxy.kubelet.flags import Argument
 
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
@@ -79,11 +78,11 @@ class Host:
         found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
         return sorted("/" + os.path.relpath(path, self._root) for path in found)
 
-    def configuration(self, words: Sequence[Argument]) -> tuple[str, ...]:
+    def configuration(self, words: Sequence[str]) -> tuple[str, ...]:
         """The configuration files of the kubelet of a command line, the last one with the last word."""
         return tuple(process.configuration(words, self._root))
 
-    def configured(self, words: Sequence[Argument], key: str) -> tuple[str, str]:
+    def configured(self, words: Sequence[str], key: str) -> tuple[str, str]:
         """The value of a key in the configuration of a command line, and its file; ("", "") if in none."""
         try:
             return process.configured(words, self._root, key)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from criproxy.commands.attach.host import Host, UnitState
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
-from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
+from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import UNIT
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
@@ -107,11 +107,10 @@ def look(host: Host) -> NodeKubelet | None:
     running = host.command_line(unit.pid)
     words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
     program = program_of(host.help_text(_program_path(words)))
-    arguments = [Argument(word, "") for word in words]
-    files = (*host.configuration(arguments), *environment_files, *unit.files)
+    files = (*host.configuration(words), *environment_files, *unit.files)
     return NodeKubelet(
         unit, words, command_of(host, [path for path in unit.files if path != DROPIN]), program,
-        _use(host, arguments, program, files), files,
+        _use(host, words, program, files), files,
     )  # fmt: skip
 
 
@@ -208,12 +207,12 @@ def _program_path(words: Sequence[str]) -> str:
     return path if path.startswith("/") and _KUBELET.fullmatch(posixpath.basename(path)) else ""
 
 
-def _use(host: Host, words: Sequence[Argument], program: Program, files: Sequence[str]) -> Use:
+def _use(host: Host, words: Sequence[str], program: Program, files: Sequence[str]) -> Use:
     given, kind = flag(words, ENDPOINT_FLAG), flag(words, "--container-runtime")
     endpoint, origin = program.default_endpoint, "kubelet's default"
     reads_files = not program.has_runtime_flag  # since 1.27
     if given is not None:
-        endpoint, origin = given.text, _named_by(host, files, socket_path(given.text)) or UNNAMED
+        endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
     elif reads_files and (found := host.configured(words, ENDPOINT_KEY))[0]:
         endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
@@ -225,9 +224,9 @@ def _use(host: Host, words: Sequence[Argument], program: Program, files: Sequenc
             host, words, "--image-service-endpoint", "imageServiceEndpoint" if reads_files else ""
         ),
         healthz=_healthz(host, words),
-        config_file=posixpath.join("/", config.text) if config and config.text else "",
-        config_dir=posixpath.join("/", directory.text) if directory and directory.text else "",
-        remote=kind.text == "remote" if kind else not program.needs_remote,
+        config_file=posixpath.join("/", config) if config else "",
+        config_dir=posixpath.join("/", directory) if directory else "",
+        remote=not program.needs_remote if kind is None else kind == "remote",
     )
 
 
@@ -237,12 +236,12 @@ def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
     return next((path for path, text in texts if socket and renamed(text, socket, "") != text), "")
 
 
-def _value_of(host: Host, words: Sequence[Argument], name: str, key: str) -> str:
+def _value_of(host: Host, words: Sequence[str], name: str, key: str) -> str:
     given = flag(words, name)
-    return given.text if given else host.configured(words, key)[0] if key else ""
+    return given if given is not None else host.configured(words, key)[0] if key else ""
 
 
-def _healthz(host: Host, words: Sequence[Argument]) -> tuple[str, int]:
+def _healthz(host: Host, words: Sequence[str]) -> tuple[str, int]:
     name = _value_of(host, words, "--healthz-bind-address", "healthzBindAddress")
     port = _value_of(host, words, "--healthz-port", "healthzPort")
     return (
