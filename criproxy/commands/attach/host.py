@@ -10,13 +10,12 @@ import fcntl
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach import oom_group
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
 from criproxy.kubelet import process
@@ -33,6 +32,8 @@ _ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
 """One line for each; older systemd answers with the latter."""
 
 _CGROUPS: Final = "/sys/fs/cgroup"
+_OOM_GROUP: Final = "memory.oom.group"
+_SET: Final = "1"
 
 
 class UnitState(Struct, frozen=True):
@@ -177,11 +178,11 @@ class Host:
 
     def reload(self) -> None:
         """Have systemd read its units; what that takes from running containers is put back."""
-        self._oom_groups = oom_group.set_below(self._at(_CGROUPS))
+        self._oom_groups = set_below(self._at(_CGROUPS))
         try:
             self._systemctl("daemon-reload")
         finally:
-            oom_group.put_back(self._oom_groups)
+            put_back(self._oom_groups)
 
     def restart(self, name: str) -> None:
         """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
@@ -189,7 +190,7 @@ class Host:
         try:
             self._systemctl("restart", name, timeout_s=_RESTART_S)
         finally:
-            oom_group.put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
+            put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
 
     def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
         status, output = self.machine.run(("systemctl", *arguments), timeout_s)
@@ -226,6 +227,42 @@ class Host:
             if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
                 cgroup = (self.read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
                 yield name, self.command_line(int(pid)), cgroup
+
+
+# --- memory.oom.group -------------------------------------------------------------------------------------------------
+# Kubelet has runc write it into each container's scope, so that all processes of a container end together when its
+# memory ends. Systemd does not know of that: from version 262 on, each reload, whoever asks for it, writes what the
+# scope's OOMPolicy= means.
+
+
+def set_below(mount: Path) -> tuple[Path, ...]:
+    """The files of the cgroups below `mount` that have it set; none on cgroup v1, which does not know it."""
+    files = (Path(directory) / _OOM_GROUP for directory, _, names in os.walk(mount) if _OOM_GROUP in names)
+    return tuple(file for file in files if _holds(file) == _SET)
+
+
+def put_back(files: Collection[Path]) -> tuple[Path, ...]:
+    """Set it where it is not; returns where that was. A cgroup that has gone meanwhile is left out."""
+    changed = []
+    for file in files:
+        if _holds(file) not in (_SET, None):
+            try:
+                file.write_text(_SET)
+            except OSError:  # it has just gone
+                continue
+            changed.append(file)
+    return tuple(changed)
+
+
+def _holds(file: Path) -> str | None:
+    """None: it has gone."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return None
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _beside(path: Path) -> Path:
