@@ -10,7 +10,7 @@ import fcntl
 import glob
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
-from criproxy.kubelet import process
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
 
 _RESTART_S: Final = 180.0
@@ -58,11 +57,11 @@ class Host:
 
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
-        self._root = root
+        self.root = root
         self._oom_groups: tuple[Path, ...] = ()
 
     def _at(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+        return self.root / path.lstrip("/")
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -76,19 +75,12 @@ class Host:
 
     def matching(self, pattern: str) -> list[str]:
         """The paths that a shell pattern matches, sorted."""
-        found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
-        return sorted("/" + os.path.relpath(path, self._root) for path in found)
+        found = glob.glob(glob.escape(str(self.root)) + "/" + pattern.lstrip("/"))
+        return sorted("/" + os.path.relpath(path, self.root) for path in found)
 
-    def configuration(self, words: Sequence[str]) -> tuple[str, ...]:
-        """The configuration files of the kubelet of a command line, the last one with the last word."""
-        return tuple(process.configuration(words, self._root))
-
-    def configured(self, words: Sequence[str], key: str) -> tuple[str, str]:
-        """The value of a key in the configuration of a command line, and its file; ("", "") if in none."""
-        try:
-            return process.configured(words, self._root, key)
-        except OSError as error:
-            raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    def text(self, path: str) -> str:
+        """A file's content; "" when there is none."""
+        return (self.read(path) or b"").decode(errors="surrogateescape")
 
     def apply(self, edit: Edit) -> None:
         """Make the file what it shall be, at once or not at all; owner and mode stay. A link keeps pointing there.

@@ -18,9 +18,10 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.attach.host import Host, UnitState
+from criproxy.commands.attach.machine import NodeError
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.process import UNIT, configuration, configured
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"
@@ -84,14 +85,13 @@ class Use(Struct, frozen=True):
 
 
 class NodeKubelet(Struct, frozen=True):
-    """This node's kubelet. `words` are those of its process, else those that systemd would start it by.
+    """This node's kubelet.
 
     `command` is the unit's without our drop-in, None: it has none, or several. `files` are those that may name the
     endpoint, the last one with the last word.
     """
 
     unit: UnitState
-    words: tuple[str, ...]
     command: Command | None
     program: Program
     use: Use
@@ -107,11 +107,13 @@ def look(host: Host) -> NodeKubelet | None:
     running = host.command_line(unit.pid)
     words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
     program = program_of(host.help_text(_program_path(words)))
-    files = (*host.configuration(words), *environment_files, *unit.files)
-    return NodeKubelet(
-        unit, words, command_of(host, [path for path in unit.files if path != DROPIN]), program,
-        _use(host, words, program, files), files,
-    )  # fmt: skip
+    files = (*configuration(words, host.root), *environment_files, *unit.files)
+    try:
+        use = _use(host, words, program, files)
+    except OSError as error:
+        raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    command = command_of(host, [path for path in unit.files if path != DROPIN])
+    return NodeKubelet(unit, command, program, use, files)
 
 
 def command_of(host: Host, paths: Iterable[str]) -> Command | None:
@@ -122,7 +124,7 @@ def command_of(host: Host, paths: Iterable[str]) -> Command | None:
     held: list[Command] = []
     for path in paths:
         section = ""
-        for line in logical_lines((host.read(path) or b"").decode(errors="surrogateescape")):
+        for line in logical_lines(host.text(path)):
             key, _, value = (part.strip() for part in line.partition("="))
             section = line if line.startswith("[") else section
             if section == "[Service]" and key == "ExecStart":
@@ -188,7 +190,7 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
     for path in environment_files:
-        for name, value in _ASSIGNMENT.findall((host.read(path) or b"").decode(errors="surrogateescape")):
+        for name, value in _ASSIGNMENT.findall(host.text(path)):
             with contextlib.suppress(ValueError):
                 variables[name] = " ".join(shlex.split(value))
     command = command_of(host, unit.files)
@@ -213,7 +215,7 @@ def _use(host: Host, words: Sequence[str], program: Program, files: Sequence[str
     reads_files = not program.has_runtime_flag  # since 1.27
     if given is not None:
         endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
-    elif reads_files and (found := host.configured(words, ENDPOINT_KEY))[0]:
+    elif reads_files and (found := configured(words, host.root, ENDPOINT_KEY))[0]:
         endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     return Use(
@@ -232,13 +234,13 @@ def _use(host: Host, words: Sequence[str], program: Program, files: Sequence[str
 
 def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
     """The last of the files that names the endpoint; "": none does."""
-    texts = ((path, (host.read(path) or b"").decode(errors="surrogateescape")) for path in reversed(files))
+    texts = ((path, host.text(path)) for path in reversed(files))
     return next((path for path, text in texts if socket and renamed(text, socket, "") != text), "")
 
 
 def _value_of(host: Host, words: Sequence[str], name: str, key: str) -> str:
     given = flag(words, name)
-    return given if given is not None else host.configured(words, key)[0] if key else ""
+    return given if given is not None else configured(words, host.root, key)[0] if key else ""
 
 
 def _healthz(host: Host, words: Sequence[str]) -> tuple[str, int]:
