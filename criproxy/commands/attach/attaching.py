@@ -116,8 +116,6 @@ def _check_loaded(steps: Steps, plan: EditPlan) -> None:
 
 
 def _check_process(steps: Steps, plan: EditPlan, pid: int) -> None:
-    if plan.writes(DROPIN):
-        flag = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}"
-        words = steps.host.command_line(pid)
-        if words and flag not in words:
-            raise NodeError(f"kubelet (pid {pid}) was started without {flag}")
+    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", steps.host.command_line(pid)
+    if plan.writes(DROPIN) and words and flag not in words:
+        raise NodeError(f"kubelet (pid {pid}) was started without {flag}")
