@@ -2,13 +2,15 @@
 
 import contextlib
 
+from msgspec.structs import replace
+
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, RefusedError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
 from criproxy.commands.attach.steps import FailedError, Steps
-from criproxy.kubelet.attachment import DROPIN, AttachRecord
+from criproxy.kubelet.attachment import DROPIN, AttachRecord, sha256
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
@@ -26,6 +28,7 @@ def attach(steps: Steps) -> None:
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(use.endpoint) == listen:
             steps.say(f"already attached: kubelet uses {use.endpoint}, by {use.origin}")
+            _take_up(steps, kubelet)
             return
         steps.say(f"kubelet uses {before}, by {use.origin}")
         _check_proxy(steps, before)
@@ -51,6 +54,16 @@ def _check_record(steps: Steps) -> None:
             f"kubelet is attached to {known.listen}, and {steps.proxy.config_file} says {steps.proxy.listen}: "
             "`criproxy detach` first"
         )
+
+
+def _take_up(steps: Steps, kubelet: NodeKubelet) -> None:
+    """A file that was changed elsewhere than in the command that we copied needs no other drop-in, only to be known."""
+    record, command = steps.host.load(), kubelet.command
+    if record is None or command is None or record.copied != command.text or steps.dry_run:
+        return
+    known = replace(record, copied_file=command.file, copied_sha256=sha256(steps.host.read(command.file) or b""))
+    if known != record:
+        steps.host.save(known)
 
 
 def _check_proxy(steps: Steps, before: str) -> None:
