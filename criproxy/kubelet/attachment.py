@@ -79,11 +79,11 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
         if not words:
             return AttachStatus("unknown", f"no {UNIT} runs")
         given = flag(words, ENDPOINT_FLAG)
-        endpoint, path = (given.text, "") if given else configured(words, root, ENDPOINT_KEY)
+        endpoint, path = configured(words, root, ENDPOINT_KEY) if given is None else (given, "")
         if socket_path(endpoint) != listen:
             used = f"kubelet uses {endpoint or 'its default'}"
             return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
-        return AttachStatus("yes", _by_flag(root) if given else f"by {ENDPOINT_KEY} in {path}")
+        return AttachStatus("yes", f"by {ENDPOINT_KEY} in {path}" if given is None else _by_flag(root))
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
 

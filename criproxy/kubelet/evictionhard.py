@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
+from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import configuration, words_of
 
 SIGNAL: Final = "memory.available"
@@ -107,10 +107,10 @@ def _root_of(process: Path) -> Path | None:
     return own if os.access(own / "proc", os.R_OK) or os.access(own / "etc", os.R_OK) else None
 
 
-def _threshold(words: Sequence[Argument], root: Path) -> EvictionHard:
+def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     """A flag wins over all files; of these, a later one adds to those before."""
-    if given := flag(words, "--eviction-hard"):
-        pairs = (one.partition("<") for one in given.text.split(",") if one)
+    if (given := flag(words, "--eviction-hard")) is not None:
+        pairs = (one.partition("<") for one in given.split(",") if one)
         return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
     hard: dict[str, str] | None = None
     merged, source = False, ""
@@ -130,7 +130,7 @@ def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHa
     return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
 
 
-def _kubelet(listen: str, root: Path) -> tuple[Path, list[Argument]] | None:
+def _kubelet(listen: str, root: Path) -> tuple[Path, list[str]] | None:
     """Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's.
 
     One of another name must use us.
@@ -145,7 +145,7 @@ def _kubelet(listen: str, root: Path) -> tuple[Path, list[Argument]] | None:
         except (FileNotFoundError, ProcessLookupError):
             continue
         given = flag(words, ENDPOINT_FLAG)
-        if given and socket_path(given.text) == listen:
+        if socket_path(given or "") == listen:
             return process, words
         if name == _KUBELET:
             found = found or (process, words)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from criproxy.kubelet.flags import Argument, flag
+from criproxy.kubelet.flags import flag
 
 UNIT: Final = "kubelet.service"
 
@@ -29,7 +29,7 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 """Where kubeadm has kubelet's configuration."""
 
 
-def command_line(root: Path) -> list[Argument]:
+def command_line(root: Path) -> list[str]:
     """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
     for path in _process_lists(root):
         for pid in read(root, path).split():
@@ -39,13 +39,12 @@ def command_line(root: Path) -> list[Argument]:
     return []
 
 
-def words_of(process: Path) -> list[Argument]:
+def words_of(process: Path) -> list[str]:
     """The command line of a process, by its directory in /proc. Raises OSError."""
-    texts = (process / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
-    return [Argument(text, "") for text in texts]
+    return (process / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
 
 
-def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, str]:
+def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:
     """The value that a key has in the configuration of this command line, and in which file; ("", "") if in none.
 
     Raises OSError. Source: kubelet, cmd/kubelet/app/server.go: --config-dir goes over --config.
@@ -58,13 +57,13 @@ def configured(words: Sequence[Argument], root: Path, key: str) -> tuple[str, st
     return found
 
 
-def configuration(words: Sequence[Argument], root: Path) -> Iterator[str]:
+def configuration(words: Sequence[str], root: Path) -> Iterator[str]:
     """The configuration files of a command line; a later one goes over those before it."""
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
-    if config and config.text:
-        yield posixpath.join("/", config.text)
-    if directory and directory.text:
-        yield from (path for path in walk(root, posixpath.join("/", directory.text)) if path.endswith(".conf"))
+    if config:
+        yield posixpath.join("/", config)
+    if directory:
+        yield from (path for path in walk(root, posixpath.join("/", directory)) if path.endswith(".conf"))
 
 
 def walk(root: Path, directory: str) -> list[str]:
@@ -88,9 +87,9 @@ def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
     Source: kubelet, --cgroup-driver, which goes before cgroupDriver of its configuration.
     """
     try:
-        words = command_line(root) or [Argument(f"--config={_KUBEADMS}", "")]
-        if given := flag(words, "--cgroup-driver"):
-            return given.text, "a flag of kubelet's"
+        words = command_line(root) or [f"--config={_KUBEADMS}"]
+        if (given := flag(words, "--cgroup-driver")) is not None:
+            return given, "a flag of kubelet's"
         driver, path = configured(words, root, "cgroupDriver")
     except (OSError, ValueError):
         return "", ""

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver
-from criproxy.commands.explain.places import DEFAULT_BOXES, Places, places
+from criproxy.commands.explain.command import DEFAULT_BOXES, Places, places
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
 from criproxy.observe.why import Why

@@ -2,13 +2,15 @@
 
 import contextlib
 
-from criproxy.commands.attach import byhand, health, record
+from msgspec.structs import replace
+
+from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, RefusedError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.plan import attach_plan, endpoint_before
-from criproxy.commands.attach.steps import FailedError, Steps, in_words
-from criproxy.kubelet.attachment import DROPIN, AttachRecord
+from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
+from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.kubelet.attachment import DROPIN, AttachRecord, sha256
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
@@ -26,12 +28,13 @@ def attach(steps: Steps) -> None:
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(use.endpoint) == listen:
             steps.say(f"already attached: kubelet uses {use.endpoint}, by {use.origin}")
+            _take_up(steps, kubelet)
             return
         steps.say(f"kubelet uses {before}, by {use.origin}")
         _check_proxy(steps, before)
         if kubelet.unit.active == "active":
-            health.check_now(steps.host, use)
-        if steps.terms.dry_run:
+            steps.check_well(use)
+        if steps.dry_run:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, before)
@@ -53,6 +56,16 @@ def _check_record(steps: Steps) -> None:
         )
 
 
+def _take_up(steps: Steps, kubelet: NodeKubelet) -> None:
+    """A file that was changed elsewhere than in the command that we copied needs no other drop-in, only to be known."""
+    record, command = steps.host.load(), kubelet.command
+    if record is None or command is None or record.copied != command.text or steps.dry_run:
+        return
+    known = replace(record, copied_file=command.file, copied_sha256=sha256(steps.host.read(command.file) or b""))
+    if known != record:
+        steps.host.save(known)
+
+
 def _check_proxy(steps: Steps, before: str) -> None:
     """Kubelet must find the same runtime behind criproxy that it uses now."""
     kubelets, proxy = socket_path(before) or "", steps.proxy
@@ -68,27 +81,21 @@ def _check_proxy(steps: Steps, before: str) -> None:
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> None:
     host, proxy, active = steps.host, steps.proxy, kubelet.unit.active
-    begun = record.begun(plan, kubelet, host.read, before=before, listen=proxy.listen, previous=host.load())
+    record = begun(plan, kubelet, host.read, before=before, listen=proxy.listen, previous=host.load())
     blind, calls = proxy.is_blind(host), proxy.calls(host)
-    _remember(steps, begun)
+    _remember(steps, record)
     try:
         steps.write(plan)
         _check_loaded(steps, plan)
         if active == "active":
             host.restart(UNIT)
-            pid = health.wait(
-                host,
-                kubelet.use,
-                lambda: blind or proxy.has_carried(host, calls),
-                "criproxy has seen no call of kubelet's",
-            )
+            unseen = "criproxy has seen no call of kubelet's"
+            pid = steps.wait_until_well(kubelet.use, lambda: blind or proxy.has_carried(host, calls), unseen)
             _check_process(steps, plan, pid)
-        host.save(record.finished(begun))
+        host.save(finished(record))
     except BaseException as error:
-        steps.terms.hold()
-        steps.say(f"failed: {in_words(error)}")
-        steps.say("putting back what was there")
-        steps.roll_back(begun)
+        steps.failed(error)
+        steps.roll_back(record)
         raise FailedError("rolled back: kubelet is as it was") from error
     if active != "active":
         steps.say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
@@ -98,13 +105,13 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         steps.say("attached: kubelet is well, and calls come through criproxy")
 
 
-def _remember(steps: Steps, begun: AttachRecord) -> None:
+def _remember(steps: Steps, record: AttachRecord) -> None:
     """Before anything is changed, so that whoever comes after a kill can undo it."""
     try:
-        steps.host.save(begun)
+        steps.host.save(record)
     except BaseException:
         with contextlib.suppress(NodeError):
-            steps.host.save(begun.previous)
+            steps.host.save(record.previous)
         raise
 
 
@@ -122,8 +129,6 @@ def _check_loaded(steps: Steps, plan: EditPlan) -> None:
 
 
 def _check_process(steps: Steps, plan: EditPlan, pid: int) -> None:
-    if plan.writes(DROPIN):
-        flag = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}"
-        words = steps.host.command_line(pid)
-        if words and flag not in words:
-            raise NodeError(f"kubelet (pid {pid}) was started without {flag}")
+    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", steps.host.command_line(pid)
+    if plan.writes(DROPIN) and words and flag not in words:
+        raise NodeError(f"kubelet (pid {pid}) was started without {flag}")

@@ -4,100 +4,62 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from criproxy.kubelet.process import UNIT
 
-
-class Kind(Struct, frozen=True):
-    """A way of running kubelet. `units` is a pattern of its units' names; `steps` has {listen} and {unit} in it."""
-
-    name: str
-    units: str
-    runtime: str
-    steps: tuple[str, ...]
-
-
-_RANCHER: Final = (
-    "in /etc/rancher/{product}/config.yaml.d/criproxy.yaml write",
-    '    kubelet-arg+: ["container-runtime-endpoint=unix://{listen}"]',
-    "then `systemctl restart {unit}` (not the product's own option container-runtime-endpoint: it would switch the "
-    "built-in containerd off)",
+_FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
+_RANCHERS: Final = (
+    "/run/k3s/containerd/containerd.sock",
+    """\
+in /etc/rancher/{product}/config.yaml.d/criproxy.yaml write
+    kubelet-arg+: ["container-runtime-endpoint=unix://{listen}"]
+then `systemctl restart {unit}` (not the product's own option container-runtime-endpoint: it would switch the \
+built-in containerd off)""",
 )
-
-KINDS: Final = (
-    Kind(
-        "k3s",
-        r"k3s(-agent)?\.service",
-        "/run/k3s/containerd/containerd.sock",
-        tuple(s.replace("{product}", "k3s") for s in _RANCHER),
-    ),
-    Kind(
-        "RKE2",
-        r"rke2-(server|agent)\.service",
-        "/run/k3s/containerd/containerd.sock",
-        tuple(s.replace("{product}", "rke2") for s in _RANCHER),
-    ),
-    Kind(
+_KINDS: Final = (
+    ("k3s", r"(?P<product>k3s)(-agent)?\.service", *_RANCHERS),
+    ("RKE2", r"(?P<product>rke2)-(server|agent)\.service", *_RANCHERS),
+    (
         "MicroK8s",
         r"snap\.microk8s\.daemon-kubel(et|ite)\.service",
         "/var/snap/microk8s/common/run/containerd.sock",
-        (
-            "in /var/snap/microk8s/current/args/kubelet set --container-runtime-endpoint=unix://{listen}",
-            "then `snap restart microk8s`",
-        ),
+        f"in /var/snap/microk8s/current/args/kubelet set {_FLAG}\nthen `snap restart microk8s`",
     ),
-    Kind(
+    (
         "k0s",
         r"k0s(controller|worker)\.service",
         "/run/k0s/containerd.sock",
-        (
-            'install the worker with --kubelet-extra-args="--container-runtime-endpoint=unix://{listen}"',
-            "then `systemctl restart {unit}`",
-        ),
+        f'install the worker with --kubelet-extra-args="{_FLAG}"\nthen `systemctl restart {{unit}}`',
     ),
-    Kind(
+    (
         "a snap",
         r"snap\..*kubelet.*\.service",
         "",
-        ("`snap set NAME container-runtime-endpoint=unix://{listen}` with the snap's name", "`snap restart NAME`"),
+        f"`snap set NAME {_FLAG[2:]}` with the snap's name\n`snap restart NAME`",
     ),
 )
+"""A way of running kubelet, by the pattern of its units' names; its runtime's socket, and what to do."""
 
 _CONTAINER: Final = re.compile(r"(docker|crio|libpod|cri-containerd)[-:]|/docker/|/libpod|/kubepods|/machine\.slice/")
 _UNIT: Final = re.compile(r"/([^/]+\.service)(?=/|$)", re.MULTILINE)
 
 
-def kind_of(units: Iterable[str]) -> tuple[Kind, str] | None:
-    """The first known way among the names of the node's services, with the unit."""
-    for unit in units:
-        for kind in KINDS:
-            if re.fullmatch(kind.units, unit):
-                return kind, unit
-    return None
-
-
 def advice(listen: str, units: Sequence[str], processes: Sequence[tuple[str, Sequence[str], str]]) -> str:
     """Why this node's kubelet cannot be attached, and what to do. `processes` are (name, arguments, cgroup)."""
-    if found := kind_of(units):
-        kind, unit = found
-        runtime = (f'set proxy.runtime = "{kind.runtime}" in criproxy\'s config and restart criproxy',)
-        steps = (*(runtime if kind.runtime else ()), *kind.steps)
-        return _by_hand(f"this node's kubelet is {kind.name}'s ({unit})", steps, listen, unit)
+    for unit in units:
+        for name, pattern, runtime, steps in _KINDS:
+            if found := re.fullmatch(pattern, unit):
+                first = (
+                    f'set proxy.runtime = "{runtime}" in criproxy\'s config and restart criproxy\n' if runtime else ""
+                )
+                return _by_hand(f"{name}'s ({unit})", first + steps, listen=listen, unit=unit, **found.groupdict())
     for name, arguments, cgroup in processes:
         if not name.startswith("kubelet") and not any("kubelet" in word for word in arguments[:2]):
             continue
         if _CONTAINER.search(cgroup):
-            steps = (
-                "mount /run/criproxy into that container",
-                "add --container-runtime-endpoint=unix://{listen} to kubelet's flags where the container is defined",
-            )
-            return _by_hand("this node's kubelet runs in a container", steps, listen, "")
-        unit = (_UNIT.findall(cgroup) or [""])[-1]
-        steps = ("add --container-runtime-endpoint=unix://{listen} to its flags", "restart it")
-        return _by_hand(
-            f"this node's kubelet is no {UNIT} but {unit or 'a process of no service'}", steps, listen, unit
-        )
+            steps = f"mount /run/criproxy into it\nadd {_FLAG} to kubelet's flags where the container is defined"
+            return _by_hand("one that runs in a container", steps, listen=listen)
+        unit = (_UNIT.findall(cgroup) or ["a process of no service"])[-1]
+        return _by_hand(f"no {UNIT} but {unit}", f"add {_FLAG} to its flags\nrestart it", listen=listen)
     return f"this node has no {UNIT}, and no kubelet runs: install kubelet first"
 
 
@@ -107,6 +69,8 @@ def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]])
     return any(wanted.fullmatch(word) for _, arguments, _ in processes for word in arguments)
 
 
-def _by_hand(what: str, steps: Iterable[str], listen: str, unit: str) -> str:
-    lines = [step.replace("{listen}", listen).replace("{unit}", unit) for step in steps]
-    return "\n  ".join((f"{what}, which `criproxy attach` does not change; by hand:", *lines))
+def _by_hand(what: str, steps: str, **names: str) -> str:
+    for name, value in names.items():
+        steps = steps.replace(f"{{{name}}}", value)
+    text = f"this node's kubelet is {what}, which `criproxy attach` does not change; by hand:\n{steps}"
+    return text.replace("\n", "\n  ")

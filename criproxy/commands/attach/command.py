@@ -12,7 +12,7 @@ from criproxy.commands.attach.detaching import detach
 from criproxy.commands.attach.edits import RefusedError
 from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.machine import Machine, NodeError, RealMachine
-from criproxy.commands.attach.steps import FailedError, Steps, Terms
+from criproxy.commands.attach.steps import FailedError, Steps
 from criproxy.config import load
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,7 +35,7 @@ def run(
         return _fail(*(str(error) for error in loaded.errors))
     proxy = loaded.config.proxy
     criproxy = RunningCriproxy(str(config_file), proxy.listen_path, proxy.runtime_path, proxy.status_path)
-    steps = Steps(Host(machine or RealMachine(), root), criproxy, Terms(_say, _hold, dry_run))
+    steps = Steps(Host(machine or RealMachine(), root), criproxy, _say, _hold, dry_run)
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)

@@ -5,7 +5,7 @@ from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError, differe
 from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import Attached, detach_plan, text_of
-from criproxy.commands.attach.steps import FailedError, Steps, in_words
+from criproxy.commands.attach.steps import FailedError, Steps
 from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
 from criproxy.kubelet.process import UNIT
@@ -23,9 +23,9 @@ def detach(steps: Steps) -> None:
         plan = detach_plan(known, steps.host.read)
         if not plan.edits and not _runs_on_criproxy(known, kubelet):
             steps.say("not attached: kubelet does not use criproxy")
-            if not steps.terms.dry_run:
+            if not steps.dry_run:
                 steps.host.save(None)
-        elif steps.terms.dry_run:
+        elif steps.dry_run:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, known)
@@ -54,12 +54,10 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached)
         for edit in plan.edits:
             done.append(edit)
             steps.host.apply(edit)
-        steps.terms.hold()
+        steps.hold()
         steps.host.reload()
     except BaseException as error:
-        steps.terms.hold()
-        steps.say(f"failed: {in_words(error)}")
-        steps.say("putting back what was there")
+        steps.failed(error)
         undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]
         steps.put_back(undone, ran=kubelet.unit.active == "active")
         raise FailedError("rolled back: kubelet is still attached") from error
@@ -93,7 +91,7 @@ def _detach_nobody(steps: Steps) -> None:
     content = host.read(DROPIN)
     ours = bool(dropin.listen_of(text_of(content)))
     plan = EditPlan((Edit(DROPIN, content, None),) if ours else ())
-    if steps.terms.dry_run and ours:
+    if steps.dry_run and ours:
         steps.say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
@@ -101,6 +99,6 @@ def _detach_nobody(steps: Steps) -> None:
         raise RefusedError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )
-    if not steps.terms.dry_run:
+    if not steps.dry_run:
         host.save(None)
     steps.say(f"not attached: there is no {UNIT}")

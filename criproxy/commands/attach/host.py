@@ -10,18 +10,15 @@ import fcntl
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach import oom_group
 from criproxy.commands.attach.edits import Edit
 from criproxy.commands.attach.machine import Machine, NodeError
-from criproxy.kubelet import process
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
-from criproxy.kubelet.flags import Argument
 
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
@@ -34,6 +31,8 @@ _ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
 """One line for each; older systemd answers with the latter."""
 
 _CGROUPS: Final = "/sys/fs/cgroup"
+_OOM_GROUP: Final = "memory.oom.group"
+_SET: Final = "1"
 
 
 class UnitState(Struct, frozen=True):
@@ -58,11 +57,11 @@ class Host:
 
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
-        self._root = root
+        self.root = root
         self._oom_groups: tuple[Path, ...] = ()
 
     def _at(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+        return self.root / path.lstrip("/")
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -76,19 +75,12 @@ class Host:
 
     def matching(self, pattern: str) -> list[str]:
         """The paths that a shell pattern matches, sorted."""
-        found = glob.glob(glob.escape(str(self._root)) + "/" + pattern.lstrip("/"))
-        return sorted("/" + os.path.relpath(path, self._root) for path in found)
+        found = glob.glob(glob.escape(str(self.root)) + "/" + pattern.lstrip("/"))
+        return sorted("/" + os.path.relpath(path, self.root) for path in found)
 
-    def configuration(self, words: Sequence[Argument]) -> tuple[str, ...]:
-        """The configuration files of the kubelet of a command line, the last one with the last word."""
-        return tuple(process.configuration(words, self._root))
-
-    def configured(self, words: Sequence[Argument], key: str) -> tuple[str, str]:
-        """The value of a key in the configuration of a command line, and its file; ("", "") if in none."""
-        try:
-            return process.configured(words, self._root, key)
-        except OSError as error:
-            raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    def text(self, path: str) -> str:
+        """A file's content; "" when there is none."""
+        return (self.read(path) or b"").decode(errors="surrogateescape")
 
     def apply(self, edit: Edit) -> None:
         """Make the file what it shall be, at once or not at all; owner and mode stay. A link keeps pointing there.
@@ -178,11 +170,11 @@ class Host:
 
     def reload(self) -> None:
         """Have systemd read its units; what that takes from running containers is put back."""
-        self._oom_groups = oom_group.set_below(self._at(_CGROUPS))
+        self._oom_groups = set_below(self._at(_CGROUPS))
         try:
             self._systemctl("daemon-reload")
         finally:
-            oom_group.put_back(self._oom_groups)
+            put_back(self._oom_groups)
 
     def restart(self, name: str) -> None:
         """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
@@ -190,7 +182,7 @@ class Host:
         try:
             self._systemctl("restart", name, timeout_s=_RESTART_S)
         finally:
-            oom_group.put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
+            put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
 
     def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
         status, output = self.machine.run(("systemctl", *arguments), timeout_s)
@@ -227,6 +219,42 @@ class Host:
             if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
                 cgroup = (self.read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
                 yield name, self.command_line(int(pid)), cgroup
+
+
+# --- memory.oom.group -------------------------------------------------------------------------------------------------
+# Kubelet has runc write it into each container's scope, so that all processes of a container end together when its
+# memory ends. Systemd does not know of that: from version 262 on, each reload, whoever asks for it, writes what the
+# scope's OOMPolicy= means.
+
+
+def set_below(mount: Path) -> tuple[Path, ...]:
+    """The files of the cgroups below `mount` that have it set; none on cgroup v1, which does not know it."""
+    files = (Path(directory) / _OOM_GROUP for directory, _, names in os.walk(mount) if _OOM_GROUP in names)
+    return tuple(file for file in files if _holds(file) == _SET)
+
+
+def put_back(files: Collection[Path]) -> tuple[Path, ...]:
+    """Set it where it is not; returns where that was. A cgroup that has gone meanwhile is left out."""
+    changed = []
+    for file in files:
+        if _holds(file) not in (_SET, None):
+            try:
+                file.write_text(_SET)
+            except OSError:  # it has just gone
+                continue
+            changed.append(file)
+    return tuple(changed)
+
+
+def _holds(file: Path) -> str | None:
+    """None: it has gone."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return None
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _beside(path: Path) -> Path:

@@ -18,9 +18,10 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.attach.host import Host, UnitState
+from criproxy.commands.attach.machine import NodeError
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
-from criproxy.kubelet.flags import ENDPOINT_FLAG, Argument, flag, socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
+from criproxy.kubelet.process import UNIT, configuration, configured
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"
@@ -84,14 +85,13 @@ class Use(Struct, frozen=True):
 
 
 class NodeKubelet(Struct, frozen=True):
-    """This node's kubelet. `words` are those of its process, else those that systemd would start it by.
+    """This node's kubelet.
 
     `command` is the unit's without our drop-in, None: it has none, or several. `files` are those that may name the
     endpoint, the last one with the last word.
     """
 
     unit: UnitState
-    words: tuple[str, ...]
     command: Command | None
     program: Program
     use: Use
@@ -107,12 +107,13 @@ def look(host: Host) -> NodeKubelet | None:
     running = host.command_line(unit.pid)
     words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
     program = program_of(host.help_text(_program_path(words)))
-    arguments = [Argument(word, "") for word in words]
-    files = (*host.configuration(arguments), *environment_files, *unit.files)
-    return NodeKubelet(
-        unit, words, command_of(host, [path for path in unit.files if path != DROPIN]), program,
-        _use(host, arguments, program, files), files,
-    )  # fmt: skip
+    files = (*configuration(words, host.root), *environment_files, *unit.files)
+    try:
+        use = _use(host, words, program, files)
+    except OSError as error:
+        raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    command = command_of(host, [path for path in unit.files if path != DROPIN])
+    return NodeKubelet(unit, command, program, use, files)
 
 
 def command_of(host: Host, paths: Iterable[str]) -> Command | None:
@@ -123,7 +124,7 @@ def command_of(host: Host, paths: Iterable[str]) -> Command | None:
     held: list[Command] = []
     for path in paths:
         section = ""
-        for line in logical_lines((host.read(path) or b"").decode(errors="surrogateescape")):
+        for line in logical_lines(host.text(path)):
             key, _, value = (part.strip() for part in line.partition("="))
             section = line if line.startswith("[") else section
             if section == "[Service]" and key == "ExecStart":
@@ -189,7 +190,7 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
     for path in environment_files:
-        for name, value in _ASSIGNMENT.findall((host.read(path) or b"").decode(errors="surrogateescape")):
+        for name, value in _ASSIGNMENT.findall(host.text(path)):
             with contextlib.suppress(ValueError):
                 variables[name] = " ".join(shlex.split(value))
     command = command_of(host, unit.files)
@@ -208,13 +209,13 @@ def _program_path(words: Sequence[str]) -> str:
     return path if path.startswith("/") and _KUBELET.fullmatch(posixpath.basename(path)) else ""
 
 
-def _use(host: Host, words: Sequence[Argument], program: Program, files: Sequence[str]) -> Use:
+def _use(host: Host, words: Sequence[str], program: Program, files: Sequence[str]) -> Use:
     given, kind = flag(words, ENDPOINT_FLAG), flag(words, "--container-runtime")
     endpoint, origin = program.default_endpoint, "kubelet's default"
     reads_files = not program.has_runtime_flag  # since 1.27
     if given is not None:
-        endpoint, origin = given.text, _named_by(host, files, socket_path(given.text)) or UNNAMED
-    elif reads_files and (found := host.configured(words, ENDPOINT_KEY))[0]:
+        endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
+    elif reads_files and (found := configured(words, host.root, ENDPOINT_KEY))[0]:
         endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     return Use(
@@ -225,24 +226,24 @@ def _use(host: Host, words: Sequence[Argument], program: Program, files: Sequenc
             host, words, "--image-service-endpoint", "imageServiceEndpoint" if reads_files else ""
         ),
         healthz=_healthz(host, words),
-        config_file=posixpath.join("/", config.text) if config and config.text else "",
-        config_dir=posixpath.join("/", directory.text) if directory and directory.text else "",
-        remote=kind.text == "remote" if kind else not program.needs_remote,
+        config_file=posixpath.join("/", config) if config else "",
+        config_dir=posixpath.join("/", directory) if directory else "",
+        remote=not program.needs_remote if kind is None else kind == "remote",
     )
 
 
 def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
     """The last of the files that names the endpoint; "": none does."""
-    texts = ((path, (host.read(path) or b"").decode(errors="surrogateescape")) for path in reversed(files))
+    texts = ((path, host.text(path)) for path in reversed(files))
     return next((path for path, text in texts if socket and renamed(text, socket, "") != text), "")
 
 
-def _value_of(host: Host, words: Sequence[Argument], name: str, key: str) -> str:
+def _value_of(host: Host, words: Sequence[str], name: str, key: str) -> str:
     given = flag(words, name)
-    return given.text if given else host.configured(words, key)[0] if key else ""
+    return given if given is not None else configured(words, host.root, key)[0] if key else ""
 
 
-def _healthz(host: Host, words: Sequence[Argument]) -> tuple[str, int]:
+def _healthz(host: Host, words: Sequence[str]) -> tuple[str, int]:
     name = _value_of(host, words, "--healthz-bind-address", "healthzBindAddress")
     port = _value_of(host, words, "--healthz-port", "healthzPort")
     return (

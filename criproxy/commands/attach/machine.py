@@ -37,7 +37,7 @@ class Machine(Protocol):
         """Monotonic."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 class RealMachine:
@@ -101,8 +101,5 @@ class RealMachine:
         except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError) as error:
             raise NodeError(str(error)) from error
 
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    now_s = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)

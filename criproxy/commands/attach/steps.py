@@ -1,46 +1,52 @@
-"""The steps that attach and detach share: write, go back, and undo what a run that was killed left half done."""
+"""The steps that attach and detach share: write, go back, undo what a run that was killed left half done, and wait.
+
+Kubelet is well when its unit runs and keeps running, it says so itself, and what else was asked holds.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach import health
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.edits import Edit, EditPlan, difference
 from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.kubelet import NodeKubelet, Use, look
 from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.record import rollback_plan
+from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
 from criproxy.kubelet.process import UNIT
+
+_WELL_S: Final = 120.0
+"""Kubelet is up within seconds, but a node may be busy, and its disk slow."""
+
+_STEADY_S: Final = 3.0
+"""It must stay well for so long; a kubelet that does not like its runtime ends within a second or two."""
+
+_POLL_S: Final = 0.5
 
 
 class FailedError(Exception):
     """It was begun and did not work out; the message says in which state the node is left."""
 
 
-class Terms(Struct, frozen=True):
-    """`say` prints a line for the user; `hold` has the process ignore signals from then on, while it cleans up."""
+class Steps(Struct, frozen=True):
+    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must.
 
+    `say` prints a line for the user; `hold` has the process ignore signals from then on, while it cleans up.
+    """
+
+    host: Host
+    proxy: RunningCriproxy
     say: Callable[[str], None]
     hold: Callable[[], None]
     dry_run: bool
 
-
-class Steps:
-    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must."""
-
-    def __init__(self, host: Host, proxy: RunningCriproxy, terms: Terms) -> None:
-        self.host = host
-        self.proxy = proxy
-        self.terms = terms
-        self.say = terms.say
-
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Nobody else attaches or detaches meanwhile; a dry run does not mind."""
-        with contextlib.nullcontext() if self.terms.dry_run else self.host.lock():
+        with contextlib.nullcontext() if self.dry_run else self.host.lock():
             yield
 
     def write(self, plan: EditPlan) -> None:
@@ -54,7 +60,7 @@ class Steps:
         """Start kubelet anew, and wait until it is well; returns what it uses then."""
         use = self._use()
         self.host.restart(UNIT)
-        health.wait(self.host, use, lambda: True, "")
+        self.wait_until_well(use)
         return self._use()
 
     def _use(self) -> Use:
@@ -69,15 +75,14 @@ class Steps:
         if record is None or record.phase != "changing":
             return
         self.say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
-        if not self.terms.dry_run:
+        if not self.dry_run:
             self.roll_back(record)
 
     def roll_back(self, record: AttachRecord) -> None:
         """Undo an attach that is not finished. Raises FailedError when that fails too."""
         plan = rollback_plan(record, self.host.read)
         self.put_back(plan.edits, ran=record.ran)
-        for note in plan.notes:
-            self.say(f"note: {note}")
+        self._note(plan)
         self.host.save(record.previous)
 
     def put_back(self, edits: Sequence[Edit], *, ran: bool) -> None:
@@ -99,23 +104,77 @@ class Steps:
         except NodeError as error:
             raise FailedError(f"not rolled back completely: {error}") from error
 
+    def failed(self, error: BaseException) -> None:
+        """What is undone now is not to be interrupted."""
+        self.hold()
+        self.say(f"failed: {str(error) or type(error).__name__}")
+        self.say("putting back what was there")
+
     def report(self, plan: EditPlan) -> None:
         """Say what was done."""
         for edit in plan.edits:
             self.say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
-        for note in plan.notes:
-            self.say(f"note: {note}")
+        self._note(plan)
 
     def preview(self, plan: EditPlan, kubelet: NodeKubelet) -> None:
         """Say what would be done."""
         if plan.edits:
             self.say(difference(plan.edits).rstrip("\n"))
-        for note in plan.notes:
-            self.say(f"note: {note}")
+        self._note(plan)
         self.say("would run: systemctl daemon-reload")
         if kubelet.unit.active == "active":
             self.say(f"would run: systemctl restart {UNIT}")
 
+    def _note(self, plan: EditPlan) -> None:
+        for note in plan.notes:
+            self.say(f"note: {note}")
 
-def in_words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    # --- kubelet's health -------------------------------------------------------------------------------------------
+
+    def check_well(self, use: Use) -> None:
+        """Raises NodeError when kubelet is not well already, before anything is changed."""
+        try:
+            self._ask_healthz(use)
+        except NodeError as error:
+            raise NodeError(f"kubelet is not well as it is ({error}): repair it first") from error
+
+    def wait_until_well(self, use: Use, also: Callable[[], bool] = lambda: True, otherwise: str = "") -> int:
+        """Wait after a restart; returns kubelet's pid. Raises NodeError when it fails, or after two minutes.
+
+        `also` must hold too; `otherwise` says what it means that it does not. It may raise NodeError for a while.
+        """
+        machine = self.host.machine
+        give_up_s = machine.now_s() + _WELL_S
+        restarts = self.host.unit(UNIT).restarts
+        well_s, well_pid, problem = 0.0, 0, ""
+        while machine.now_s() < give_up_s:
+            pid, problem = self._look(use, restarts, also, otherwise)
+            if problem or pid != well_pid:
+                well_s, well_pid = machine.now_s(), 0 if problem else pid
+            elif machine.now_s() - well_s >= _STEADY_S:
+                return pid
+            machine.sleep(_POLL_S)
+        problem = problem or "it does not stay so"
+        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self._log()}")
+
+    def _look(self, use: Use, restarts: int, also: Callable[[], bool], otherwise: str) -> tuple[int, str]:
+        """Kubelet's pid and "", or what is not right yet. Raises NodeError when it has ended."""
+        unit = self.host.unit(UNIT)
+        if unit.active == "failed" or unit.sub == "auto-restart" or unit.restarts > restarts:
+            raise NodeError(f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self._log()}")
+        if unit.active != "active" or not unit.pid:
+            return 0, f"{UNIT} is {unit.active} ({unit.sub})"
+        try:
+            self._ask_healthz(use)
+            return unit.pid, "" if also() else otherwise
+        except NodeError as error:
+            return unit.pid, str(error)
+
+    def _ask_healthz(self, use: Use) -> None:
+        name, port = use.healthz
+        if port:
+            self.host.machine.get(name, port, "/healthz")
+
+    def _log(self) -> str:
+        tail = self.host.log_tail(UNIT)
+        return f"; the end of its log:\n{tail}" if tail else ""

@@ -74,18 +74,9 @@ def parse(arguments: Sequence[str]) -> Options:
     unit = given.unit or ("cores" if cpu else "bytes")
     if (unit in _CPU_UNITS) != cpu:
         parser.error(f"--unit {unit} is none of {given.resource}")
-    return Options(
-        files=tuple(given.files),
-        capacity=given.capacity,
-        family=given.family,
-        unit=unit,
-        plan=_plan(given, unit),
-        brief=given.brief,
-        sweep=parse_sweep(given.sweep) if given.sweep else None,
-        json=given.json,
-        predictions=given.predictions,
-        plot=given.plot,
-    )
+    as_given = {name: getattr(given, name) for name in ("capacity", "family", "brief", "json", "predictions", "plot")}
+    sweep = parse_sweep(given.sweep) if given.sweep else None
+    return Options(files=tuple(given.files), unit=unit, plan=_plan(given, unit), sweep=sweep, **as_given)
 
 
 def _plan(given: argparse.Namespace, unit: str) -> Plan:

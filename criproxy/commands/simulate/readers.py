@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
-
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
 
@@ -65,8 +63,7 @@ def capacities(text: str) -> Capacities:
     try:
         number = float(text)
     except ValueError:
-        known = _capacity_file(text)
-        return known.get
+        return _capacity_file(text).get
     if not 0.0 < number < math.inf:
         raise SimulateError(f"--capacity {text}: must be above 0")
     return lambda _id: (number, "")
@@ -127,71 +124,56 @@ def lines(path: str, findings: Findings) -> Iterator[str]:
 _NAMES: Final = {"id": ("id", "node", "instance"), "t": ("t", "time", "timestamp"), "u": ("u", "usage", "value")}
 
 
-class _Columns(Struct, frozen=True):
-    """Where the fields are; None: there is no such column."""
-
-    t: int
-    u: int
-    id: int | None
-    family: int | None
-    others: tuple[str, ...] = ()
-
-    @property
-    def needed(self) -> int:
-        return max(self.t, self.u, self.id or 0) + 1
-
-
 def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) -> None:
     """Add the rows of a file. `family` names the column that the family is taken from, if not `family` itself.
 
     Without an id column, all rows are of one node that has the file's name. Raises SimulateError without the columns.
     """
     reader = csv.reader(line.replace("\0", "") for line in lines)
-    first = next(_rows_of(reader, name), None)
-    if first is None:
-        raise SimulateError(f"{name}: is empty; give rows of id,t,u")
-    rows.begin(lambda _id, number: f"{name}:{number}")
-    headless = len(first) >= 3 and math.isfinite(_number(first[1]) + _number(first[2]))
-    columns = _Columns(t=1, u=2, id=0, family=None) if headless else _columns(first, name, family)
-    for title in columns.others:
-        rows.findings.note(Flaw.OTHER_COLUMN, f"{name}: {title}")
-    only_id = PurePath(name).name.partition(".")[0]
-    if headless:
-        _add(first, reader.line_num, columns, only_id, rows)
-    for fields in _rows_of(reader, name):
-        if len(fields) >= columns.needed:
-            _add(fields, reader.line_num, columns, only_id, rows)
-        else:
-            rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{reader.line_num}")
-
-
-def _rows_of(reader: "Reader", name: str) -> Iterator[list[str]]:
     try:
-        yield from filter(None, reader)
+        _read_rows(reader, name, rows, family)
     except csv.Error as error:
         raise SimulateError(f"{name}:{reader.line_num}: {error}; give rows of id,t,u") from error
 
 
-def _add(fields: Sequence[str], number: int, columns: _Columns, only_id: str, rows: Rows) -> None:
-    node_id = only_id if columns.id is None else fields[columns.id].strip()
-    family = "" if columns.family is None or columns.family >= len(fields) else fields[columns.family].strip()
-    rows.add(node_id, family, _time(fields[columns.t]), _number(fields[columns.u]), number)
+def _read_rows(reader: "Reader", name: str, rows: Rows, family: str | None) -> None:
+    filled: Iterator[list[str]] = filter(None, reader)
+    first = next(filled, None)
+    if first is None:
+        raise SimulateError(f"{name}: is empty; give rows of id,t,u")
+    rows.begin(lambda _id, number: f"{name}:{number}")
+    if len(first) >= 3 and math.isfinite(_number(first[1]) + _number(first[2])):
+        columns = {"id": 0, "t": 1, "u": 2}
+        filled = itertools.chain([first], filled)
+    else:
+        columns = _columns(first, name, family, rows.findings)
+    needed = max(place for column, place in columns.items() if column != _FAMILY)
+    only_id = PurePath(name).name.partition(".")[0]
+    for fields in filled:
+        if len(fields) <= needed:
+            rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{reader.line_num}")
+            continue
+        node_id = fields[columns["id"]].strip() if "id" in columns else only_id
+        place = columns.get(_FAMILY, len(fields))
+        group = fields[place].strip() if place < len(fields) else ""
+        rows.add(node_id, group, _time(fields[columns["t"]]), _number(fields[columns["u"]]), reader.line_num)
 
 
-def _columns(header: Sequence[str], name: str, family: str | None) -> _Columns:
+def _columns(header: Sequence[str], name: str, family: str | None, findings: Findings) -> dict[str, int]:
+    """Where the fields are that the file has; the first column of a name counts."""
     titles = [title.strip() for title in header]
     places = {title.lower(): place for place, title in reversed(list(enumerate(titles)))}
-    found = {key: next((places[n] for n in names if n in places), None) for key, names in _NAMES.items()}
-    t, u = found["t"], found["u"]
+    names = {**_NAMES, _FAMILY: ((family or _FAMILY).lower(),)}
+    columns = {key: places[known[0]] for key, names in names.items() if (known := [n for n in names if n in places])}
     listed = ", ".join(map(repr, titles[:10]))
-    if t is None or u is None:
+    if not columns.keys() >= {"t", "u"}:
         raise SimulateError(f"{name}: has the columns {listed}; needed are t and u, and id for several nodes")
-    if family is not None and family.lower() not in places:
+    if family is not None and _FAMILY not in columns:
         raise SimulateError(f"{name}: has no column {family} for the family; it has {listed}")
-    family_place = places.get((family or _FAMILY).lower())
-    known = {t, u, found["id"], family_place}
-    others = tuple(title for place, title in enumerate(titles) if place not in known)
-    return _Columns(t, u, found["id"], family_place, others)
+    for place, title in enumerate(titles):
+        if place not in columns.values():
+            findings.note(Flaw.OTHER_COLUMN, f"{name}: {title}")
+    return columns
 
 
 def _time(text: str) -> float:

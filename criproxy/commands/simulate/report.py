@@ -2,8 +2,10 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 from msgspec import to_builtins
 
@@ -30,18 +32,16 @@ def scores(traces: Sequence[Trace], found: Sequence[Score | None], summary: Summ
         for trace, one in zip(traces, found, strict=True):
             cells = (_NONE,) * len(SCORE_TITLES) if one is None else cells_of(one)
             rows.append((trace.id, str(len(trace.times_s)), *cells))
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for trace in traces:
-        sizes[trace.family] = sizes.get(trace.family, 0) + len(trace.times_s)
+        sizes[trace.family] += len(trace.times_s)
     for name, group in summary.families.items() if len(summary.families) > 1 else ():
-        rows.append((f"family {name} ({_nodes(group.nodes)})", str(sizes[name]), *cells_of(group.score)))
-    rows.append((_overall(summary), str(sum(sizes.values())), *cells_of(summary.overall.score)))
-    yield from aligned(rows)
-
-
-def _overall(summary: Summary) -> str:
+        nodes = "1 node" if group.nodes == 1 else f"{group.nodes} nodes"
+        rows.append((f"family {name} ({nodes})", str(sizes[name]), *cells_of(group.score)))
     count = len(summary.families)
-    return "overall" if count == 1 else f"overall (mean of {count} families)"
+    overall = "overall" if count == 1 else f"overall (mean of {count} families)"
+    rows.append((overall, str(sizes.total()), *cells_of(summary.overall.score)))
+    yield from aligned(rows)
 
 
 def words(traces: Sequence[Trace], summary: Summary, plan: Plan, unit: str) -> Iterator[str]:
@@ -100,10 +100,6 @@ def _percent(ratio: float | None, digits: int = 1) -> str:
     return _NONE if ratio is None else f"{100 * ratio:.{digits}f}"
 
 
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -138,21 +134,24 @@ def summed(summary: Summary) -> dict[str, Any]:
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Raises SimulateError when it can't be written."""
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise SimulateError(f"--json {path}: {error.strerror}; give a file that can be written") from error
+    with _writing("--json", path) as file:
+        file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def write_predictions(path: str, traces: Sequence[Trace], courses: Sequence[Course]) -> None:
     """id,t,usage,prediction,limit per sample, in the input's unit. Raises SimulateError when it can't be written."""
+    with _writing("--predictions", path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("id", "t", "usage", "prediction", "limit"))
+        for trace, course in zip(traces, courses, strict=True):
+            for t_s, *values in zip(trace.times_s, trace.usages, course.predictions, course.limits, strict=True):
+                writer.writerow((trace.id, f"{t_s:.15g}", *(f"{value:.9g}" for value in values)))
+
+
+@contextmanager
+def _writing(option: str, path: str) -> Iterator[TextIO]:
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("id", "t", "usage", "prediction", "limit"))
-            for trace, course in zip(traces, courses, strict=True):
-                for t_s, *values in zip(trace.times_s, trace.usages, course.predictions, course.limits, strict=True):
-                    writer.writerow((trace.id, f"{t_s:.15g}", *(f"{value:.9g}" for value in values)))
+            yield file
     except OSError as error:
-        raise SimulateError(f"--predictions {path}: {error.strerror}; give a file that can be written") from error
+        raise SimulateError(f"{option} {path}: {error.strerror}; give a file that can be written") from error

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from criproxy.commands.simulate.trace import GAP_STEPS, Trace
 
@@ -125,23 +126,13 @@ def score(
 
 def mean_score(scores: Iterable[Score]) -> Score:
     """The unweighted mean of each number over those that have it. Raises ValueError without any score."""
-    many = tuple(scores)
-    if not many:
+    columns = zip(*map(astuple, scores), strict=True)
+    means = [
+        fmean(known) if (known := [value for value in column if value is not None]) else None for column in columns
+    ]
+    if not means:
         raise ValueError("no scores to average")
-    return Score(
-        violation_ratio=fmean(one.violation_ratio for one in many),
-        share_ratio=_mean(one.share_ratio for one in many),
-        hard_ratio=fmean(one.hard_ratio for one in many),
-        severity_ratio=_mean(one.severity_ratio for one in many),
-        severity_p99_ratio=_mean(one.severity_p99_ratio for one in many),
-        churn_ratio=fmean(one.churn_ratio for one in many),
-        limit_ratio=fmean(one.limit_ratio for one in many),
-    )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return Score(*means)  # type: ignore[arg-type]  # what every score has, the mean has
 
 
 HOLDS: Final = 1.5

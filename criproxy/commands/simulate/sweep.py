@@ -34,9 +34,7 @@ class Sweep(Struct, frozen=True):
 
     def plans(self, plan: Plan) -> tuple[Plan, ...]:
         """The plan with each of the values."""
-        if self.setting == "watermark":
-            return tuple(replace(plan, watermark_ratio=value) for value in self.values)
-        return tuple(replace(plan, alpha_ratio=value) for value in self.values)
+        return tuple(replace(plan, **{f"{self.setting}_ratio": value}) for value in self.values)
 
 
 class Point(Struct, frozen=True):

@@ -129,7 +129,8 @@ class Rows:
     def traces(self, capacity_of: Callable[[str], tuple[float, str] | None]) -> Iterator[Trace]:
         """The traces, in the order in which their ids came.
 
-        `capacity_of` an id gives its capacity and family ("" when it knows none); None leaves the series out.
+        `capacity_of` an id gives its capacity and family ("" when it knows none); None leaves the series out. A family
+        that nobody names is what comes before the first `-` of the id.
         """
         for node_id, node in self._nodes.items():
             known = capacity_of(node_id)
@@ -138,7 +139,7 @@ class Rows:
                 continue
             capacity, family = known
             self._sort(node_id, node)
-            trace = self._clean(node_id, node, family or node.family or family_of(node_id), capacity)
+            trace = self._clean(node_id, node, family or node.family or node_id.partition("-")[0], capacity)
             self._find_gaps(trace)
             yield trace
 
@@ -176,11 +177,6 @@ class Rows:
 
     def _place(self, node_id: str, place: int) -> str:
         return self._sources[place >> _ROW_BITS](node_id, place & ((1 << _ROW_BITS) - 1))
-
-
-def family_of(node_id: str) -> str:
-    """A node's family by its name: what comes before the first `-`."""
-    return node_id.partition("-")[0]
 
 
 # --- the example ------------------------------------------------------------------------------------------------------

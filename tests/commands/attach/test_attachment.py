@@ -93,6 +93,15 @@ def test_copy_of_a_command_that_has_changed_is_told(node: FakeNode) -> None:
     assert told(node) == ("yes", f"by {DROPIN}; {KUBEADM} has changed since: `criproxy attach` again takes that up")
 
 
+@pytest.mark.parametrize("line", ["# new\n", "Restart=no\n"], ids=["comment", "another-setting"])
+def test_attach_again_takes_up_a_file_that_has_changed_elsewhere_than_in_its_command(node: FakeNode, line: str) -> None:
+    attach(node)
+    node.write(KUBEADM, f"{node.text(KUBEADM)}{line}")
+    files = node.files()
+    attach(node)
+    assert (told(node), node.files()) == (("yes", f"by {DROPIN}"), files)
+
+
 def test_kubelet_that_was_not_restarted_since_is_told_as_it_runs(node: FakeNode) -> None:
     attach(node)
     (node.root / DROPIN[1:]).unlink()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.commands.attach.oom_group import put_back, set_below
+from criproxy.commands.attach.host import put_back, set_below
 from tests.commands.attach.attach_bench import Bench
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.commands.attach.record import finished
+from criproxy.commands.attach.plan import finished
 from criproxy.kubelet.attachment import AttachRecord, SavedFile, from_json, to_json
 
 BASE = AttachRecord("changing", "kubelet.service", "/l", "unix:///r", "/u", ())

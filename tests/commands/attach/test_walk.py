@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from criproxy.kubelet.attachment import attachment
-from criproxy.kubelet.flags import Argument
 from criproxy.kubelet.process import configured, walk
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, LISTEN, FakeNode
@@ -23,7 +22,7 @@ ORDERS = [
 
 
 def file_of_endpoint(root: Path, directory: str) -> str:
-    return configured([Argument(f"--config-dir={directory}", "")], root, "containerRuntimeEndpoint")[1]
+    return configured([f"--config-dir={directory}"], root, "containerRuntimeEndpoint")[1]
 
 
 @pytest.mark.parametrize("names", ORDERS)
