@@ -108,7 +108,7 @@ class _Reading(Struct, frozen=True):
     box_s: float
 
 
-class Guard:
+class CpuGuard:
     """See the module. `run` is its task; everything else is safe to call at any time."""
 
     def __init__(

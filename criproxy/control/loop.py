@@ -52,8 +52,8 @@ class BoundedBox(Protocol):
         ...
 
 
-class CpuGuard(Protocol):
-    """What bounds the box between two ticks (`criproxy.control.guard`)."""
+class CeilingSource(Protocol):
+    """What bounds the box between two ticks: the guard (`criproxy.control.guard`)."""
 
     def ceiling(self) -> GuardCeiling | None:
         """What a decision has to keep to."""
@@ -109,7 +109,7 @@ class Loop:
         *,
         observer: TickObserver,
         log: structlog.typing.FilteringBoundLogger,
-        guard: CpuGuard,
+        guard: CeilingSource,
         starting: Callable[[], int] = lambda: 0,
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,

@@ -27,7 +27,7 @@ from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import SystemClock
-from criproxy.control.guard import Guard
+from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import bypass, footprint
@@ -235,7 +235,7 @@ class Daemon:
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
-        self._guard = Guard(
+        self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
             self._clock,
@@ -443,7 +443,7 @@ class Daemon:
 class _PodsOfDaemon(PodObserver):
     """What box, guard and the other process of a hand-over need to know of pods."""
 
-    def __init__(self, box: Box, guard: Guard, admissions: Admissions) -> None:
+    def __init__(self, box: Box, guard: CpuGuard, admissions: Admissions) -> None:
         self._box = box
         self._guard = guard
         self._admissions = admissions

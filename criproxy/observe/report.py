@@ -9,7 +9,7 @@ from msgspec import Struct
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
-from criproxy.control.guard import Guard
+from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
@@ -78,7 +78,7 @@ class Sources(Struct, frozen=True):
     engine: ChosenEngine
     kubelets_driver: KubeletsDriver
     history: History
-    guard: Guard
+    guard: CpuGuard
     unbounded: UnboundedPods
     placement_check: PlacementCheck
     reconciler: Reconciler
@@ -131,7 +131,7 @@ class Reporter:
         return self._of.recorder.unhealthy()
 
     def unready(self) -> str | None:
-        """No mode makes a running criproxy unready: see `model.modes.Ready`."""
+        """No mode makes a running criproxy unready: see `model.modes.Readiness`."""
         return None if self._of.link.ready else f"the runtime is not ready: {self._of.link.problem}"
 
     def status(self) -> Status:

@@ -33,11 +33,11 @@ class UpgradeError(Exception):
     """The new process could not take over; the message says why, and what to do."""
 
 
-class Parts(Protocol):
-    """What writes in the old process."""
+class OldProcess(Protocol):
+    """The process that hands over, as far as the hand-over itself needs it."""
 
     async def rest(self) -> Sequence[Learned | Take]:
-        """Stop it, and say what the new process must know, the Take last. Raises UpgradeError."""
+        """Stop what writes, and say what the new process must know, the Take last. Raises UpgradeError."""
         ...
 
     def listeners(self) -> Sequence[socket.socket]:
@@ -124,7 +124,7 @@ class Successor:
         os.close(self._handle)
 
 
-async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
+async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
     """Start a successor and give it all. Raises UpgradeError; then, and when cancelled, all is as it was."""
     successor = await Successor.start(command, environ)
     try:
@@ -136,17 +136,17 @@ async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ:
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        messages = await parts.rest()
+        messages = await old.rest()
         if ready.takes_listeners:
-            successor.give(parts.listeners())
+            successor.give(old.listeners())
         else:
-            parts.leave_listeners()
+            old.leave_listeners()
         for message in messages:
             successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)
     except BaseException:
         await successor.kill()
-        await parts.resume()
+        await old.resume()
         raise
     return successor
 
