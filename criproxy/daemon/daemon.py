@@ -465,19 +465,19 @@ async def _settle_soon() -> None:
     while True:
         await asyncio.sleep(_SETTLE_S)
         with contextlib.suppress(RuntimeError):  # the machine has no more threads
-            await run_apart("late-imports", footprint.settle)
+            await run_apart("deferred-imports", footprint.settle)
             break
     if isinstance(loop := asyncio.get_running_loop(), EventLoop):
         loop.use_timerfd()
 
 
 def _attachment(listen: str) -> AttachStatus:
-    from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
+    from criproxy.kubelet.attachment import attachment  # only who asks for the status needs it
 
     return attachment(listen)
 
 
 def _eviction_hard(listen: str) -> EvictionHard:
-    from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
+    from criproxy.kubelet.evictionhard import read  # it takes its time, and is not needed to serve
 
     return read(listen)

@@ -1,4 +1,4 @@
-"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status tell of it."""
+"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status show it."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ class FileWatch:
         self._known = self._seen = self._look()
 
     def _look(self) -> tuple[tuple[str, int, int, int], ...]:
-        """What tells one state of the files from another."""
+        """Differs whenever the files differ."""
         return tuple(self._states())
 
     def _states(self) -> Iterator[tuple[str, int, int, int]]:
@@ -111,7 +111,7 @@ class Reload:
         """To be set when the file is to be read at once, changed or not."""
 
     def begin(self, loaded: Loaded) -> None:
-        """Tell of the config and the stage at the start, which the parts were made for."""
+        """Report the config and the stage at the start, which the parts were made for."""
         self._bypass.write()
         self._tell_config(loaded)
         self._tell_stage()

@@ -84,7 +84,7 @@ class Configurable(Protocol):
 
 
 class PartSettings(Struct, frozen=True):
-    """What holds now; a method per part tells its settings. `pass_through`: the config had errors at the start.
+    """What holds now; a method per part returns its settings. `pass_through`: the config had errors at the start.
 
     Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.

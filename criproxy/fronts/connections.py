@@ -1,6 +1,6 @@
 """The connections that this process has accepted at a unix socket, found among its file descriptors.
 
-gRPC neither tells of its connections nor closes them but by cancelling what comes meanwhile, which clients see as
+gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see as
 CANCELLED: an end that says nothing of the server.
 """
 

@@ -123,7 +123,7 @@ class Modes(Struct, frozen=True):
 
     @property
     def judges(self) -> bool:
-        """Whether pods are told apart at all: offline pods are placed or refused, or it is told what would be done."""
+        """Whether it is found out which pods are offline: to place or refuse them, or to report what would be done."""
         return self.new_pod is not NewPod.UNBOUNDED
 
     @property

@@ -138,7 +138,7 @@ class StrayContainer(Struct, frozen=True):
 
 
 class PlacementStatus(Struct, frozen=True):
-    """Where the runtime put what it was told to start in the box: `verified` containers and sandboxes are there."""
+    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
     verified: int
     misplaced: tuple[StrayContainer, ...]
@@ -156,7 +156,7 @@ class PodOverhead(Struct, frozen=True):
 
 
 class OverheadStatus(Struct, frozen=True):
-    """What the runtime and the shims of offline pods did of late, outside the box.
+    """What the runtime and the shims of offline pods do outside the box at present.
 
     `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest, the first one most.
     """

@@ -35,7 +35,7 @@ class Bar:
         self._draw(self._begun_s)
 
     def done(self, samples: int) -> None:
-        """So many more."""
+        """`samples` more are done."""
         self._done += samples
         now_s = self._clock()
         if now_s - self._drawn_s >= _REDRAW_S:

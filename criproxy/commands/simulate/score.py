@@ -145,7 +145,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 HOLDS: Final = 1.5
-"""A node holds its alpha when its own violation is within so many times of it."""
+"""A node holds its alpha when its own violation is within this many times of it."""
 
 
 class Group(Struct, frozen=True):

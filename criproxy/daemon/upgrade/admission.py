@@ -10,8 +10,9 @@ from criproxy.pods.admission import AdmitsPods
 
 
 class Admissions:
-    """The Admission that `hand_to` has named last. While `hold` holds, all that ask wait, and that one is told, too,
-    whose start has ended meanwhile.
+    """Passes pods on to the box, or to the process that `hand_to` has named.
+
+    From `hold` until `resume` or `hand_to`, pods wait; a pod whose start ends meanwhile is forgotten there as well.
     """
 
     def __init__(self, box: AdmitsPods) -> None:

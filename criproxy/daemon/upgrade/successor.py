@@ -86,7 +86,7 @@ class Successor:
 
     def give(self, listeners: Sequence[socket.socket]) -> None:
         """These sockets are its own, too. Before the Take, after which it looks for them."""
-        with contextlib.suppress(OSError):  # it has gone: what comes next tells
+        with contextlib.suppress(OSError):  # it has gone, which `expect` finds
             if listeners:
                 socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
@@ -106,7 +106,7 @@ class Successor:
         """SIGKILL; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        # The channel's end tells nothing: a process's descriptors close one after the other.
+        # The channel's end does not say that it is gone: a process's descriptors close one after the other.
         gone, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_reader(self._handle, gone.set)
         try:
@@ -154,8 +154,8 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
 def command_of(argv: Sequence[str], original: Sequence[str]) -> tuple[str, ...]:
     """The command that starts the criproxy that is installed now, from sys.argv and sys.orig_argv of this one.
 
-    A program is run by its own name, which may lead elsewhere by now; what the interpreter was told to run
-    (`-m criproxy`), as it was.
+    A program is run by its own name, which may lead elsewhere by now; arguments of the interpreter
+    (`-m criproxy`) stay as they were.
     """
     return tuple(argv if os.access(argv[0], os.X_OK) else original)
 
