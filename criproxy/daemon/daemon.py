@@ -95,19 +95,17 @@ def run(config_file: Path, dry_run: bool) -> int:
     except CgroupError as error:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
+
+    async def serve() -> None:
+        await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
+
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
+            runner.run(serve())
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
-
-
-async def _serve(
-    watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
-) -> None:
-    await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
 
 
 class Daemon:
@@ -251,7 +249,6 @@ class Daemon:
             observer=self._recorder,
             log=self._log,
             guard=self._guard,
-            starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
         )

@@ -37,7 +37,8 @@ class ChosenEngine:
         metrics: RelayMetrics,
         clock: Callable[[], float],
     ) -> None:
-        self._kind = kind
+        self.name: Final = kind
+        """What carries new connections, but for those of clients that `problem` names."""
         self._runtime = runtime
         self._interceptor = interceptor
         self._clock = clock
@@ -56,14 +57,9 @@ class ChosenEngine:
         self._engine: Engine = self._relay or self._grpc(listen)
 
     @property
-    def name(self) -> Kind:
-        """What carries new connections, but for those of clients that `problem` names."""
-        return self._kind
-
-    @property
     def problem(self) -> str | None:
         """What an operator should know of it; None: nothing."""
-        if self._kind == "blind":
+        if self.name == "blind":
             return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
         if self._relay is not None and (pids := self._relay.given_up):
             return (
@@ -74,9 +70,9 @@ class ChosenEngine:
 
     async def start(self) -> None:
         await self._engine.start()
-        if self._kind == "blind":
+        if self.name == "blind":
             self._log.error("blind", consequence="calls pass unseen: offline pods that start are not bounded")
-        if self._kind == "relay":
+        if self.name == "relay":
             self._private.clear_leftovers()
 
     async def drain(self, limit_s: float) -> None:

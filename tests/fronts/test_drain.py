@@ -14,9 +14,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.fronts.connections import accepted
 from criproxy.fronts.engine import Engine
-from criproxy.fronts.grpc.server import Carrier, ProxyServer
+from criproxy.fronts.grpc.server import Carrier, ProxyServer, accepted
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
 from tests.fakes.runtime import FakeRuntime, Seen, receive_all

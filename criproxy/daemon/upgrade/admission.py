@@ -35,11 +35,6 @@ class Admissions:
             remote.forget(name)
         self._open.set()
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process lets pods in; another may do so for it."""
-        return self._remote is None and self._open.is_set()
-
     def changed(self) -> None:
         """A call that was carried here has changed the runtime's pods."""
         if self._remote is not None:
@@ -69,12 +64,10 @@ class Remote:
         self._gone = False
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
-        number = next(self._numbers)
-        await self._ask(number, Admit(number, place.in_box, memory_bytes))
+        await self._ask(Admit(next(self._numbers), place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        number = next(self._numbers)
-        await self._ask(number, Resize(number, place.in_box, memory_bytes))
+        await self._ask(Resize(next(self._numbers), place.in_box, memory_bytes))
 
     def forget(self, name: str) -> None:
         self.changed(name)
@@ -95,15 +88,15 @@ class Remote:
                 if not answer.done():
                     answer.set_result(_GONE)
 
-    async def _ask(self, number: int, question: Admit | Resize) -> None:
+    async def _ask(self, question: Admit | Resize) -> None:
         if self._gone:
             raise AdmissionError(_GONE)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer = asyncio.get_running_loop().create_future()
         self._channel.send(question)
         try:
-            error = await self._waiting[number]
+            error = await answer
         finally:
-            del self._waiting[number]
+            del self._waiting[question.number]
         if error:
             raise AdmissionError(error)
 

@@ -5,6 +5,8 @@ Deadline, metadata, cancellation, status and trailers are end to end: nothing he
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,6 @@ import structlog
 from grpc import aio
 from msgspec import Struct
 
-from criproxy.fronts import connections
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import CallMetrics, Forward, Interceptor, Refuse, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
@@ -319,6 +320,43 @@ class ProxyServer:
         self._carrier.end_endless()
         await self._carrier.quiet(_FLUSH_S, but_endless=False)
         await asyncio.sleep(_FLUSH_S)
-        connections.cut(self._listen.own)
+        _cut(self._listen.own)
         await self._server.stop(None)
         await self._carrier.hang_up()
+
+
+def _cut(path: Path) -> None:
+    """Break all connections to `path`, so that their clients' calls end with UNAVAILABLE.
+
+    gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see as
+    CANCELLED: an end that says nothing of the server.
+    """
+    for connection in accepted(path):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def accepted(path: Path) -> Iterator[socket.socket]:
+    """The open connections that this process has accepted at `path`, each a duplicate that is closed with the next."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            descriptor = os.dup(int(entry))
+        except OSError:  # the listing's own
+            continue
+        try:
+            one = socket.socket(fileno=descriptor)
+        except OSError:  # no socket
+            os.close(descriptor)
+            continue
+        with one:
+            if one.family is socket.AF_UNIX and _is_accepted(one, path):
+                yield one
+
+
+def _is_accepted(one: socket.socket, path: Path) -> bool:
+    try:
+        one.getpeername()  # a listening socket has none
+    except OSError:
+        return False
+    name: object = one.getsockname()
+    return name == str(path)
