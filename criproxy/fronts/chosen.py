@@ -99,12 +99,9 @@ class ChosenEngine:
         return self._private.own
 
     def _grpc(self, listen: ListenSocket) -> Engine:
-        from criproxy.fronts.grpc.server import (  # gRPC costs 10 MB and 30 ms: only for whom it serves
-            Carrier,
-            ProxyServer,
-        )
+        from criproxy.fronts.grpc.server import GrpcServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
 
-        return ProxyServer(Carrier(self._runtime, self._interceptor, self._metrics, self._clock), listen)
+        return GrpcServer(self._interceptor, self._metrics, listen, self._runtime, self._clock)
 
 
 def _named(pids: tuple[int, ...]) -> str:
