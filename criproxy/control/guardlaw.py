@@ -211,8 +211,8 @@ def _judged(sample: UsageSample, noise: float, state: GuardState) -> GuardState:
     alarm = state.pending
     if alarm is None:
         return state
-    alarm = PendingAlarm(
-        expected_cores=alarm.expected_cores,
+    alarm = replace(
+        alarm,
         seconds=alarm.seconds + sample.seconds,
         online_s=alarm.online_s + sample.online_cores * sample.seconds,
         peak=max(alarm.peak, sample.online_cores - alarm.expected_cores),

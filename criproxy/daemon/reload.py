@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,21 +62,17 @@ class FileWatch:
         """The file is about to be read, changed or not."""
         self._known = self._seen = self._look()
 
-    def _look(self) -> tuple[tuple[str, int, int, int], ...]:
+    def _look(self) -> list[tuple[str, int, int, int]]:
         """Differs whenever the files differ."""
-        return tuple(self._states())
-
-    def _states(self) -> Iterator[tuple[str, int, int, int]]:
-        try:
+        files: Sequence[Path] = (self.file,)
+        with contextlib.suppress(OSError):
             files = files_of(self.file)
-        except OSError:
-            files = (self.file,)
+        found = []
         for file in files:
-            try:
+            with contextlib.suppress(OSError):
                 status = file.stat()
-            except OSError:
-                continue
-            yield str(file), status.st_mtime_ns, status.st_size, status.st_ino
+                found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+        return found
 
 
 class Reload:

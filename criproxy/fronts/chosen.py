@@ -76,8 +76,7 @@ class ChosenEngine:
             self._private.clear_leftovers()
 
     async def drain(self, limit_s: float) -> None:
-        engines = (self._engine, self._fallback) if self._fallback is not None else (self._engine,)
-        await asyncio.gather(*(engine.drain(limit_s) for engine in engines))
+        await asyncio.gather(*(engine.drain(limit_s) for engine in (self._engine, self._fallback) if engine))
 
     async def stop(self, grace_s: float) -> None:
         if self._fallback is not None:  # first, as the relay cuts its pipes, whatever is under way in them

@@ -20,7 +20,7 @@ from criproxy.model.attachment import AttachStatus
 class BypassStatus(Struct, frozen=True):
     """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
 
-    `open_since_s`: None: it is shut. `uses` since the machine's start, the last of which began at `last_s`.
+    `open_since_s`: None: it is shut. `uses` counts those since the machine's start; the last began at `last_s`.
     """
 
     after_s: float | None
@@ -188,7 +188,7 @@ class DecisionStatus(Struct, frozen=True):
 
 
 class UpgradeStatus(Struct, frozen=True):
-    """`failed` counts new processes that could not take over from this one, for the last of which `problem` says why.
+    """`failed` counts new processes that could not take over from this one; `problem` says why the last one could not.
 
     `predecessor`: the one that this has taken over from is still finishing its calls.
     """
