@@ -247,12 +247,12 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from criproxy.commands.upgrade import NotUpgradedError, RunningCriproxy
+    from criproxy.commands.upgrade import NotUpgradedError, Upgrader
     from criproxy.config import load
 
     config = load(options.config).config
     try:
-        upgraded = RunningCriproxy(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
+        upgraded = Upgrader(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
     except (NotUpgradedError, PermissionError) as error:
         return _fail(f"not upgraded: {error}")
     _print(str(upgraded))

@@ -22,7 +22,7 @@ from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import SystemClock
-from criproxy.control.guard import Guard, GuardSettings
+from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from criproxy.model import UNLIMITED
 
@@ -103,14 +103,14 @@ def node() -> Iterator[Node]:
 
 
 @asynccontextmanager
-async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[Guard]:
+async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGuard]:
     """The box with `LIMITS` in force, a pod in it, and the guard at work; nothing is predicted."""
     place = parse_kubelet_parent(f"{node.kubepods}/podx")
     await node.box.apply(LIMITS)
     await node.box.admit(place, 0)
     outlook = Outlook(float(CPUS), 0.9 * CPUS, 0.0)
     law = GuardLaw(floor_cores=0.1, watermark_ratio=0.9)
-    guard = Guard(
+    guard = CpuGuard(
         node,
         listener,
         SystemClock(),

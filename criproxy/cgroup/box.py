@@ -125,7 +125,7 @@ class BoxSettings(Struct, frozen=True):
 
 
 class Box:
-    """`cpus` tells, on the writer's thread, the CPUs that the box may run on. `clock`: monotonic, in s.
+    """`cpus` returns, on the writer's thread, the CPUs that the box may run on. `clock`: monotonic, in s.
 
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
@@ -346,7 +346,7 @@ class Box:
         self._counted = path
 
     def pressure_file(self) -> str | None:
-        """Where the kernel tells how long online waits for CPU; None: nowhere, or there is no box."""
+        """Where the kernel says how long online waits for CPU; None: nowhere, or there is no box."""
         path = self._path
         return None if path is None else self._driver.pressure_file(parse_box(path).online)
 
@@ -394,7 +394,7 @@ class Box:
         try:
             await self._reclaimer.run("reclaim memory", self._reclaim)
         except StuckError:
-            pass  # it takes long, which `BoxState.memory` tells
+            pass  # it takes long, which `BoxState.memory` says
         except CgroupError as error:
             self._failure = error
 

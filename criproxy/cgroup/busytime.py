@@ -5,7 +5,7 @@ from typing import Final
 
 _TOLERANCE_S: Final = 0.1
 _TOLERANCE_RATIO: Final = 0.5
-"""By so much, and such a share of the time between two readings, a CPU's idle time may seem to be off: the kernel tells
+"""How far a CPU's idle time may seem to be off, and as a share of the time between two readings: the kernel counts
 it in ticks, and the clock is read a moment later."""
 
 

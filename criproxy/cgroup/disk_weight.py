@@ -1,4 +1,4 @@
-"""Tells, per disk, whether the box's lowest weight is in force: the kernel takes weights without keeping to them.
+"""Finds, per disk, whether the box's lowest weight is in force: the kernel takes weights without keeping to them.
 
 A weight is kept by the BFQ scheduler (CFQ, before Linux 5.0), or on cgroup v2 by the io.cost model where the root's
 io.cost.qos switches it on. With any other scheduler, what offline pods read and write competes as an equal.

@@ -15,7 +15,7 @@ MIN_QUOTA_US: Final = 1_000
 
 RECLAIM_STEP_BYTES: Final = 256 << 20
 RECLAIM_STEPS: Final = 8
-"""A memory limit sinks by at most so many steps at a time: then it is looked at anew what is wanted."""
+"""How many steps a memory limit sinks at a time, before it is looked at anew what is wanted."""
 
 SLACK_BYTES: Final = 8 << 20
 """Distance that a limit keeps from a usage that can't be reclaimed, so that the next allocation is no OOM kill."""

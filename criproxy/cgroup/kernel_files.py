@@ -18,7 +18,7 @@ from criproxy.model import PIDS, UNLIMITED, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
 PropertyValue = bool | int | bytes | str
-"""The value of a systemd property; its type in Python tells the one on the bus (`b`, `t`, `ay`, `s`)."""
+"""The value of a systemd property; its type in Python determines the one on the bus (`b`, `t`, `ay`, `s`)."""
 
 Properties = Mapping[str, PropertyValue]
 
@@ -79,9 +79,9 @@ class FileFamily(Struct, frozen=True):
 
 
 class BoxLimit(Struct, frozen=True):
-    """A resource that one file of the box bounds. `usage`: the file that tells how much is in use, if any.
+    """A resource that one file of the box bounds. `usage`: the file that says how much is in use, if any.
 
-    `node`: files of /proc/sys/kernel, of which the least is what the node can have.
+    `node`: files of /proc/sys/kernel; the node can have the least of them.
     """
 
     limit: KernelFile

@@ -17,7 +17,7 @@ _RETRY_S: Final = 5.0
 
 
 class PressureListener:
-    """`file` tells where to listen now: a cpu.pressure file, or None where the kernel has none.
+    """`file` returns where to listen now: a cpu.pressure file, or None where the kernel has none.
 
     A trigger lives as long as its file stays open. Its event is POLLPRI, which the event loop does not poll for: so it
     is put into an epoll instance, which in turn is readable. `clock`: monotonic, in s.

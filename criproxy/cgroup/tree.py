@@ -109,7 +109,7 @@ class Tree:
         return pids
 
     def kill(self, pids: Callable[[], Collection[int]]) -> None:
-        """SIGKILL to those that `pids` tells; not to one that has got the pid of another meanwhile."""
+        """SIGKILL to those that `pids` returns; not to one that has got the pid of another meanwhile."""
         for pid in pids():
             with contextlib.suppress(ProcessLookupError), _pidfd(pid) as handle:
                 if pid in pids():

@@ -59,7 +59,7 @@ class V1Hierarchies:
         self._expect(box, by_systemd)
         for root in self.access.roots:
             self._make_all(root, box)
-        if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY tells that there are children already
+        if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY: there are children already
             self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:

@@ -134,7 +134,7 @@ class V2Hierarchy:
         return [*changes, *self.access.settle(rows.MEMORY_MAX, path, want)]
 
     def reclaim(self, path: str, want: int) -> bool:
-        """By memory.high: standing at a size below the usage, it slows down whoever allocates more."""
+        """By memory.high: when that is below the usage, it slows down whoever allocates more."""
         before_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
         if self.access.read(rows.MEMORY_HIGH, path) == want or before_bytes <= want:
             return False

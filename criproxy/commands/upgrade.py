@@ -48,8 +48,8 @@ class Upgraded(Struct, frozen=True):
         )
 
 
-class RunningCriproxy:
-    """The criproxy that serves at `listen`, and tells its status at the socket `asked_at`."""
+class Upgrader:
+    """Has the criproxy that serves at `listen` upgraded, whose status is asked for at the socket `asked_at`."""
 
     def __init__(self, listen: Path, asked_at: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._listen = listen

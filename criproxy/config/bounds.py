@@ -1,4 +1,4 @@
-"""What a config may be at most, and how much is told of one that is wrong. Pure.
+"""What a config may be at most, and how much is reported of one that is wrong. Pure.
 
 A file is looked at before it is parsed: tomllib recurses into nested values, and takes time that grows with the square
 of a key's parts (3 s for 16,000 of them).

@@ -52,7 +52,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """The files of the config at `path`, later ones override: itself, then the drop-ins by name.
 
     The drop-ins are `*.toml` in the directory beside it, `config.d` for `config.toml`; hidden files are none. Of too
-    many, `MAX_DROPINS` + 1 are told. Raises OSError when there is such a directory, and it can't be listed.
+    many, `MAX_DROPINS` + 1 are returned. Raises OSError when there is such a directory, and it can't be listed.
     """
     directory = _dropins(path)
     try:

@@ -52,7 +52,7 @@ class Proxy(Struct, frozen=True, kw_only=True):
     bypass_after_s: Annotated[
         Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
         Meta(
-            description="When criproxy has been down for so many seconds, kubelet's calls go to the runtime past it, "
+            description="When criproxy has been down for this many seconds, kubelet's calls go to the runtime past it, "
             "until it is back; offline pods that start meanwhile are not bounded (see colocation.on_unbounded). "
             "After 30 seconds without a runtime, kubelet starts and stops no pods.",
             extra={"expects": 'a number from 1 to 3_600, or "never"'},
@@ -150,16 +150,16 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Meta(
             description="What becomes of a running offline pod that is found outside the box (the runtime put it "
             "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
-            "the box's limits: it is told by the log, the metrics and `criproxy status` (report), or stopped as well, "
-            "so that it starts anew (evict)."
+            "the box's limits: the log, the metrics and `criproxy status` show it (report), or it is stopped as "
+            "well, so that it starts anew (evict)."
         ),
     ] = "report"
     on_runtime_overload: Annotated[
         Literal["report", "evict"],
         Meta(
             description="What becomes of the offline pod for which the runtime works most, outside the box, when that "
-            "is too much for a minute (a pod that prints without end): it is told by the log, the metrics and "
-            "`criproxy status` (report), or stopped as well (evict)."
+            "is too much for a minute (a pod that prints without end): the log, the metrics and `criproxy "
+            "status` show it (report), or it is stopped as well (evict)."
         ),
     ] = "report"
     runtime_max_cores: Annotated[
@@ -239,7 +239,7 @@ class Memory(Struct, frozen=True, kw_only=True):
             description="When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
             "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
             "reclaimed: the largest offline pod is stopped, one each 10 s, until that is over (evict), or it is only "
-            "told (report)."
+            "reported (report)."
         ),
     ] = "evict"
 

@@ -17,7 +17,7 @@ _ENOUGH_BYTES: Final = 1 << 16
 
 
 class CapacityReader(Struct, frozen=True):
-    """Reads the capacity from the kernel's files; two or three small reads, none of which blocks.
+    """Reads the capacity from the kernel's files; two or three small reads that never block.
 
     `cpuset` is the root cpuset's file of effective CPUs (v1: cpuset.effective_cpus, v2: cpuset.cpus.effective), or None
     where there is none. Source: Documentation/admin-guide/cputopology.rst, cgroup-v2.rst (Cpuset), proc(5).

@@ -27,7 +27,7 @@ class Clock(Protocol):
         ...
 
     async def repeat(self, call: Callable[[], float | None]) -> None:
-        """Call, each time so many seconds later as it has returned last, until it returns None. Raises what it does."""
+        """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does."""
         ...
 
 

@@ -18,7 +18,7 @@ of that. When it has counted another squeeze, the box is squeezed to its ceiling
 What always holds:
 
 - The box is never squeezed below its configured floor, and a ceiling is always below the control loop's own limit.
-- Some looks tell nothing, and change nothing: the first after a rest, and those whose counters went back (they are
+- Some looks show nothing, and change nothing: the first after a rest, and those whose counters went back (they are
   another cgroup's), were read too far apart, or say more than the machine can do (a virtual machine was resumed).
 - A failure to read or to write is counted, logged once until a squeeze succeeds, and ends nothing: the next look tries
   again, and the control loop bounds the box meanwhile.
@@ -50,10 +50,10 @@ _RAREST_S: Final = 0.5
 
 _AT_ONCE_S: Final = 0.002
 _TRIES: Final = 3
-"""Counters of node and box that were read further apart tell of a step that never was: what the box used between."""
+"""Counters of node and box that were read further apart show a step that never was: what the box used between."""
 
 _IMPOSSIBLE: Final = 2.0
-"""A look that says so many times the capacity is none: a counter has jumped, as when a virtual machine is resumed."""
+"""Times the capacity. What says more is no measurement: a counter has jumped, as when a virtual machine is resumed."""
 
 
 class GuardedBox(Protocol):
@@ -111,7 +111,7 @@ class _Reading(Struct, frozen=True):
     box_s: float
 
 
-class Guard:
+class CpuGuard:
     """See the module. `run` is its task; everything else is safe to call at any time."""
 
     def __init__(
@@ -248,7 +248,7 @@ class Guard:
         return None
 
     def _sample(self, now: _Reading, capacity_cores: float) -> UsageSample | None:
-        """What was used since the last reading; None: there was none, or the two tell nothing."""
+        """What was used since the last reading; None: there was none, or the two are not comparable."""
         last, self._last = self._last, now
         if last is None or now.t_s <= last.t_s or now.node_s < last.node_s or now.box_s < last.box_s:
             return None

@@ -165,16 +165,12 @@ def watch(sample: UsageSample, pressure: bool, outlook: Outlook, state: GuardSta
 def _averaged(sample: UsageSample, state: GuardState) -> GuardState:
     weight = -math.expm1(-sample.seconds / SLOW_S)
     keep = math.exp2(-sample.seconds / FORGET_HALF_LIFE_S)
-    return GuardState(
-        state.ceiling,
-        state.alarmed_s,
-        state.slow_online + weight * (sample.online_cores - state.slow_online),
-        state.slow_box + weight * (sample.box_cores - state.slow_box),
-        state.threshold * keep,
-        state.slow_threshold * keep,
-        state.pending,
-        state.squeezes,
-        state.false_alarms,
+    return replace(
+        state,
+        slow_online=state.slow_online + weight * (sample.online_cores - state.slow_online),
+        slow_box=state.slow_box + weight * (sample.box_cores - state.slow_box),
+        threshold=state.threshold * keep,
+        slow_threshold=state.slow_threshold * keep,
     )
 
 
@@ -215,8 +211,8 @@ def _judged(sample: UsageSample, noise: float, state: GuardState) -> GuardState:
     alarm = state.pending
     if alarm is None:
         return state
-    alarm = PendingAlarm(
-        expected_cores=alarm.expected_cores,
+    alarm = replace(
+        alarm,
         seconds=alarm.seconds + sample.seconds,
         online_s=alarm.online_s + sample.online_cores * sample.seconds,
         peak=max(alarm.peak, sample.online_cores - alarm.expected_cores),

@@ -54,7 +54,7 @@ class DecayedMass:
         self.pointer = 0
 
     def add(self, t_s: float, bucket: int, mass: float) -> None:
-        """Add `mass`, seen at `t_s`, to a bucket. A late sample weighs as little as it would by now."""
+        """Add `mass`, seen at `t_s`, to a bucket. An older sample weighs as little as it would by now."""
         if self.total <= 0.0:
             self.ref_s = self.last_s = t_s
         exponent = (t_s - self.ref_s) / self.half_life_s

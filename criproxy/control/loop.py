@@ -41,7 +41,12 @@ HOUR_COLD_START_PROBES: Final = 288
 
 
 class BoundedBox(Protocol):
-    """What the loop asks of the box (`criproxy.cgroup.box`). When either raises, the tick fails."""
+    """What the loop asks of the box (`criproxy.cgroup.box`). When anything of it raises, the tick fails."""
+
+    @property
+    def starting(self) -> int:
+        """How many pods of the box are starting."""
+        ...
 
     async def usage(self) -> UsageReading:
         """Counters of the node and of the box, read as close together as can be."""
@@ -52,8 +57,8 @@ class BoundedBox(Protocol):
         ...
 
 
-class CpuGuard(Protocol):
-    """What bounds the box between two ticks (`criproxy.control.guard`)."""
+class CeilingSource(Protocol):
+    """What bounds the box between two ticks: the guard (`criproxy.control.guard`)."""
 
     def ceiling(self) -> GuardCeiling | None:
         """What a decision has to keep to."""
@@ -75,14 +80,6 @@ class LoopSettings(Struct, frozen=True):
     predictor: PredictorSettings
     interval_s: float = 1.0
     dry_run: bool = False
-
-
-class TickCounters(Struct):
-    """What went wrong since the start: ticks that failed, and deadlines that passed while a tick still ran."""
-
-    ticks: int = 0
-    failed_ticks: int = 0
-    missed_ticks: int = 0
 
 
 class TickObserver(Protocol):
@@ -113,14 +110,11 @@ class Loop:
         *,
         observer: TickObserver,
         log: structlog.typing.FilteringBoundLogger,
-        guard: CpuGuard,
-        starting: Callable[[], int] = lambda: 0,
+        guard: CeilingSource,
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        """`starting` returns how many pods of the box are starting, and `kept_free` how much must stay free of a node's
-        memory. `on_sample` gets each sample, before it is used.
-        """
+        """`kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used."""
         self._box = box
         self._read_capacity = read_capacity
         self._clock = clock
@@ -128,7 +122,6 @@ class Loop:
         self._observer = observer
         self._log = log
         self._guard = guard
-        self._starting = starting
         self._kept_free = kept_free
         self._on_sample = on_sample
         self._sampler = Sampler()
@@ -139,7 +132,7 @@ class Loop:
         self._trouble: str | None = None
         self._drifting = self._discarding = False
         self.history = History()
-        self.counters = TickCounters()
+        self.failed_ticks = 0
 
     # --- one tick ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +141,6 @@ class Loop:
 
         The first round has no rates yet and changes nothing.
         """
-        self.counters.ticks += 1
         started_s = self._clock.boottime_s()
         try:
             snapshot = await self._sample()
@@ -160,7 +152,7 @@ class Loop:
                 self._on_sample(snapshot)
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot
-                decision, changes = await self._apply(snapshot, prediction, self._starting())
+                decision, changes = await self._apply(snapshot, prediction, self._box.starting)
                 self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
         except Exception as error:
             self._failed(error)
@@ -240,14 +232,14 @@ class Loop:
         self._drifting = bool(drifted)
 
     def _failed(self, error: Exception) -> None:
-        self.counters.failed_ticks += 1
+        self.failed_ticks += 1
         if self._trouble != type(error).__name__:
             self._trouble = type(error).__name__
             self._log.error("tick_failed", error=f"{self._trouble}: {error}", limits="kept", exc_info=error)
 
     def _recovered(self) -> None:
         if self._trouble is not None:
-            self._log.info("tick_recovered", after=self._trouble, failed_ticks=self.counters.failed_ticks)
+            self._log.info("tick_recovered", after=self._trouble, failed_ticks=self.failed_ticks)
             self._trouble = None
 
     # --- many ticks -------------------------------------------------------------------------------------------------
@@ -262,7 +254,6 @@ class Loop:
             late_s = self._clock.boottime_s() - deadline_s
             if late_s > 0.0:
                 missed = math.ceil(late_s / interval_s)
-                self.counters.missed_ticks += missed
                 self._observer.ticks_missed(missed)
                 deadline_s += missed * interval_s
             await self._clock.sleep(deadline_s - self._clock.boottime_s())

@@ -151,8 +151,9 @@ def decide(
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
-    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. So many pods of the box are `starting`.
-    `kept` is what must stay free of a resource, lest kubelet evict pods. Time must not go back from call to call.
+    `guard` is the guard's ceiling for the CPU limit, None while it is at rest. `starting` counts the pods of
+    the box that start. `kept` is what must stay free of a resource, lest kubelet evict pods. Time must not go back from
+    call to call.
     """
     decided, states = {}, {}
     for name, law in settings.resources.items():

@@ -31,7 +31,7 @@ USAGE_SCALE_RATIO: Final = 0.01
 """Of capacity: the unit of errors of what starts from the level, and the least of what starts from the usage."""
 
 FALLING_RATIO: Final = 0.05
-"""By so much of itself a prediction is held above what would be forecast, before an operator is told."""
+"""The share by which a prediction must be held above the forecast, for its note to say so."""
 
 LEARNED_MAX_AGE_S: Final = 7 * 86400.0
 

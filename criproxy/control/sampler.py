@@ -42,9 +42,9 @@ class Sampler:
     def sample(self, reading: CounterReading) -> Snapshot | None:
         """The snapshot since the last reading; None when there is no rate.
 
-        That is so for the first reading, for one that is not newer than the last, and for those that `discarded` tells
-        of: the node's own counter has gone back, or a counter says more than the machine has. A box that has appeared,
-        or whose counter has gone back (made anew), has used what it shows now, if that is possible: it may have been
+        That is so for the first reading, for one that is not newer than the last, and for those that `discarded` is
+        about: the node's own counter has gone back, or a counter says more than the machine has. A box that is new, or
+        whose counter has gone back (made anew), has used what it shows now, if that is possible: it may have been
         there before us. One that has vanished uses nothing, and its last moments count as online's.
         """
         self.discarded = ""

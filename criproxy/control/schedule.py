@@ -54,8 +54,8 @@ class WeekSchedule(Struct, frozen=True):
 class SchedulePhase(Struct, frozen=True):
     """What holds from `since_s` until just before `until_s` (UTC; None: beyond a week).
 
-    `since_s` None: for longer than two days. `window` is its index in the schedule, None outside of all; `after` and
-    `after_mode` are what follows. `closes_s`: when the schedule is next off, None while it is; `opens_s`: when it is
+    `since_s` None: for longer than two days. `window` is its index in the schedule, None outside of all, and `after`
+    that of what follows. `closes_s`: when the schedule is next off, None while it is; `opens_s`: when it is
     next on, None while it is; either also None when that is beyond a week.
     """
 
@@ -64,7 +64,6 @@ class SchedulePhase(Struct, frozen=True):
     since_s: float | None
     until_s: float | None
     after: int | None
-    after_mode: WindowMode
     closes_s: float | None
     opens_s: float | None
 
@@ -87,7 +86,6 @@ def phase_at(schedule: WeekSchedule, wall_s: float) -> SchedulePhase:
         since_s=since_s if at > 0 else None,
         until_s=until_s,
         after=after,
-        after_mode=_mode(schedule, after),
         closes_s=None if mode == "off" else turn_s,
         opens_s=turn_s if mode == "off" else None,
     )

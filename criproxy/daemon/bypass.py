@@ -1,4 +1,4 @@
-"""The bypass as criproxy sees it: what the switch must know is written down for it, and what it did is told.
+"""The bypass as criproxy sees it: it writes down what the switch must know, and reports what the switch did.
 
 The switch is packaging/criproxy-bypass.sh, since it must work when this does not run: when criproxy is down for longer
 than a restart takes, the symlink that kubelet dials points at a byte forwarder to the runtime.

@@ -125,8 +125,6 @@ class Checkpointer:
         self._states = states
         self._log = log
         self._failing = self._loading = False
-        self.failures = 0
-        self.last_written_s: float | None = None
 
     async def load(self, restore: Callable[[Mapping[str, PredictorState], float], None]) -> None:
         """Have what the file holds restored. Until then nothing is saved over it."""
@@ -152,13 +150,11 @@ class Checkpointer:
         try:
             await run_apart("checkpoint", lambda: self._file.write(states, durable=durable))
         except (OSError, RuntimeError) as error:
-            self.failures += 1
             if not self._failing:
                 self._log.warning("checkpoint_failed", file=str(self._file.path), error=str(error))
             self._failing = True
-            return
-        self._failing = False
-        self.last_written_s = self._clock.wall_s()
+        else:
+            self._failing = False
 
     async def save_last(self) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.

@@ -27,7 +27,7 @@ from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import SystemClock
-from criproxy.control.guard import Guard
+from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import bypass, footprint
@@ -96,19 +96,17 @@ def run(config_file: Path, dry_run: bool) -> int:
     except CgroupError as error:
         log.error("no_cgroups", error=str(error), consequence="while colocation is on, offline pods are refused")
         driver = AbsentDriver(str(error))
+
+    async def serve() -> None:
+        await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
+
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(_serve(watch, loaded, driver, log_writer, dry_run=dry_run))
+            runner.run(serve())
     except SocketError as error:
         log.error("cannot_listen", error=str(error))
         return 1
     return 0
-
-
-async def _serve(
-    watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
-) -> None:
-    await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
 
 
 class Daemon:
@@ -194,7 +192,7 @@ class Daemon:
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
-        self._guard = Guard(
+        self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
             self._clock,
@@ -210,7 +208,6 @@ class Daemon:
             observer=self._recorder,
             log=self._log,
             guard=self._guard,
-            starting=lambda: self._box.starting,
             kept_free=self._relief.kept_free,
             on_sample=self._relief.sampled,
         )
@@ -402,7 +399,7 @@ class Daemon:
 class _PodsOfDaemon(PodObserver):
     """What box, guard and the other process of a hand-over need to know of pods."""
 
-    def __init__(self, box: Box, guard: Guard, admissions: Admissions) -> None:
+    def __init__(self, box: Box, guard: CpuGuard, admissions: Admissions) -> None:
         self._box = box
         self._guard = guard
         self._admissions = admissions
@@ -424,19 +421,19 @@ async def _settle_soon() -> None:
     while True:
         await asyncio.sleep(_SETTLE_S)
         with contextlib.suppress(RuntimeError):  # the machine has no more threads
-            await run_apart("late-imports", footprint.settle)
+            await run_apart("deferred-imports", footprint.settle)
             break
     if isinstance(loop := asyncio.get_running_loop(), EventLoop):
         loop.use_timerfd()
 
 
 def _attachment(listen: str) -> AttachStatus:
-    from criproxy.kubelet.attachment import attachment  # late: only who asks for the status needs it
+    from criproxy.kubelet.attachment import attachment  # only who asks for the status needs it
 
     return attachment(listen)
 
 
 def _eviction_hard(listen: str) -> EvictionHard:
-    from criproxy.kubelet.evictionhard import read  # late: it takes its time, and is not needed to serve
+    from criproxy.kubelet.evictionhard import read  # it takes its time, and is not needed to serve
 
     return read(listen)

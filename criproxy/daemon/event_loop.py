@@ -76,7 +76,7 @@ class Timerfd:
         self._at_s = 0.0
 
     def expire_in(self, seconds: float) -> None:
-        """Expire once, so many seconds from now, and at no time that was told before."""
+        """Expire once, in `seconds`; an expiry that was set before is replaced."""
         now_s = time.monotonic()
         at_s = now_s + seconds
         if now_s < self._at_s and abs(at_s - self._at_s) < _SAME_S:

@@ -20,7 +20,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _LARGE_BYTES: Final = 512 * 1024
 """More than one read of the relay, so that what passes all the time comes from the heap; lists are larger."""
 
-LATE_MODULES: Final = (
+DEFERRED_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
     "criproxy.kubelet.attachment",
     "criproxy.fronts.cri.cri_pb2",
@@ -29,7 +29,7 @@ LATE_MODULES: Final = (
     "jeepney.bus_messages",
     "jeepney.io.blocking",
 )
-"""What functions of the daemon import. The standard library is not ours, and stays."""
+"""What functions of the daemon import when they are called. The standard library is not ours, and stays."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def return_memory() -> None:
 
 def settle() -> None:
     """The daemon has begun: import what is left to import. What that leaves behind stays."""
-    for name in LATE_MODULES:
+    for name in DEFERRED_MODULES:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status tell of it."""
+"""Takes up a changed config and the schedule's next stage: configures the parts, and has the status show it."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,21 +62,17 @@ class FileWatch:
         """The file is about to be read, changed or not."""
         self._known = self._seen = self._look()
 
-    def _look(self) -> tuple[tuple[str, int, int, int], ...]:
-        """What tells one state of the files from another."""
-        return tuple(self._states())
-
-    def _states(self) -> Iterator[tuple[str, int, int, int]]:
-        try:
+    def _look(self) -> list[tuple[str, int, int, int]]:
+        """Differs whenever the files differ."""
+        files: Sequence[Path] = (self.file,)
+        with contextlib.suppress(OSError):
             files = files_of(self.file)
-        except OSError:
-            files = (self.file,)
+        found = []
         for file in files:
-            try:
+            with contextlib.suppress(OSError):
                 status = file.stat()
-            except OSError:
-                continue
-            yield str(file), status.st_mtime_ns, status.st_size, status.st_ino
+                found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+        return found
 
 
 class Reload:
@@ -111,7 +107,7 @@ class Reload:
         """To be set when the file is to be read at once, changed or not."""
 
     def begin(self, loaded: Loaded) -> None:
-        """Tell of the config and the stage at the start, which the parts were made for."""
+        """Report the config and the stage at the start, which the parts were made for."""
         self._bypass.write()
         self._tell_config(loaded)
         self._tell_stage()

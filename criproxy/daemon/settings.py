@@ -56,8 +56,9 @@ class Timetable:
             self._phase = phase_at(self._schedule, wall_s)
         phase = self._phase
         words = phase_in_words(self._schedule, phase)
+        window = None if phase.window is None else self._config.schedule.windows[phase.window]
         return Stage(
-            policy=window_policy(self._config, phase.window, phase.mode, words),
+            policy=policy(self._config, phase.mode, window, words),
             words=words,
             closed=self._closed(phase, wall_s),
             drain=phase.mode == "off" and self._config.schedule.on_close == "evict",
@@ -81,7 +82,7 @@ class Configurable(Protocol):
 
 
 class PartSettings(Struct, frozen=True):
-    """What holds now; a method per part tells its settings. `pass_through`: the config had errors at the start.
+    """What holds now; a method per part returns its settings. `pass_through`: the config had errors at the start.
 
     Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.
@@ -112,11 +113,11 @@ class PartSettings(Struct, frozen=True):
         return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
 
     def loop(self) -> LoopSettings:
-        limits, policy = self.modes.limits, self.stage.policy
+        limits, law = self.modes.limits, self.stage.policy
         if self.pass_through:
-            policy = window_policy(Config(), None, "dynamic", _UNKNOWN)
+            law = policy(Config(), "dynamic", words=_UNKNOWN)
         applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
-        return LoopSettings(policy, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
+        return LoopSettings(law, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
 
     def guard(self) -> GuardSettings:
         law = guard(self.config) if self.modes.writes else None
@@ -152,12 +153,16 @@ class PartSettings(Struct, frozen=True):
         return ReconcilerSettings(self.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)
 
 
-def policy(config: Config) -> PolicySettings:
-    """What holds without a schedule; with one, what is safe until it has been asked.
+def policy(
+    config: Config, mode: WindowMode | None = None, window: WindowTable | None = None, words: str = ""
+) -> PolicySettings:
+    """What holds in a `window` of the schedule (None: outside of all), by its `mode`; `words` describe both.
 
-    Raises ValueError when a floor is above its ceiling, which a loaded config never is.
+    Without a mode, what holds without a schedule; with one, what is safe until it has been asked. Raises ValueError
+    when a floor is above its ceiling, which a loaded config never is.
     """
-    return _policy(config, "static" if config.control.policy == "static" else "dynamic", None)
+    mode = mode or ("static" if config.control.policy == "static" else "dynamic")
+    return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
 
 
 def schedule(config: Config) -> WeekSchedule | None:
@@ -166,11 +171,6 @@ def schedule(config: Config) -> WeekSchedule | None:
         return None
     table = config.schedule
     return WeekSchedule(tuple(window.window for window in table.windows), table.outside, table.zone)
-
-
-def window_policy(config: Config, window: int | None, mode: WindowMode, words: str) -> PolicySettings:
-    """What holds in a window of the schedule (None: outside of all), which `words` describe."""
-    return _policy(config, mode, None if window is None else config.schedule.windows[window], words)
 
 
 def predictor(config: Config) -> PredictorSettings:
@@ -194,10 +194,6 @@ def guard(config: Config) -> GuardLaw | None:
         # The first tick after a squeeze has seen only a part of the step.
         hold_s=max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s),
     )
-
-
-def _policy(config: Config, mode: WindowMode, window: WindowTable | None, words: str = "") -> PolicySettings:
-    return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
 
 
 def _resource(config: Config, row: Resource, mode: WindowMode, window: WindowTable | None) -> ResourceSettings:

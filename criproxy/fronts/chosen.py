@@ -37,7 +37,8 @@ class ChosenEngine:
         metrics: RelayMetrics,
         clock: Callable[[], float],
     ) -> None:
-        self._kind = kind
+        self.name: Final = kind
+        """What carries new connections, but for those of clients that `problem` names."""
         self._runtime = runtime
         self._interceptor = interceptor
         self._clock = clock
@@ -56,14 +57,9 @@ class ChosenEngine:
         self._engine: Engine = self._relay or self._grpc(listen)
 
     @property
-    def name(self) -> Kind:
-        """What carries new connections, but for those of clients that `problem` names."""
-        return self._kind
-
-    @property
     def problem(self) -> str | None:
         """What an operator should know of it; None: nothing."""
-        if self._kind == "blind":
+        if self.name == "blind":
             return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
         if self._relay is not None and (pids := self._relay.given_up):
             return (
@@ -74,14 +70,13 @@ class ChosenEngine:
 
     async def start(self) -> None:
         await self._engine.start()
-        if self._kind == "blind":
+        if self.name == "blind":
             self._log.error("blind", consequence="calls pass unseen: offline pods that start are not bounded")
-        if self._kind == "relay":
+        if self.name == "relay":
             self._private.clear_leftovers()
 
     async def drain(self, limit_s: float) -> None:
-        engines = (self._engine, self._fallback) if self._fallback is not None else (self._engine,)
-        await asyncio.gather(*(engine.drain(limit_s) for engine in engines))
+        await asyncio.gather(*(engine.drain(limit_s) for engine in (self._engine, self._fallback) if engine))
 
     async def stop(self, grace_s: float) -> None:
         if self._fallback is not None:  # first, as the relay cuts its pipes, whatever is under way in them
@@ -103,12 +98,9 @@ class ChosenEngine:
         return self._private.own
 
     def _grpc(self, listen: ListenSocket) -> Engine:
-        from criproxy.fronts.grpc.server import (  # gRPC costs 10 MB and 30 ms: only for whom it serves
-            Carrier,
-            ProxyServer,
-        )
+        from criproxy.fronts.grpc.server import GrpcServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
 
-        return ProxyServer(Carrier(self._runtime, self._interceptor, self._metrics, self._clock), listen)
+        return GrpcServer(self._interceptor, self._metrics, listen, self._runtime, self._clock)
 
 
 def _named(pids: tuple[int, ...]) -> str:

@@ -138,7 +138,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _accepts(path: Path) -> bool:
-    """Whether somebody listens at `path`; what cannot be told counts as yes."""
+    """Whether somebody listens at `path`; where that is not certain, yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(os.fsencode(path)) not in (errno.ECONNREFUSED, errno.ENOENT)

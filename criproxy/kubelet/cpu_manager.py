@@ -99,7 +99,7 @@ class CpusOfBox:
 
 
 class CpuManager:
-    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) tells; keeps the box to `of_box`.
+    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) says; keeps the box to `of_box`.
 
     `problem`: what is wrong with that, in words; "": nothing.
     """

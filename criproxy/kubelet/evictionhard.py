@@ -1,6 +1,6 @@
 """kubelet's evictionHard for memory, as its running process was given it: by a flag, its --config, its --config-dir.
 
-Only files are read, without a YAML parser, as the daemon has none: what can't be told for sure is an error. The files
+Only files are read, without a YAML parser, as the daemon has none: what is not certain is an error. The files
 are those of kubelet's own mount namespace, where that is allowed.
 
 Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration (evictionHard, mergeDefaultEvictionSettings);

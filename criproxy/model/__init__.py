@@ -258,8 +258,8 @@ class ResourceDecision(Struct, frozen=True):
 class Decision(Struct, frozen=True):
     """The limits that hold from `t_s` on, by resource. With the snapshot, this is all that they were decided from.
 
-    `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule). So many pods of
-    the box were `starting`.
+    `guard` None: the guard was at rest, `window` the schedule's, in words ("": there is no schedule), and `starting`
+    how many pods of the box were starting.
     """
 
     t_s: float

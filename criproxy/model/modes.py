@@ -37,7 +37,7 @@ class LimitsUse(Enum):
     KEPT = "stay as they are"
 
 
-class Ready(Enum):
+class Readiness(Enum):
     """What /readyz answers. No mode makes a criproxy that runs unready, as kubelet's calls pass in each."""
 
     AS_THE_RUNTIME = "ok while the runtime is ready"
@@ -69,7 +69,7 @@ class Row(Struct, frozen=True):
     new_pod: NewPod = NewPod.BOUNDED
     online: Online = Online.AS_IT_CAME
     limits: LimitsUse = LimitsUse.WRITTEN
-    ready: Ready = Ready.AS_THE_RUNTIME
+    ready: Readiness = Readiness.AS_THE_RUNTIME
     well: bool = False
 
 
@@ -99,7 +99,7 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
             NewPod.UNBOUNDED,
             Online.PAST_CRIPROXY,
             LimitsUse.KEPT,
-            Ready.NOBODY_ANSWERS,
+            Readiness.NOBODY_ANSWERS,
         ),
     }
 )
@@ -123,7 +123,7 @@ class Modes(Struct, frozen=True):
 
     @property
     def judges(self) -> bool:
-        """Whether pods are told apart at all: offline pods are placed or refused, or it is told what would be done."""
+        """Whether it is found out which pods are offline: to place or refuse them, or to report what would be done."""
         return self.new_pod is not NewPod.UNBOUNDED
 
     @property

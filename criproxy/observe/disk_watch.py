@@ -1,4 +1,4 @@
-"""Looks each minute whether the disks keep to the box's weight, and tells when that changes."""
+"""Looks each minute whether the disks keep to the box's weight, and logs when that changes."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -22,7 +22,7 @@ class Weights(Protocol):
 
 
 class DiskWatch:
-    """`box` tells where the box is. `disks` may be asked for from any thread."""
+    """`box` says where the box is. `disks` may be asked for from any thread."""
 
     def __init__(self, weights: Weights, worker: Worker, box: Callable[[], BoxState], clock: Clock) -> None:
         self.disks: tuple[DiskWeight, ...] = ()

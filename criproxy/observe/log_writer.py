@@ -1,6 +1,6 @@
 """Stands in for stderr and writes what comes from a thread of its own, so that a reader that hangs delays nobody.
 
-Lines wait in a bounded queue. What finds it full is dropped and counted; in its place, the log then tells how many
+Lines wait in a bounded queue. What finds it full is dropped and counted; in its place, the log then says how many
 lines are missing. The descriptor stays in blocking mode: it may be shared with other processes.
 """
 
@@ -18,7 +18,7 @@ _MAX_BEGUN: Final = 8 * 1024
 
 
 class LogWriter(io.TextIOBase):
-    """Writes to `descriptor`. `lost` makes the line, without its end, which tells how many are missing.
+    """Writes to `descriptor`. `lost` makes the line, without its end, which says how many are missing.
 
     Any thread may write. Nothing here blocks but `drain`, nor raises for what becomes of a line.
     """
@@ -27,7 +27,7 @@ class LogWriter(io.TextIOBase):
         self._descriptor = descriptor
         self._lost = lost
         self._max_bytes = max_bytes
-        # Reentrant: asyncio tells of a forgotten task when that is collected, which may be in the middle of a write.
+        # Reentrant: asyncio logs a forgotten task when that is collected, which may be in the middle of a write.
         self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         """Lines, whom to tell that all before has been dealt with, and None where lines are missing."""
@@ -42,7 +42,7 @@ class LogWriter(io.TextIOBase):
 
     @property
     def missing(self) -> int:
-        """How many lines were dropped of late, which the log does not tell yet."""
+        """How many lines were dropped since the log last said how many."""
         return self._missing
 
     def writable(self) -> bool:

@@ -111,7 +111,7 @@ class Metrics:
         )
         self._unverified = Gauge(
             "criproxy_unverified_containers",
-            "Containers, and pod sandboxes, of which nobody can tell where they run",
+            "Containers, and pod sandboxes, whose cgroup is not known",
             registry=registry,
         )
         self._unbounded = Gauge("criproxy_unbounded_pods", "Offline pods that run outside the box", registry=registry)
@@ -235,7 +235,7 @@ class Metrics:
         self._broken.inc()
 
     def on_given_up(self, clients: int) -> None:
-        """The gRPC engine serves so many clients in the relay's place, for now."""
+        """How many clients the gRPC engine serves in the relay's place, for now."""
         self._given_up.set(clients)
 
     def on_rewrite(self, operation: str) -> None:
@@ -263,12 +263,12 @@ class Metrics:
         self._misplacements.inc()
 
     def misplaced(self, count: int, unknown: int) -> None:
-        """So many are outside the box now, and of so many it can't be told."""
+        """How many are outside the box now, and for how many that is not known."""
         self._misplaced.set(count)
         self._unverified.set(unknown)
 
     def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
-        """CPU time of the runtime and of offline pods' shims, and what their logs grew by, since it was last told."""
+        """CPU time of the runtime and of offline pods' shims, and what their logs grew by, since the last call."""
         self._runtime_seconds.inc(by=runtime_s)
         self._shim_seconds.inc(by=shims_s)
         self._log_bytes.inc(by=log_bytes)

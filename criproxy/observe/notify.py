@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is: sd_notify, by hand, one datagram per message. Source: sd_notify(3)."""
+"""Reports to systemd how the daemon is: sd_notify, by hand, one datagram per message. Source: sd_notify(3)."""
 
 import socket
 from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ from criproxy.observe.status import ConfigStatus, UpgradeStatus
 from criproxy.pods.inventory import Inventory
 
 _STALLED_S: Final = 30.0
-"""A tick may be so late; one that waits for a kernel that does not answer takes 20 s."""
+"""How long after its deadline a tick may come; one that waits for a kernel that does not answer takes 20 s."""
 
 _HEADLINE_EVERY_S: Final = 10.0
 
@@ -52,7 +52,7 @@ class Recorder:
         self.tick_failures = 0
         self.tick_failed_last = False
         self.discarded, self.discarded_for = 0, ""
-        """So many readings, one after the other, were no measurements, and why the last was none."""
+        """How many readings in a row were no measurements, and why the last was none."""
         self.above: Final = AboveBound()
         self.modes = Modes({Mode.DISABLED: ""})
         """Those that the config, the schedule and the command line bring about."""
@@ -135,7 +135,7 @@ class Recorder:
         return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
 
     def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
-        """What is decided while colocation is off is not applied: then the kernel's limits are told."""
+        """What is decided while colocation is off is not applied: then the kernel's limits are shown."""
         colocation = self.colocation
         if colocation == decided == "on":
             return decision

@@ -1,4 +1,4 @@
-"""What the outside is told of a running daemon: /status, /healthz, /readyz and the gauges of /metrics."""
+"""What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from msgspec import Struct
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
-from criproxy.control.guard import Guard
+from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
@@ -54,10 +54,10 @@ _DECISIONS: Final = 5
 _LOUDEST: Final = 3
 
 _DISCARDED: Final = 3
-"""Samples that were discarded one after the other, of which an operator is told; a CPU that comes makes one."""
+"""How many samples in a row must be discarded to be a problem; a CPU that is plugged in makes one."""
 
 _ANY: Final = PodRef("", "", "")
-"""A pod of which nothing is known: what holds it holds every pod that starts."""
+"""Stands for any pod: what holds this one holds every pod that starts."""
 
 
 class BypassView(Protocol):
@@ -69,7 +69,7 @@ class BypassView(Protocol):
 
 
 class Sources(Struct, frozen=True):
-    """The parts that are asked how they are. `attachment` tells whether kubelet uses criproxy."""
+    """The parts that are asked how they are. `attachment` says whether kubelet uses criproxy."""
 
     recorder: Recorder
     box: Box
@@ -78,7 +78,7 @@ class Sources(Struct, frozen=True):
     engine: ChosenEngine
     kubelets_driver: KubeletsDriver
     history: History
-    guard: Guard
+    guard: CpuGuard
     unbounded: UnboundedPods
     placement_check: PlacementCheck
     reconciler: Reconciler
@@ -95,7 +95,7 @@ class Sources(Struct, frozen=True):
 
 
 class Reporter:
-    """The `routes.Endpoints` of a daemon, some of which are asked from a thread: it only reads."""
+    """The `routes.Endpoints` of a daemon. It only reads, as it is asked from other threads, too."""
 
     def __init__(self, metrics: Metrics, sources: Sources) -> None:
         self._metrics = metrics
@@ -131,7 +131,7 @@ class Reporter:
         return self._of.recorder.unhealthy()
 
     def unready(self) -> str | None:
-        """No mode makes a running criproxy unready: see `model.modes.Ready`."""
+        """No mode makes a running criproxy unready: see `model.modes.Readiness`."""
         return None if self._of.link.ready else f"the runtime is not ready: {self._of.link.problem}"
 
     def status(self) -> Status:
@@ -178,7 +178,7 @@ class Reporter:
     # --- what they are made of --------------------------------------------------------------------------------------
 
     def _modes(self) -> Modes:
-        """All modes in force, each with why, as an operator is told of it."""
+        """All modes in force, each with why, in words."""
         of, modes = self._of, self._of.recorder.modes
         state, bypass = of.box.state(), of.bypass.status()
         found: dict[Mode, str | None] = dict(modes.why)

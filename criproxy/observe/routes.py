@@ -35,7 +35,7 @@ PRIVATE_S: Final = 15.0
 _RECENT_S: Final = 1.0
 _EVERY_S: Final = 0.1
 _BUILD_S: Final = 10.0
-"""Less than root's client has, so that it is told."""
+"""Less than root's client waits, so that it gets an answer."""
 
 _PATHS: Final = "/metrics /healthz /readyz"
 

@@ -20,7 +20,7 @@ from criproxy.model.attachment import AttachStatus
 class BypassStatus(Struct, frozen=True):
     """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
 
-    `open_since_s`: None: it is shut. `uses` since the machine's start, the last of which began at `last_s`.
+    `open_since_s`: None: it is shut. `uses` counts those since the machine's start; the last began at `last_s`.
     """
 
     after_s: float | None
@@ -138,7 +138,7 @@ class StrayContainer(Struct, frozen=True):
 
 
 class PlacementStatus(Struct, frozen=True):
-    """Where the runtime put what it was told to start in the box: `verified` containers and sandboxes are there."""
+    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
     verified: int
     misplaced: tuple[StrayContainer, ...]
@@ -156,7 +156,7 @@ class PodOverhead(Struct, frozen=True):
 
 
 class OverheadStatus(Struct, frozen=True):
-    """What the runtime and the shims of offline pods did of late, outside the box.
+    """What the runtime and the shims of offline pods do outside the box at present.
 
     `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest, the first one most.
     """
@@ -188,7 +188,7 @@ class DecisionStatus(Struct, frozen=True):
 
 
 class UpgradeStatus(Struct, frozen=True):
-    """`failed` counts new processes that could not take over from this one, for the last of which `problem` says why.
+    """`failed` counts new processes that could not take over from this one; `problem` says why the last one could not.
 
     `predecessor`: the one that this has taken over from is still finishing its calls.
     """

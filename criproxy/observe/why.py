@@ -112,7 +112,8 @@ def from_json(text: str) -> Why:
 
 
 def parse_moment(text: str, now_s: float) -> float:
-    """A moment (UTC) from `14:03` or `14:03:07` (the last such before `now_s`) or ISO 8601; in local time, unless told.
+    """A moment (UTC) from `14:03` or `14:03:07` (the last such before `now_s`) or ISO 8601; in local time, unless it
+    names a zone.
 
     Raises ValueError.
     """

@@ -14,7 +14,7 @@ from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Running, Runtime
 
 ASKED_MOST: Final = 5
-"""So many pods are asked after: one suffices, unless it is a virtual machine's or has just ended."""
+"""How many pods are looked at: one suffices, unless it is a virtual machine's or has just ended."""
 
 
 class KubeletsDriver:

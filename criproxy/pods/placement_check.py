@@ -73,7 +73,7 @@ class PlacementCheck(PodObserver):
 
     @property
     def verified(self) -> int:
-        """So many were in the box when they were last looked at. Safe to ask for from any thread, as is the rest."""
+        """How many were in the box when they were last looked at. Safe to ask for from any thread, as is the rest."""
         return len(self._pids)
 
     @property

@@ -69,7 +69,7 @@ class PodCounters(Protocol):
         ...
 
     def box_swept(self, count: int) -> None:
-        """So many cgroups of pods were removed."""
+        """`count` cgroups of pods were removed."""
         ...
 
     def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands import upgrade as module
-from criproxy.commands.upgrade import NotUpgradedError, RunningCriproxy
+from criproxy.commands.upgrade import NotUpgradedError, Upgrader
 
 NOBODY = Path("/run/criproxy/nobody.sock")
 SERVE = """
@@ -57,7 +57,7 @@ def listen(tmp_path: Path) -> Path:
 
 def why(listen: Path) -> str:
     with pytest.raises(NotUpgradedError) as refused:
-        RunningCriproxy(listen, NOBODY).upgrade()
+        Upgrader(listen, NOBODY).upgrade()
     return str(refused.value)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from criproxy.control.guard import Guard, GuardSettings
+from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.log import FakeLog
@@ -95,7 +95,7 @@ class Bench:
     def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
         self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
         self.node, self.pressure, self.observer = FakeBox(self.clock), FakePressure(), FakeObserver()
-        self.guard = Guard(
+        self.guard = CpuGuard(
             self.node,
             self.pressure,
             self.clock,

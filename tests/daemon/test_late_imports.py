@@ -39,4 +39,4 @@ def test_what_functions_of_the_daemon_import_is_loaded_or_of_the_standard_librar
         for name in imported_by_functions(Path(file))
         if name not in (*modules, FALLBACK) and name.partition(".")[0] not in sys.stdlib_module_names
     }
-    assert later == set(), f"name them in {footprint.__name__}.LATE_MODULES"
+    assert later == set(), f"name them in {footprint.__name__}.DEFERRED_MODULES"

@@ -28,6 +28,7 @@ class FakeBox:
     online_cores: float = 1.0
     online_bytes: int = 4 * GIB
     limits: Limits | None = None
+    starting: int = 0
     applied: list = field(default_factory=list)
     usage_error: Exception | None = None
     apply_error: Exception | None = None

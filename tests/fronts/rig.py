@@ -13,7 +13,7 @@ from grpc import aio
 
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.fronts.engine import AnswerError, Engine, Forward, Verdict
-from criproxy.fronts.grpc.server import Carrier, ProxyServer
+from criproxy.fronts.grpc.server import GrpcServer
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
 from tests.fakes.runtime import OPTIONS, FakeRuntime
@@ -117,7 +117,7 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         if engine in ("relay", "blind"):
             server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic, blind=engine == "blind")
         else:
-            server = ProxyServer(Carrier(runtime.path, interceptor, metrics, time.monotonic), listen)
+            server = GrpcServer(interceptor, metrics, listen, runtime.path, time.monotonic)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         listen.publish()

@@ -14,9 +14,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.fronts.connections import accepted
 from criproxy.fronts.engine import Engine
-from criproxy.fronts.grpc.server import Carrier, ProxyServer
+from criproxy.fronts.grpc.server import GrpcServer, accepted
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
 from tests.fakes.runtime import FakeRuntime, Seen, receive_all
@@ -65,7 +64,7 @@ class Node:
         if self.relay:
             engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, time.monotonic)
         else:
-            engine = ProxyServer(Carrier(self.runtime, FakeInterceptor(), FakeMetrics(), time.monotonic), listen)
+            engine = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, time.monotonic)
         await engine.start()
         listen.publish()
         self.engines.append(engine)

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.fronts.connections import accepted
 from criproxy.fronts.engine import Forward
+from criproxy.fronts.grpc.server import accepted
 from criproxy.fronts.http2 import frames
 from tests.fakes.runtime import Seen, receive_all
 from tests.fronts.handmade import HandmadeRuntime, connect

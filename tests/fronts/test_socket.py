@@ -290,13 +290,12 @@ async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) ->
 KILLED = """
 import asyncio, os, pathlib, structlog, time
 from tests.fronts.rig import FakeInterceptor, FakeMetrics, ignore
-from criproxy.fronts.grpc.server import Carrier, ProxyServer
+from criproxy.fronts.grpc.server import GrpcServer
 from criproxy.fronts.socket import ListenSocket
 async def main():
     directory = pathlib.Path.cwd()
-    carrier = Carrier(directory / "runtime.sock", FakeInterceptor(), FakeMetrics(), time.monotonic)
     listen = ListenSocket(directory / "proxy.sock", os.getpid())
-    server = ProxyServer(carrier, listen)
+    server = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, directory / "runtime.sock", time.monotonic)
     await server.start()
     listen.publish()
     print("listening", flush=True)

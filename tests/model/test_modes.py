@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from criproxy.model.modes import TABLE, LimitsUse, Mode, Modes, NewPod, Online, Ready, in_words
+from criproxy.model.modes import TABLE, LimitsUse, Mode, Modes, NewPod, Online, Readiness, in_words
 
 BOUNDED, REFUSED, WOULD_BE, UNBOUNDED = NewPod
 AS_IT_CAME, PAST = Online
 WRITTEN, LIFTED, LOWERED, KEPT = LimitsUse
-RUNTIME, NOBODY = Ready
+RUNTIME, NOBODY = Readiness
 
 EXPECTED = {
     Mode.DISABLED: (UNBOUNDED, AS_IT_CAME, LIFTED, RUNTIME, True),

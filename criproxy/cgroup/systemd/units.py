@@ -95,7 +95,7 @@ class SystemdUnits:
             raise UnitError(f"{unit} did not start within {START_S:g} s: see systemctl status {unit}")
 
     def set(self, unit: str, properties: Properties) -> None:
-        # Slices apply what they are told before they answer. Source: src/core/dbus-slice.c, bus_slice_commit_properties
+        # Slices apply new properties before they answer. Source: src/core/dbus-slice.c, bus_slice_commit_properties
         self._call("SetUnitProperties", "sba(sv)", (unit, True, _typed(properties)))
 
     def stop(self, unit: str) -> bool:

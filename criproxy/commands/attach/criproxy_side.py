@@ -60,7 +60,7 @@ class RunningCriproxy(Struct, frozen=True):
         return sum(float(value) for value in _CALLS.findall(host.machine.ask(self.status, "/metrics")))
 
     def has_carried(self, host: Host, since: float) -> bool:
-        """Whether kubelet has come since there were so many calls; fewer: criproxy has started anew."""
+        """Whether kubelet has called since `since` was counted; a lower count says that criproxy has started anew."""
         now = self.calls(host)
         return now - (since if now >= since else 0) >= _FIRST_CALLS
 

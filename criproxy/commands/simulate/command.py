@@ -100,7 +100,7 @@ def _plan(given: argparse.Namespace, unit: str) -> Plan:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="criproxy simulate",
-        description="Replays recorded usage of nodes through the daemon's predictor and policy, and tells what offline "
+        description="Replays recorded usage of nodes through the daemon's predictor and policy, and shows what offline "
         "pods would have got and what online pods would have risked.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

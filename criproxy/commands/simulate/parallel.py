@@ -37,7 +37,7 @@ class Bar:
         self.done(0)
 
     def done(self, samples: int) -> None:
-        """So many more."""
+        """`samples` more are done."""
         self._done += samples
         now_s, ratio = self._clock(), self._done / max(self._samples, 1)
         if now_s - self._drawn_s < _REDRAW_S:

@@ -22,7 +22,7 @@ PANELS: Final = 3
 """More courses are not drawn into one picture."""
 
 _BINS: Final = 3000
-"""More samples than this are drawn as the range of each of so many bins: nobody could tell more apart."""
+"""The most points that can be distinguished: more samples are drawn as the ranges of this many bins."""
 
 _USAGE: Final = "#2f6fb0"
 _PREDICTION: Final = "#e08a00"

@@ -21,7 +21,7 @@ from criproxy.model import UNLIMITED, ResourcePrediction, ResourceSample, Snapsh
 Resource = Literal["cpu", "memory"]
 
 NEXT_SAMPLE_STEPS: Final = 1.5
-"""A horizon of so many steps holds the next sample and no other."""
+"""A horizon of this many steps holds the next sample and no other."""
 
 
 class Plan(Struct, frozen=True):

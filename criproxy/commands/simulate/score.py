@@ -136,7 +136,7 @@ def mean_score(scores: Iterable[Score]) -> Score:
 
 
 HOLDS: Final = 1.5
-"""A node holds its alpha when its own violation is within so many times of it."""
+"""A node holds its alpha when its own violation is within this many times of it."""
 
 
 class Group(Struct, frozen=True):

@@ -18,7 +18,7 @@ _WATERMARK_STEP: Final = 0.05
 _MINUTES_A_DAY: Final = 24 * 60
 
 HARD_BUDGET_NEXT: Final = 1 / 500
-"""In at most so many samples may online want more than the slack, too: 3 minutes a day."""
+"""The share of samples in which online may want more than the slack, too: 3 minutes a day."""
 
 HARD_BUDGET_AHEAD: Final = 1 / 100
 """The same for a longer horizon, whose prediction only advertises what may be there."""

@@ -63,7 +63,7 @@ class Flaw(StrEnum):
 
 
 class Findings(Struct):
-    """Collects flaws; each has a place, such as `nodes.csv:12`, of which the first few are kept."""
+    """Collects flaws; each has a place, such as `nodes.csv:12`. The first few places are kept."""
 
     counts: dict[Flaw, int] = field(default_factory=dict)
     places: dict[Flaw, list[str]] = field(default_factory=dict)

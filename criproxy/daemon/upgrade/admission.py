@@ -10,8 +10,9 @@ from criproxy.pods.admission import AdmitsPods
 
 
 class Admissions:
-    """The Admission that `hand_to` has named last. While `hold` holds, all that ask wait, and that one is told, too,
-    whose start has ended meanwhile.
+    """Passes pods on to the box, or to the process that `hand_to` has named.
+
+    From `hold` until `resume` or `hand_to`, pods wait; a pod whose start ends meanwhile is forgotten there as well.
     """
 
     def __init__(self, box: AdmitsPods) -> None:
@@ -33,11 +34,6 @@ class Admissions:
         for name in self._forgotten:
             remote.forget(name)
         self._open.set()
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process lets pods in; another may do so for it."""
-        return self._remote is None and self._open.is_set()
 
     def changed(self) -> None:
         """A call that was carried here has changed the runtime's pods."""
@@ -68,12 +64,10 @@ class Remote:
         self._gone = False
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
-        number = next(self._numbers)
-        await self._ask(number, AdmitMessage(number, place.in_box, memory_bytes))
+        await self._ask(AdmitMessage(next(self._numbers), place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        number = next(self._numbers)
-        await self._ask(number, ResizeMessage(number, place.in_box, memory_bytes))
+        await self._ask(ResizeMessage(next(self._numbers), place.in_box, memory_bytes))
 
     def forget(self, name: str) -> None:
         self.changed(name)
@@ -94,15 +88,15 @@ class Remote:
                 if not answer.done():
                     answer.set_result(_GONE)
 
-    async def _ask(self, number: int, question: AdmitMessage | ResizeMessage) -> None:
+    async def _ask(self, question: AdmitMessage | ResizeMessage) -> None:
         if self._gone:
             raise AdmissionError(_GONE)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer = asyncio.get_running_loop().create_future()
         self._channel.send(question)
         try:
-            error = await self._waiting[number]
+            error = await answer
         finally:
-            del self._waiting[number]
+            del self._waiting[question.number]
         if error:
             raise AdmissionError(error)
 

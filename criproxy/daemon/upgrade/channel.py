@@ -47,7 +47,7 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
 
 
 class Main(msgspec.Struct, frozen=True, tag="main"):
-    """The service manager has been told of the new one."""
+    """The service manager knows that the new one is the main process."""
 
 
 class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
@@ -96,7 +96,7 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, message: Message) -> None:
-        """Never raises, and does nothing when the other end has gone: `receive` tells."""
+        """Never raises, and does nothing when the other end has gone, which `receive` then says."""
         if not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(message) + b"\n")
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
 from criproxy.cgroup.naming import parse_placement
@@ -96,7 +96,8 @@ class Predecessor:
                     case Main():
                         on_main()
                     case AdmitMessage() | ResizeMessage():
-                        self._spawn(self._answer(message, admission))
+                        self._answering.add(task := asyncio.create_task(self._answer(message, admission)))
+                        task.add_done_callback(self._answering.discard)
                     case Changed(started):
                         if started:
                             admission.forget(started)
@@ -118,11 +119,6 @@ class Predecessor:
         except (AdmissionError, ValueError) as refusal:
             error = str(refusal) or type(refusal).__name__
         self._opened.send(Done(question.number, error))
-
-    def _spawn(self, job: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(job)
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
 
     @property
     def _opened(self) -> Channel:

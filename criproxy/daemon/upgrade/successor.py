@@ -33,11 +33,11 @@ class UpgradeError(Exception):
     """The new process could not take over; the message says why, and what to do."""
 
 
-class Parts(Protocol):
-    """What writes in the old process."""
+class OldProcess(Protocol):
+    """The process that hands over, as far as the hand-over itself needs it."""
 
     async def rest(self) -> Sequence[Learned | Take]:
-        """Stop it, and say what the new process must know, the Take last. Raises UpgradeError."""
+        """Stop what writes, and say what the new process must know, the Take last. Raises UpgradeError."""
         ...
 
     def listeners(self) -> Sequence[socket.socket]:
@@ -86,7 +86,7 @@ class Successor:
 
     def give(self, listeners: Sequence[socket.socket]) -> None:
         """These sockets are its own, too. Before the Take, after which it looks for them."""
-        with contextlib.suppress(OSError):  # it has gone: what comes next tells
+        with contextlib.suppress(OSError):  # it has gone, which `expect` finds
             if listeners:
                 socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
@@ -106,7 +106,7 @@ class Successor:
         """SIGKILL; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        # The channel's end tells nothing: a process's descriptors close one after the other.
+        # The channel's end does not say that it is gone: a process's descriptors close one after the other.
         gone, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_reader(self._handle, gone.set)
         try:
@@ -124,7 +124,7 @@ class Successor:
         os.close(self._handle)
 
 
-async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
+async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
     """Start a successor and give it all. Raises UpgradeError; then, and when cancelled, all is as it was."""
     successor = await Successor.start(command, environ)
     try:
@@ -136,17 +136,17 @@ async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ:
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        messages = await parts.rest()
+        messages = await old.rest()
         if ready.takes_listeners:
-            successor.give(parts.listeners())
+            successor.give(old.listeners())
         else:
-            parts.leave_listeners()
+            old.leave_listeners()
         for message in messages:
             successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)
     except BaseException:
         await successor.kill()
-        await parts.resume()
+        await old.resume()
         raise
     return successor
 
@@ -154,8 +154,8 @@ async def hand_over(parts: Parts, listen: Path, command: Sequence[str], environ:
 def command_of(argv: Sequence[str], original: Sequence[str]) -> tuple[str, ...]:
     """The command that starts the criproxy that is installed now, from sys.argv and sys.orig_argv of this one.
 
-    A program is run by its own name, which may lead elsewhere by now; what the interpreter was told to run
-    (`-m criproxy`), as it was.
+    A program is run by its own name, which may lead elsewhere by now; arguments of the interpreter
+    (`-m criproxy`) stay as they were.
     """
     return tuple(argv if os.access(argv[0], os.X_OK) else original)
 

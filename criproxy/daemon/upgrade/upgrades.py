@@ -97,8 +97,8 @@ class Upgrades:
         take = turn.result() if turn.done() else None
         turn.cancel()
         if take is None:
-            told = self._tasks.stop.is_set()
-            who = "this one was told to end" if told else "the one that started this one has ended"
+            stopped = self._tasks.stop.is_set()
+            who = "this one has got a signal to end" if stopped else "the one that started this one has ended"
             self._log.warning("upgrade_given_up", reason=who)
             return False
         self.waiting = False

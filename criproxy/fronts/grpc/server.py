@@ -5,6 +5,8 @@ Deadline, metadata, cancellation, status and trailers are end to end: nothing he
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,6 @@ import structlog
 from grpc import aio
 from msgspec import Struct
 
-from criproxy.fronts import connections
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
@@ -57,41 +58,67 @@ _ONLY_S: Final = 1.0
 """How long the end of an unknown method's requests is awaited, in s: one that has a single request sends it at once."""
 
 
-class Carrier:
-    """gRPC's generic handler for all methods of all services, over a channel to the socket `runtime`.
+class GrpcServer:
+    """The `engine.Engine` of gRPC's own server, and its generic handler for all methods of all services.
 
     A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
     One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
     stream back: with two streams, a runtime that answers at once could become INTERNAL (see `_pass_requests`).
-    Everything else is two streams, which every arity fits. `clock` counts seconds.
+    Everything else is two streams, which every arity fits. `runtime` is a socket, and `clock` counts seconds.
+
+    It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
+    it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
+    waits for a moment without a call, and `stop` cuts the connections.
     """
 
     def __init__(
-        self, runtime: Path, interceptor: Interceptor, metrics: CallMetrics, clock: Callable[[], float]
+        self,
+        interceptor: Interceptor,
+        metrics: CallMetrics,
+        listen: ListenSocket,
+        runtime: Path,
+        clock: Callable[[], float],
     ) -> None:
         self._channel: Any = aio.insecure_channel(grpc_target(runtime), options=_CHANNEL_OPTIONS)
         self._interceptor = interceptor
         self._metrics = metrics
+        self._listen = listen
         self._clock = clock
         self._log = structlog.get_logger()
-        self._closed = False
+        self._server: Any = None
+        self._stopping = False
         self._over = asyncio.Event()
+        """The calls that never end by themselves are to end now."""
         self._calls = self._endless = 0
         self._call_ended = asyncio.Event()
 
-    def close(self) -> None:
-        """Answer all further calls with UNAVAILABLE."""
-        self._closed = True
+    async def start(self) -> None:
+        self._listen.claim()
+        # Not before: a server that is made and never stopped can hold up the interpreter's end.
+        self._server = aio.server(handlers=(self,), options=_OPTIONS)
+        try:
+            with self._listen.private():
+                self._server.add_insecure_port(grpc_target(self._listen.own))
+        except RuntimeError as error:
+            await self._server.stop(None)
+            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+        await self._server.start()
 
-    def end_endless(self) -> None:
-        """End the calls that never end by themselves, with UNAVAILABLE."""
+    async def drain(self, limit_s: float) -> None:
+        await self._quiet(limit_s, but_endless=True)
+
+    async def stop(self, grace_s: float) -> None:
+        self._listen.release()
+        self._stopping = True
+        await self._quiet(grace_s, but_endless=True)
         self._over.set()
-
-    async def hang_up(self) -> None:
-        """Close the channel, and cancel the calls on it."""
+        await self._quiet(_FLUSH_S, but_endless=False)
+        await asyncio.sleep(_FLUSH_S)
+        _cut(self._listen.own)
+        await self._server.stop(None)
         await self._channel.close()
 
-    async def quiet(self, timeout_s: float, *, but_endless: bool) -> None:
+    async def _quiet(self, timeout_s: float, *, but_endless: bool) -> None:
         """Wait until no call is under way, or none but the endless ones, or until `timeout_s` has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -102,7 +129,7 @@ class Carrier:
     def service(self, details: Any) -> Any:
         """The handler of one call. Source: grpc.GenericRpcHandler."""
         method: str = details.method
-        if self._closed:
+        if self._stopping:
             return grpc.stream_unary_rpc_method_handler(_refuse)
         hooked = self._interceptor.wants(method)
         if hooked or is_unary(method):
@@ -284,41 +311,38 @@ async def _refuse(_requests: object, context: Any) -> bytes:
     raise AssertionError("abort returned")
 
 
-class ProxyServer:
-    """The `engine.Engine` of gRPC's own server, in front of `carrier`.
+def _cut(path: Path) -> None:
+    """Break all connections to `path`, so that their clients' calls end with UNAVAILABLE.
 
-    It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
-    it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
-    waits for a moment without a call, and `stop` cuts the connections.
+    gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see as
+    CANCELLED: an end that says nothing of the server.
     """
+    for connection in accepted(path):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
-    def __init__(self, carrier: Carrier, listen: ListenSocket) -> None:
-        self._carrier = carrier
-        self._listen = listen
-        self._server: Any = None
 
-    async def start(self) -> None:
-        self._listen.claim()
-        # Not before: a server that is made and never stopped can hold up the interpreter's end.
-        self._server = aio.server(handlers=(self._carrier,), options=_OPTIONS)
+def accepted(path: Path) -> Iterator[socket.socket]:
+    """The open connections that this process has accepted at `path`, each a duplicate that is closed with the next."""
+    for entry in os.listdir("/proc/self/fd"):
         try:
-            with self._listen.private():
-                self._server.add_insecure_port(grpc_target(self._listen.own))
-        except RuntimeError as error:
-            await self._server.stop(None)
-            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
-        await self._server.start()
+            descriptor = os.dup(int(entry))
+        except OSError:  # the listing's own
+            continue
+        try:
+            one = socket.socket(fileno=descriptor)
+        except OSError:  # no socket
+            os.close(descriptor)
+            continue
+        with one:
+            if one.family is socket.AF_UNIX and _is_accepted(one, path):
+                yield one
 
-    async def drain(self, limit_s: float) -> None:
-        await self._carrier.quiet(limit_s, but_endless=True)
 
-    async def stop(self, grace_s: float) -> None:
-        self._listen.release()
-        self._carrier.close()
-        await self._carrier.quiet(grace_s, but_endless=True)
-        self._carrier.end_endless()
-        await self._carrier.quiet(_FLUSH_S, but_endless=False)
-        await asyncio.sleep(_FLUSH_S)
-        connections.cut(self._listen.own)
-        await self._server.stop(None)
-        await self._carrier.hang_up()
+def _is_accepted(one: socket.socket, path: Path) -> bool:
+    try:
+        one.getpeername()  # a listening socket has none
+    except OSError:
+        return False
+    name: object = one.getsockname()
+    return name == str(path)

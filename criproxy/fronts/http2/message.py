@@ -35,7 +35,7 @@ def opened(data: bytes | bytearray, encoding: bytes) -> bytes:
     if len(data) > PREFIX_BYTES + size:
         raise MessageError(codes.INTERNAL, "more than one message in a unary call")
     if flag > 1:
-        raise MessageError(codes.INTERNAL, f"a message with flags {flag}, of which gRPC has only 0 and 1")
+        raise MessageError(codes.INTERNAL, f"a message with flags {flag}, but gRPC has only 0 and 1")
     message = bytes(memoryview(data)[PREFIX_BYTES:])
     return _unpacked(message, encoding) if flag else message
 

@@ -165,7 +165,7 @@ class Scanner:
         outgoing.close()
 
     def _begun(self, raw: memoryview, missing: int) -> tuple[int, int]:
-        """A frame of which bytes are missing: how much of `raw` is done with, and how much makes the next step.
+        """A frame that has not come as a whole: how much of `raw` is done with, and how much makes the next step.
 
         What has come of a large DATA frame goes on as a frame of its own; the missing bytes will be another.
         """

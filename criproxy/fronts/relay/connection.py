@@ -32,7 +32,7 @@ class RelayMetrics(CallMetrics, Protocol):
         ...
 
     def on_given_up(self, clients: int) -> None:
-        """So many clients are served otherwise for now, as their connections broke again and again."""
+        """How many clients the gRPC engine serves for now, as their connections broke again and again."""
         ...
 
 

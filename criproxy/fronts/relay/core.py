@@ -11,7 +11,7 @@ Streams
       COLLECTING until END_STREAM; ASKED while the interceptor decides; SENDING while the runtime's windows are too
       small for the new message; SENT. The answer goes on as it comes, and is read beside when a ticket asks for it.
     A call is forgotten when both peers have ended their side, or one has reset it. Of a call that the relay itself has
-    ended (refused, or cut off), late frames go nowhere: `ended_here`.
+    ended (refused, or cut off), frames that still come for it are dropped: `ended_here`.
 
 Flow control
     A passing stream's window is the two peers' own. A hooked stream has two: the relay's towards the client

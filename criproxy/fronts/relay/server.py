@@ -31,13 +31,13 @@ _AFTER_S: Final = 1.0
 
 BREAKS: Final = 5
 WITHIN_S: Final = 60.0
-"""So many connections of one client that break within this time say that the relay, not chance, is wrong with it."""
+"""When this many connections of one client break within this time, it is the relay's fault, and no chance."""
 
 _OPEN_S: Final = 60.0
 _LONGEST_OPEN_S: Final = 3600.0
 
 _CLIENTS: Final = 256
-"""So many clients are remembered, those whose connections broke last: whoever makes more has its own forgotten."""
+"""How many clients are remembered: those whose connections broke last."""
 
 
 class _Breaker(Struct):

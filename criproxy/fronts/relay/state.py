@@ -13,7 +13,7 @@ from criproxy.fronts.http2.scanner import Outgoing
 from criproxy.fronts.relay.actions import Action, Ended
 
 _REMEMBERED: Final = 1024
-"""Calls that were ended here, whose late frames go nowhere. They come within one round trip."""
+"""Calls that were ended here, whose frames are dropped when they still come. They do within one round trip."""
 
 
 class RequestPhase(Enum):
@@ -80,7 +80,7 @@ class ConnectionWindow:
         self.waiting += size
 
     def spend(self, size: int, paid: int) -> None:
-        """`size` bytes go to the runtime, of which the client has paid `paid`."""
+        """`size` bytes go to the runtime; the client has paid for `paid` of them."""
         self.real -= size
         self.waiting -= paid
         self.owed += size - paid
@@ -151,7 +151,7 @@ class RelayState:
         self.to_client.send(frames.header_frames(stream, block, end_stream=end_stream))
 
     def ended_here(self, stream: int) -> bool:
-        """Whether the relay has reset this stream, so that late frames of it go nowhere."""
+        """Whether the relay has reset this stream, so that frames that still come for it are dropped."""
         return stream in self._ended_here
 
     def end_here(self, call: RelayedCall) -> None:

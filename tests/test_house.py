@@ -1,0 +1,43 @@
+"""What holds for the whole of criproxy/, beyond what import-linter and ruff look at."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+_BACKQUOTED = re.compile(r"`[^`]*`")
+_A_FILE = re.compile(r"[\w./-]+\.(?:py|proto|toml|service|md)\b|[\w-]+(?:/[\w-]+)*/")
+
+
+def _classes() -> Iterator[tuple[str, str]]:
+    for file in sorted((_ROOT / "criproxy").rglob("*.py")):
+        if file.name.endswith("_pb2.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, str(file.relative_to(_ROOT))
+
+
+def test_no_class_name_means_two_things() -> None:
+    files = defaultdict(list)
+    for name, file in _classes():
+        files[name].append(file)
+
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
+def _rows(text: str) -> list[str]:
+    table = text.partition("## To change")[2].partition("\n## ")[0]
+    return [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| …")]
+
+
+def test_contributing_opens_files_that_are_there() -> None:
+    rows = _rows((_ROOT / "CONTRIBUTING.md").read_text())
+    assert len(rows) >= 12
+    for row in rows:
+        names = _A_FILE.findall(_BACKQUOTED.sub("", row.split("|")[2].replace("\\", "")))
+        assert names, row
+        missing = [name for name in names if not (_ROOT / name).exists()]
+        assert not missing, row
