@@ -46,7 +46,8 @@ class Tasks:
 
     def keep(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """As `spawn`, for a part that goes on until `cancel`."""
-        self._kept.append(task := self.spawn(part))
+        task = self.spawn(part)
+        self._kept = [*(one for one in self._kept if not one.done()), task]
         return task
 
     async def cancel(self) -> None:

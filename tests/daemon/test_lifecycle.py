@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, run_apart
 from criproxy.observe.listener import Listener, UnixAddress
@@ -99,3 +100,38 @@ def test_job_that_hangs_keeps_neither_the_loop_nor_the_end() -> None:
     finally:
         release.set()
     thread.join()
+
+
+def test_part_that_has_ended_is_not_kept() -> None:
+    async def end() -> None:
+        return None
+
+    async def keep_three() -> int:
+        tasks = Tasks(structlog.get_logger())
+        for _ in range(3):
+            await tasks.keep(end())
+        return len(tasks._kept)
+
+    assert asyncio.run(keep_three()) == 1
+
+
+def test_part_of_several_that_fails_is_logged_by_its_own_error_and_ends_the_others() -> None:
+    async def fail() -> None:
+        raise ValueError("so it is")
+
+    async def part() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(asyncio.sleep(60.0))
+
+    async def run() -> BaseException | None:
+        tasks = Tasks(structlog.get_logger())
+        tasks.spawn(part())
+        async with asyncio.timeout(5.0):
+            await tasks.stop.wait()
+        return tasks.failure
+
+    with capture_logs() as lines:
+        failure = asyncio.run(run())
+    assert isinstance(failure, ValueError)
+    assert [(line["event"], line["error"]) for line in lines] == [("part_failed", "so it is")]

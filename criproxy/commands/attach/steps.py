@@ -52,9 +52,11 @@ class Steps:
 
     def restart_and_wait(self) -> Use:
         """Start kubelet anew, and wait until it is well; returns what it uses then."""
-        use = self._use()
+        use = None
+        with contextlib.suppress(NodeError):  # nothing may keep the restart: kubelet may be down
+            use = self._use()
         self.host.restart(UNIT)
-        health.wait(self.host, use, lambda: True, "")
+        health.wait(self.host, use or self._use(), lambda: True, "")
         return self._use()
 
     def _use(self) -> Use:
