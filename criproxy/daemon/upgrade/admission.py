@@ -34,11 +34,6 @@ class Admissions:
             remote.forget(name)
         self._open.set()
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process lets pods in; another may do so for it."""
-        return self._remote is None and self._open.is_set()
-
     def changed(self) -> None:
         """A call that was carried here has changed the runtime's pods."""
         if self._remote is not None:
