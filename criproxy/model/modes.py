@@ -32,7 +32,7 @@ class LimitsUse(Enum):
     """What becomes of the box's limits on CPU and memory. A later member acts less."""
 
     WRITTEN = "follow the policy"
-    LIFTED = "are lifted (colocation.on_disable)"
+    LIFTED = "are lifted, or its pods are stopped (colocation.on_disable)"
     LOWERED = "are only lowered"
     KEPT = "stay as they are"
 

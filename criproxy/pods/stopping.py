@@ -67,8 +67,8 @@ class Holds:
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""
         now_s = self._clock.boottime_s()
-        self._held = {key: held for key, held in self._held.items() if held[0] > now_s}
-        self._held[pod.uid, setting] = now_s + seconds, why
+        others = {key: held for key, held in self._held.items() if held[0] > now_s}
+        self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
 
     def hold_everybody(self, why: str) -> None:
         """Keep all pods out, or with "" none of those that are not held by themselves."""
@@ -80,7 +80,7 @@ class Holds:
         self._held = {key: held for key, held in self._held.items() if key[1] in stops_by}
 
     def held(self, pod: PodRef) -> str:
-        """Why the pod may not start in the box now; "" when it may."""
+        """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
         if self._resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():

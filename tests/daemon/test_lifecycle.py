@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, run_apart
 from criproxy.observe.listener import Listener, UnixAddress
@@ -113,3 +114,25 @@ def test_kept_task_that_has_ended_is_kept_no_longer() -> None:
         return kept, len(tasks._kept)
 
     assert asyncio.run(play()) == (1, 0)
+
+
+def test_part_of_several_that_fails_is_logged_by_its_own_error_and_ends_the_others() -> None:
+    async def fail() -> None:
+        raise ValueError("so it is")
+
+    async def part() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(asyncio.sleep(60.0))
+
+    async def run() -> BaseException | None:
+        tasks = Tasks(structlog.get_logger())
+        tasks.spawn(part())
+        async with asyncio.timeout(5.0):
+            await tasks.stop.wait()
+        return tasks.failure
+
+    with capture_logs() as lines:
+        failure = asyncio.run(run())
+    assert isinstance(failure, ValueError)
+    assert [(line["event"], line["error"]) for line in lines] == [("part_failed", "so it is")]

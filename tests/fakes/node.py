@@ -4,6 +4,7 @@ It has a way of its own to read them, by shlex and PyYAML, so that it does not s
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +156,10 @@ class FakeNode:
                 command = shlex.split(value)
         words: list[str] = []
         for word in command:
-            words += variables.get(word[1:], "").split() if word.startswith("$") else [word]
+            if word.startswith("$"):
+                words += variables.get(word[1:], "").split()
+            else:
+                words.append(re.sub(r"\$\{(\w+)\}", lambda found: variables.get(found[1], ""), word))
         return words
 
     def start(self) -> None:

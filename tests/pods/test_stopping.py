@@ -54,3 +54,15 @@ def test_nobody_is_held_here_while_another_process_serves() -> None:
     assert (held.held(POD), held.held(OTHER)) == ("", "")
     held.resume()
     assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
+
+
+def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None:
+    class Watched(Holds):
+        def __setattr__(self, name: str, value: object) -> None:
+            seen.append(dict(value) if isinstance(value, dict) else value)
+            super().__setattr__(name, value)
+
+    seen: list[object] = []
+    held = Watched(Clock())  # type: ignore[arg-type]
+    held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
+    assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}

@@ -1,8 +1,10 @@
 """Detach, step by step: the inverse of attach, also when criproxy is dead, its config broken or its record lost."""
 
+import contextlib
+
 from criproxy.commands.attach import byhand, dropin
 from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError, difference
-from criproxy.commands.attach.kubelet import NodeKubelet, look
+from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import Attached, detach_plan, text_of
 from criproxy.commands.attach.steps import FailedError, Steps
@@ -25,6 +27,11 @@ def detach(steps: Steps) -> None:
             steps.say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
                 steps.host.save(None)
+        elif not plan.edits and _is_sent_by_a_script(kubelet):
+            raise RefusedError(
+                f"kubelet is sent to criproxy by {UNNAMED}, which no file of {UNIT} gives: set its runtime's endpoint "
+                "by hand where it is from, and restart it"
+            )
         elif steps.dry_run:
             steps.preview(plan, kubelet)
         else:
@@ -46,6 +53,14 @@ def _runs_on_criproxy(known: Attached, kubelet: NodeKubelet) -> bool:
     """Whether kubelet runs on criproxy still, whatever its files say by now: an earlier detach was ended there."""
     read_from_file = known.record is not None and not known.record.copied
     return bool(kubelet.unit.pid) and (socket_path(kubelet.use.endpoint) in known.listens or read_from_file)
+
+
+def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
+    """Whether the endpoint is a flag of what starts kubelet: then a restart would change nothing."""
+    with contextlib.suppress(ValueError):
+        takes_a_flag = kubelet.command is not None and kubelet.command.takes_a_flag()
+        return kubelet.use.origin == UNNAMED and not takes_a_flag
+    return False
 
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached) -> None:

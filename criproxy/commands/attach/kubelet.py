@@ -36,8 +36,10 @@ _VARIABLE: Final = re.compile(r"\$(\w+)")
 _BRACED: Final = re.compile(r"\$\{(\w+)\}")
 _ASSIGNMENT: Final = re.compile(r"^[ \t]*(\w+)=(.*)$", re.MULTILINE)
 _KEYS: Final = (
-    r"(?:--(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint)"
+    r"(?:--(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint"
+    r"|(?<![\w-])[A-Z_][A-Z0-9_]*(?==))"
 )
+"""Flags, keys of kubelet's configuration, and environment variables whose whole value is an endpoint or its path."""
 
 
 class Program(Struct, frozen=True):
@@ -190,7 +192,8 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
     for path in environment_files:
-        for name, value in _ASSIGNMENT.findall(host.text(path)):
+        text = host.text(path).replace("\\\n", "")
+        for name, value in _ASSIGNMENT.findall(text):
             with contextlib.suppress(ValueError):
                 variables[name] = " ".join(shlex.split(value))
     command = command_of(host, unit.files)

@@ -53,7 +53,9 @@ def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> E
     except ValueError as error:
         raise RefusedError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
     is_stale = command is not None and dropin.is_stale(text, command, listen)
-    if socket_path(use.endpoint) == listen and use.origin != UNNAMED and not is_stale:
+    # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
+    is_lasting = use.origin != UNNAMED or not takes_a_flag
+    if socket_path(use.endpoint) == listen and is_lasting and not is_stale:
         return EditPlan(())
     _check(kubelet, listen, before)
     if kubelet.program.has_flag and command is not None and takes_a_flag:

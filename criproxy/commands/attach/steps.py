@@ -58,9 +58,11 @@ class Steps(Struct, frozen=True):
 
     def restart_and_wait(self) -> Use:
         """Start kubelet anew, and wait until it is well; returns what it uses then."""
-        use = self._use()
+        use = None
+        with contextlib.suppress(NodeError):  # nothing may keep the restart: kubelet may be down
+            use = self._use()
         self.host.restart(UNIT)
-        self.wait_until_well(use)
+        self.wait_until_well(use or self._use())
         return self._use()
 
     def _use(self) -> Use:

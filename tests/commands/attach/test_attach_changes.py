@@ -218,3 +218,39 @@ def test_files_keep_owner_and_mode(bench: Bench) -> None:
     bench.attach()
     assert file.stat().st_mode & 0o7777 == 0o640
     assert (bench.node.root / STATE[1:]).stat().st_mode & 0o077 == 0o044
+
+
+def _script(bench: Bench) -> None:
+    """A script that is no file of the unit starts kubelet, with criproxy's socket in it."""
+    bench.node.write(f"/etc/systemd/system/{UNIT}", "[Service]\nExecStart=/opt/start-node\n")
+    bench.node.boot()
+    words = ("/usr/bin/kubelet", f"--container-runtime-endpoint={ON_PROXY}")
+    bench.node.write(f"/proc/{bench.node.pid}/cmdline", "\0".join(words))
+
+
+def test_attach_where_a_script_names_criproxy_already_says_so(bench: Bench) -> None:
+    _script(bench)
+    ran = list(bench.node.ran)
+    assert bench.attach() == 0, bench.err
+    assert bench.out.startswith(f"already attached: kubelet uses {ON_PROXY}, by ")
+    assert bench.node.ran == ran
+
+
+def test_detach_where_a_script_names_criproxy_is_refused_before_anything_is_restarted(bench: Bench) -> None:
+    _script(bench)
+    ran = list(bench.node.ran)
+    assert bench.detach() == 1
+    assert "set its runtime's endpoint by hand where it is from" in bench.err
+    assert bench.node.ran == ran
+
+
+def test_detach_where_a_variable_is_the_endpoint_sets_it_to_the_runtime(bench: Bench) -> None:
+    bench.node.write("/etc/default/kubelet", f"RUNTIME_ENDPOINT={ON_PROXY}\n")
+    command = "/usr/bin/kubelet --container-runtime-endpoint=${RUNTIME_ENDPOINT}"
+    unit = f"[Service]\nEnvironmentFile=-/etc/default/kubelet\nExecStart={command}\n"
+    bench.node.write(f"/etc/systemd/system/{UNIT}", unit)
+    bench.node.boot()
+    assert bench.node.endpoint == ON_PROXY
+    assert bench.detach() == 0, bench.err
+    assert bench.node.text("/etc/default/kubelet") == f"RUNTIME_ENDPOINT={ON_RUNTIME}\n"
+    assert bench.node.endpoint == ON_RUNTIME

@@ -282,3 +282,21 @@ def test_attach_while_another_is_at_work_fails(bench: Bench) -> None:
     assert bench.attach() == 0
     assert seen == [1]
     assert "runs: wait for it" in bench.err
+
+
+def test_kubelet_is_restarted_by_the_rollback_also_when_it_cannot_be_looked_at_before(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.node.dies = lambda endpoint: endpoint == ON_PROXY
+    seen = {"reloads": 0, "shows": 0}
+
+    def fail_once(command: Sequence[str]) -> None:
+        seen["reloads"] += command[1] == "daemon-reload"
+        seen["shows"] += seen["reloads"] == 2 and command[1] == "show"
+        if command[1] == "show" and seen["shows"] == 2:
+            seen["shows"] += 1
+            raise NodeError("systemctl show has not ended within 30 s")
+
+    bench.node.before_run = fail_once
+    assert bench.attach() == 1
+    assert (bench.node.active, bench.node.endpoint) == ("active", ON_RUNTIME)
+    assert "rolled back: kubelet is as it was" in bench.err

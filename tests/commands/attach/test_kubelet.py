@@ -80,6 +80,12 @@ def seen(node: FakeNode, files: dict[str, str], *lines: str, active: str = "acti
             id="file-over-environment",
         ),
         pytest.param([IN_UNIT, FROM_FILE, f"{RUN} $A"], {}, ("unix:///env", PATH), id="missing-file"),
+        pytest.param(
+            [FROM_FILE, f"{RUN} {FLAG}=${{A}}"],
+            {"/e": "A=unix:///file"},
+            ("unix:///file", "/e"),
+            id="variable-alone",
+        ),
     ],
 )
 def test_endpoint_is_found_in_kubelet_s_order_whether_it_runs_or_not(
@@ -96,6 +102,12 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
     found = look(Host(node, node.root))
     assert found is not None
     assert (found.use.endpoint, found.use.origin) == ("unix:///a", UNNAMED)
+
+
+def test_value_that_goes_on_in_the_next_line_of_an_environment_file_is_read(node: FakeNode) -> None:
+    files = {"/e": f'A="--v=2 \\\n  {FLAG}=unix:///file"\n'}
+    use = seen(node, files, FROM_FILE, f"{RUN} $A", active="inactive").use
+    assert (use.endpoint, use.origin) == ("unix:///file", "/e")
 
 
 class OldSystemd(FakeNode):
@@ -253,11 +265,14 @@ def test_any_text_gives_lines_without_comments(text: str) -> None:
          f"ExecStart=k {FLAG} /r --image-service-endpoint=/r"),
         (f'{{"{KEY}": "unix://{LISTEN}"}}', f'{{"{KEY}": "unix:///r"}}'),
         (f"{KEY}: unix:{LISTEN}  # mine", f"{KEY}: unix:/r  # mine"),
+        (f'RUNTIME_ENDPOINT="unix://{LISTEN}"', 'RUNTIME_ENDPOINT="unix:///r"'),
+        (f"Environment=SOCKET={LISTEN}", "Environment=SOCKET=/r"),
+        (f"ConditionPathExists={LISTEN}", None),
         (f"# {FLAG}=unix://{LISTEN}", None),
         (f"{FLAG}=unix://{LISTEN}.old", None),
         (f"ExecStartPre=/bin/wait-for {LISTEN}", None),
     ],
-    ids=["flag", "two", "json", "yaml", "comment", "longer-path", "no-endpoint"],
+    ids=["flag", "two", "json", "yaml", "variable", "in-a-unit", "condition", "comment", "longer-path", "no-endpoint"],
 )  # fmt: skip
 def test_socket_is_exchanged_where_it_is_an_endpoint_alone(text: str, new: str | None) -> None:
     assert renamed(text, LISTEN, "/r") == (text if new is None else new)
