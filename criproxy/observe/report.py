@@ -108,24 +108,26 @@ class Reporter:
 
     def metrics(self) -> bytes:
         of, metrics = self._of, self._metrics
+        state, eviction = of.box.state(), of.relief.status()
         metrics.guard_ceiling(of.guard.status().ceiling_cores)
-        metrics.runtime_ready(of.link.ready)
-        metrics.offline_sandboxes(len(of.inventory.running_pods))
-        metrics.misplaced(len(of.placement_check.unbounded), len(of.placement_check.unknown))
-        metrics.unbounded_pods(len(of.unbounded.pods()))
         metrics.bypass(of.bypass.status())
-        metrics.runtime_overloaded(bool(of.overhead.problem))
-        metrics.realtime_pods(len(of.realtime.found))
-        for disk in of.disk_watch.disks:
-            metrics.disk_weight(disk.disk, bool(disk.keeper))
-        state = of.box.state()
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
-        eviction = of.relief.status()
-        metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
-        for resource, seconds in of.recorder.above.seconds(of.recorder.clock()).items():
-            metrics.above_bound(resource, seconds)
-        return metrics.render()
+        metrics.set(
+            runtime_ready=of.link.ready,
+            offline_sandboxes=len(of.inventory.running_pods),
+            misplaced_containers=len(of.placement_check.unbounded),
+            unverified_containers=len(of.placement_check.unknown),
+            unbounded_pods=len(of.unbounded.pods()),
+            runtime_overloaded=bool(of.overhead.problem),
+            realtime_pods=len(of.realtime.found),
+            disk_weight_in_force={disk.disk: bool(disk.keeper) for disk in of.disk_watch.disks},
+            eviction_hard_bytes=eviction.hard_bytes,
+            memory_available_bytes=eviction.available_bytes,
+            eviction_hard_known=not eviction.problem,
+            box_above_bound_seconds=of.recorder.above.seconds(of.recorder.clock()),
+        )
+        return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
         return self._of.recorder.unhealthy()
