@@ -7,8 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from criproxy.config.settings import Config, Observe
-from criproxy.config.windows import WindowTable
+from criproxy.config.settings import Config, Observe, WindowTable
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -149,7 +148,7 @@ def _address_conflicts(observe: Observe) -> Iterator[Conflict]:
     if not 0 < port < 65536:
         yield Conflict(("observe.address",), "has no valid port", "use a port from 1 to 65535")
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback:
