@@ -126,6 +126,10 @@ class Metrics:
             else:
                 gauge.set(math.nan if value is None else math.inf if value is UNLIMITED else value)
 
+    def count(self, name: str, by: int = 1) -> None:
+        """One more of the counter without labels, or so many."""
+        self._counters[name].inc(by=by)
+
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def on_start(self) -> None:
@@ -189,13 +193,6 @@ class Metrics:
         self._tick_seconds.observe(seconds)
         self._counters["tick_failures"].inc()
 
-    def sample_discarded(self) -> None:
-        """A tick's reading was no measurement."""
-        self._counters["samples_discarded"].inc()
-
-    def ticks_missed(self, count: int) -> None:
-        self._counters["ticks_missed"].inc(by=count)
-
     def guard_squeezed(self) -> None:
         """The guard has lowered the box's CPU limit."""
         self._counters["guard_squeezes"].inc()
@@ -221,14 +218,6 @@ class Metrics:
             self.set(**{f"box_{name}": held.used if held else None, f"limit_{name}": held.limit if held else None})
 
     # --- the process ------------------------------------------------------------------------------------------------
-
-    def config_loaded(self, taken: bool) -> None:
-        """A config file was read, and taken up or refused."""
-        self._counters["config_reloads" if taken else "config_reload_failures"].inc()
-
-    def upgrade_failed(self) -> None:
-        """A new process could not take over from this one."""
-        self._counters["upgrade_failures"].inc()
 
     def bypass(self, status: BypassStatus | None) -> None:
         """None: there is no bypass."""
