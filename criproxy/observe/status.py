@@ -237,10 +237,7 @@ def resource_status(
     """`held`: what the kernel holds, None: there is no box. `used`: all that the limit of a resource bounds."""
     return {
         name: ResourceStatus(
-            capacity=sample.capacity if (sample := snapshot.of.get(name)) else None,
-            node=sample.node if sample else None,
-            online=sample.online if sample else None,
-            box=sample.box if sample else None,
+            **{key: getattr(snapshot.of.get(name), key, None) for key in ("capacity", "node", "online", "box")},
             prediction=decided.prediction.level,
             hour=decided.prediction.hour,
             limit=shown_limit(decided.limit),
