@@ -124,16 +124,10 @@ class RuleTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def rule(self) -> Rule:
-        if self.namespace:
-            subject, key = Subject.NAMESPACE, ""
-        else:
-            subject = Subject.LABEL if self.label is not None else Subject.ANNOTATION
-            key = self.label or self.annotation or ""
-        if self.present:
-            return Rule(subject, key, Test.PRESENT, "")
-        if self.prefix is not None:
-            return Rule(subject, key, Test.PREFIX, self.prefix)
-        return Rule(subject, key, Test.EQUALS, self.equals or "")
+        named = Subject.LABEL if self.label is not None else Subject.ANNOTATION
+        test = Test.PRESENT if self.present else Test.EQUALS if self.prefix is None else Test.PREFIX
+        key, value = self.label or self.annotation or "", self.prefix or self.equals or ""
+        return Rule(Subject.NAMESPACE if self.namespace else named, key, test, value)
 
 
 class Colocation(Struct, frozen=True, kw_only=True):
