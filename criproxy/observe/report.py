@@ -1,7 +1,7 @@
 """What the outside is told of a running daemon: /status, /healthz, /readyz and the gauges of /metrics."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -28,6 +28,7 @@ from criproxy.observe.status import (
     BypassStatus,
     CgroupStatus,
     DiskStatus,
+    OfflinePod,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
@@ -36,7 +37,6 @@ from criproxy.observe.status import (
     Status,
     StrayContainer,
     latest_decisions,
-    offline_pod,
     resource_status,
     share_status,
 )
@@ -61,11 +61,9 @@ _ANY: Final = PodRef("", "", "")
 
 
 class BypassView(Protocol):
-    """The bypass of this service."""
+    """The bypass of this service: how it is; None: there is none."""
 
-    def status(self) -> BypassStatus | None:
-        """How it is; None: there is none."""
-        ...
+    def status(self) -> BypassStatus | None: ...
 
 
 class Sources(Struct, frozen=True):
@@ -154,7 +152,7 @@ class Reporter:
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(offline_pod(sandbox) for sandbox in of.inventory.running_pods),
+            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in of.inventory.running_pods),
             guard=of.guard.status(),
             bypass=of.bypass.status(),
             unbounded=tuple(str(pod) for pod in of.unbounded.pods().values()),
@@ -233,7 +231,7 @@ class Reporter:
 
     def _placement_status(self) -> PlacementStatus:
         check = self._of.placement_check
-        return PlacementStatus(check.verified, tuple(map(_stray, check.unbounded)), tuple(map(_stray, check.unknown)))
+        return PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown))
 
     def _box_status(self) -> BoxStatus:
         box, last = self._of.box.state(), self._of.recorder.last
@@ -255,13 +253,13 @@ def _used(box: BoxState) -> dict[str, float | None]:
 
 def _overhead(load: OutsideLoad) -> OverheadStatus:
     loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
-    pods = [
-        PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
-        for one in loudest
-    ]
-    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
+    pods = tuple(PodOverhead(*_who(one.pod), one.shim_cores, one.log_bytes_per_s) for one in loudest)
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, pods)
 
 
-def _stray(finding: Finding) -> StrayContainer:
-    pod = finding.pod
-    return StrayContainer(pod.namespace, pod.name, pod.uid, finding.container, finding.detail)
+def _strays(found: Iterable[Finding]) -> tuple[StrayContainer, ...]:
+    return tuple(StrayContainer(*_who(one.pod), one.container, one.detail) for one in found)
+
+
+def _who(pod: PodRef) -> tuple[str, str, str]:
+    return pod.namespace, pod.name, pod.uid

@@ -41,27 +41,18 @@ _PATHS: Final = "/metrics /healthz /readyz"
 
 
 class Endpoints(Protocol):
-    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop."""
+    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop.
 
-    def page(self) -> str:
-        """A line for people, without pods' names."""
-        ...
+    `page` is a line for people, without pods' names. `unhealthy` says in words what is wrong with the daemon, `unready`
+    why kubelet's calls can't be served; None: nothing is, and they can. `why` is asked for a moment (UTC), None: now.
+    """
 
+    def page(self) -> str: ...
     def metrics(self) -> bytes: ...
-
-    def unhealthy(self) -> str | None:
-        """What is wrong with the daemon, in words; None: nothing is."""
-        ...
-
-    def unready(self) -> str | None:
-        """Why kubelet's calls can't be served, in words; None: they can."""
-        ...
-
+    def unhealthy(self) -> str | None: ...
+    def unready(self) -> str | None: ...
     def status(self) -> Status: ...
-
-    def why(self, asked_s: float | None) -> why.Why:
-        """For a moment (UTC), or None: now."""
-        ...
+    def why(self, asked_s: float | None) -> why.Why: ...
 
 
 class Routes:

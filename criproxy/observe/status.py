@@ -13,7 +13,7 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
+from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Snapshot
 from criproxy.model.attachment import AttachStatus
 
 
@@ -260,11 +260,6 @@ def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
         for name in SHARES
         if (held := in_use.get(name))
     }
-
-
-def offline_pod(sandbox: Sandbox) -> OfflinePod:
-    """A placed sandbox, for the list."""
-    return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
 def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[DecisionStatus, ...]:
