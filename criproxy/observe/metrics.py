@@ -104,16 +104,12 @@ class Metrics:
             "criproxy_tick_duration_seconds", "Time that one tick took", registry=self.registry, bounds=_TICK_BUCKETS_S
         )
         self._in_flight = 0
-        Reading(
-            "criproxy_calls_in_flight", "CRI calls under way", "gauge", lambda: self._in_flight, registry=self.registry
-        )
-        Reading(
-            "criproxy_log_lines_dropped_total",
-            "Lines of the log that whoever reads it did not take in time",
-            "counter",
-            log_lines_dropped,
-            registry=self.registry,
-        )
+        dropped = "Lines of the log that whoever reads it did not take in time"
+        for name, words, kind, read in (
+            ("calls_in_flight", "CRI calls under way", "gauge", lambda: self._in_flight),
+            ("log_lines_dropped_total", dropped, "counter", log_lines_dropped),
+        ):
+            Reading(f"criproxy_{name}", words, kind, read, registry=self.registry)
         add_process_metrics(self.registry)
 
     def set(self, **values: float | type_unlimited | Mapping[str, float] | None) -> None:
