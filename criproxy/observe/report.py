@@ -136,7 +136,7 @@ class Reporter:
 
     def status(self) -> Status:
         of, recorder = self._of, self._of.recorder
-        info, attached, modes = of.link.info, of.attachment(), self._modes()
+        info, check, attached, modes = of.link.info, of.placement_check, of.attachment(), self._modes()
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -159,7 +159,7 @@ class Reporter:
             problems=tuple(self._problems(modes, attached)),
             engine=of.engine.name,
             cgroup=self._cgroup_status(),
-            placement=self._placement_status(),
+            placement=PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown)),
             decisions=latest_decisions(of.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
@@ -228,10 +228,6 @@ class Reporter:
         if driver is None and box.path is not None:
             driver = parse_box(box.path).driver
         return CgroupStatus(box.version, None if driver is None else driver.value)
-
-    def _placement_status(self) -> PlacementStatus:
-        check = self._of.placement_check
-        return PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown))
 
     def _box_status(self) -> BoxStatus:
         box, last = self._of.box.state(), self._of.recorder.last
