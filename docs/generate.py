@@ -20,7 +20,9 @@ LEVELS = ("debug", "info", "warning", "error")
 
 def metrics() -> str:
     """A row per metric."""
-    rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in Metrics("").described()]
+    rows = [
+        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in Metrics("").registry.metrics
+    ]
     return "\n".join(
         (
             "# Metrics",

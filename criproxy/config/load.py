@@ -83,11 +83,10 @@ def load(path: Path) -> Loaded:
         files = files_of(path)
     except OSError as error:
         files = (path,)
-        reason = error.strerror or str(error)
-        errors.append(ConfigError(_shown(_dropins(path)), "", "", reason, "make it a directory of config files"))
+        errors.append(_of_file(_dropins(path), error.strerror or str(error), "make it a directory of config files"))
     if len(files) > MAX_DROPINS + 1:
         remedy = "join them, or move those that are not criproxy's elsewhere"
-        errors.append(ConfigError(_shown(_dropins(path)), "", "", f"has more than {MAX_DROPINS} drop-ins", remedy))
+        errors.append(_of_file(_dropins(path), f"has more than {MAX_DROPINS} drop-ins", remedy))
     room_bytes = MAX_BYTES
     for file in files[: MAX_DROPINS + 1]:
         data = _read(file)
@@ -95,7 +94,7 @@ def load(path: Path) -> Loaded:
             errors.append(data)
         elif len(data) <= MAX_FILE_BYTES and len(data) > room_bytes:
             problem = f"with the files before it, the config has more than {MAX_BYTES} bytes"
-            errors.append(ConfigError(_shown(file), "", "", problem, "shorten it"))
+            errors.append(_of_file(file, problem, "shorten it"))
         else:
             sources.append((_shown(file), data))
             room_bytes -= min(len(data), room_bytes)
@@ -120,15 +119,17 @@ def _few(errors: Sequence[ConfigError], main: str) -> tuple[ConfigError, ...]:
 def _read(file: Path) -> bytes | ConfigError:
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # a FIFO would wait for its writer, a device may do anything
-            return ConfigError(_shown(file), "", "", "is no regular file", "make it one, or remove it")
+            return _of_file(file, "is no regular file", "make it one, or remove it")
         with file.open("rb") as opened:
             return opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        remedy = "copy config.example.toml there (without it, colocation is off)"
-        return ConfigError(_shown(file), "", "", "there is no such file", remedy)
+        return _of_file(file, "there is no such file", "copy config.example.toml there (without it, colocation is off)")
     except OSError as error:
-        reason = error.strerror or str(error)
-        return ConfigError(_shown(file), "", "", reason, "make it a file that criproxy may read")
+        return _of_file(file, error.strerror or str(error), "make it a file that criproxy may read")
+
+
+def _of_file(file: Path, problem: str, remedy: str) -> ConfigError:
+    return ConfigError(_shown(file), "", "", problem, remedy)
 
 
 def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:

@@ -7,8 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from criproxy.config.settings import Config, Observe
-from criproxy.config.windows import WindowTable
+from criproxy.config.settings import Config, Observe, WindowTable
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -92,18 +91,13 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     ):
         if len(path.encode()) > most:
             yield Conflict((key,), f"the path has more than {most} bytes", "the kernel's limit: use a shorter one")
+    sockets = ("proxy.listen", "proxy.runtime")
     if proxy.listen_path == proxy.runtime_path:
-        yield Conflict(
-            ("proxy.listen", "proxy.runtime"),
-            "this is proxy.runtime as well, so criproxy would call itself",
-            "give criproxy a socket of its own",
-        )
+        problem = "this is proxy.runtime as well, so criproxy would call itself"
+        yield Conflict(sockets, problem, "give criproxy a socket of its own")
     if proxy.status_path == proxy.runtime_path:
-        yield Conflict(
-            ("proxy.listen", "proxy.runtime"),
-            "the socket of criproxy's status, beside this one, would be proxy.runtime",
-            "give criproxy a socket of another name",
-        )
+        problem = "the socket of criproxy's status, beside this one, would be proxy.runtime"
+        yield Conflict(sockets, problem, "give criproxy a socket of another name")
     for unit, low, high in (("cpu.{}_cores", cpu.min_cores, cpu.max_cores),
                             ("memory.{}_bytes", memory.min_bytes, memory.max_bytes)):  # fmt: skip
         if high is not None and low > high:
@@ -126,22 +120,15 @@ def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
     try:
         _ = schedule.zone
     except (KeyError, ValueError, OSError):
-        yield Conflict(
-            ("schedule.time_zone",),
-            "there is no such time zone on this machine",
-            "correct it, or install the system's tzdata package",
-        )
+        remedy = "correct it, or install the system's tzdata package"
+        yield Conflict(("schedule.time_zone",), "there is no such time zone on this machine", remedy)
     outside = [WindowTable(start="00:00", end="24:00", policy=schedule.outside)]
     for key, tables in (("schedule.windows", schedule.windows), ("schedule.outside", outside)):
         for table in tables:
             if table.policy == "static" and None in (table.cores or cores, table.bytes or size):
-                yield Conflict(
-                    (key, "control.policy"),
-                    f"{table.window.name} is static and has no limits"
-                    if key == "schedule.windows"
-                    else "has no limits",
-                    "set cpu.static_cores and memory.static_bytes",
-                )
+                static = f"{table.window.name} is static and " if key == "schedule.windows" else ""
+                remedy = "set cpu.static_cores and memory.static_bytes"
+                yield Conflict((key, "control.policy"), f"{static}has no limits", remedy)
 
 
 def _address_conflicts(observe: Observe) -> Iterator[Conflict]:
@@ -149,15 +136,12 @@ def _address_conflicts(observe: Observe) -> Iterator[Conflict]:
     if not 0 < port < 65536:
         yield Conflict(("observe.address",), "has no valid port", "use a port from 1 to 65535")
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback:
-        yield Conflict(
-            ("observe.address",),
-            "is not a loopback address, and the endpoints have no authentication",
-            "use 127.0.0.1 or [::1] with a port",
-        )
+        problem = "is not a loopback address, and the endpoints have no authentication"
+        yield Conflict(("observe.address",), problem, "use 127.0.0.1 or [::1] with a port")
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -68,7 +68,7 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -173,7 +173,7 @@ class Daemon:
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
         self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        shared = Shared(self._inventory, runtime, self._holds, self._metrics, clock, log)
+        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
         self._unbounded = UnboundedPods(settings.unbounded(), shared)
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)

@@ -168,7 +168,7 @@ class Reload:
             stage = self._timetable.stage(self._clock.wall_s())
             self._take(replace(self._settings, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
-        self._metrics.config_loaded(not loaded.errors)
+        self._metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
         self._tell_config(loaded)
         self._tell_stage()
         self._notifier.ready(self._recorder.headline())

@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
-from criproxy.config.settings import Cpu, Memory
-from criproxy.config.windows import WindowTable
+from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.loop import LoopSettings

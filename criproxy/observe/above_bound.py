@@ -26,13 +26,6 @@ class Excess(Struct, frozen=True):
     bound: float
 
 
-def follow(before: Excess | None, t_s: float, seen: tuple[float, float] | None) -> Excess | None:
-    """The excess at `t_s`, from an amount and its bound (None: not known); None: it is within."""
-    if seen is None or seen[0] <= seen[1]:
-        return None
-    return Excess(t_s if before is None else before.since_s, *seen)
-
-
 def memory_seen(state: BoxState) -> tuple[float, float] | None:
     """Memory in use and what was wanted when it was read; None: there is no bound, or nothing was read."""
     held = state.memory
@@ -61,10 +54,18 @@ class AboveBound:
 
     def look(self, state: BoxState, now_s: float) -> None:
         for resource, seen in _SEEN.items():
-            excess = follow(self._excesses.pop(resource, None), now_s, seen(state))
-            if excess is not None:
-                self._excesses[resource] = excess
-            self._tell(resource, excess, now_s)
+            before, found = self._excesses.get(resource), seen(state)
+            if found is None or found[0] <= found[1]:
+                self._excesses.pop(resource, None)
+                if resource in self._reported:
+                    self._reported.remove(resource)
+                    self._log.info("box_within_bound", resource=resource)
+                continue
+            excess = self._excesses[resource] = Excess(before.since_s if before else now_s, *found)
+            if resource not in self._reported and now_s - excess.since_s >= REPORTED_AFTER_S:
+                self._reported.add(resource)
+                fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
+                self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 
     def seconds(self, now_s: float) -> dict[str, float]:
         """For how long each resource has been above its bound; 0: it is within."""
@@ -73,25 +74,14 @@ class AboveBound:
 
     def problems(self, now_s: float) -> Iterator[str]:
         """What has lasted, in words."""
-        for resource, excess in self._excesses.copy().items():
-            if now_s - excess.since_s >= REPORTED_AFTER_S:
+        for resource in _SEEN:
+            if (excess := self._excesses.get(resource)) and now_s - excess.since_s >= REPORTED_AFTER_S:
                 yield f"{_words(resource, excess)}, for {now_s - excess.since_s:.0f} s"
-
-    def _tell(self, resource: str, excess: Excess | None, now_s: float) -> None:
-        if excess is None and resource in self._reported:
-            self._reported.remove(resource)
-            self._log.info("box_within_bound", resource=resource)
-        elif excess is not None and resource not in self._reported and now_s - excess.since_s >= REPORTED_AFTER_S:
-            self._reported.add(resource)
-            fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
-            self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 
 
 def _words(resource: str, excess: Excess) -> str:
     if resource == MEMORY:
-        above = bytes_in_words(excess.amount - excess.bound)
-        return (
-            f"the box uses {bytes_in_words(excess.amount)}, {above} above its bound of {bytes_in_words(excess.bound)}"
-        )
+        used, above, bound = map(bytes_in_words, (excess.amount, excess.amount - excess.bound, excess.bound))
+        return f"the box uses {used}, {above} above its bound of {bound}"
     held = "unlimited" if excess.amount == math.inf else cores_in_words(excess.amount)
     return f"the box's CPU limit in force is {held}, above the wanted {cores_in_words(excess.bound)}"

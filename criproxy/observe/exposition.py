@@ -4,11 +4,12 @@ Not prometheus_client: it brings an HTTP server and TLS, 8 MB and a fifth of the
 tests read what this writes with prometheus_client's parser. Source: prometheus.io, exposition formats, text 0.0.4.
 """
 
+import abc
 import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 
 class Sample(NamedTuple):
@@ -19,35 +20,17 @@ class Sample(NamedTuple):
     value: float
 
 
-class Metric(Protocol):
-    """What a metric is: its name, its words, its kind and the names of its labels; and what it is now."""
-
-    name: str
-    text: str
-    kind: str
-    labels: tuple[str, ...]
-
-    def samples(self) -> list[Sample]: ...
-
-
 class Registry:
     """The metrics of a process. They may be changed and rendered from any thread."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
-        self._metrics: list[Metric] = []
-
-    def add(self, metric: Metric) -> None:
-        self._metrics.append(metric)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return tuple(self._metrics)
+        self.metrics: Final[list[Metric]] = []
 
     def render(self) -> bytes:
         """The text format 0.0.4."""
         lines: list[str] = []
-        for metric in self._metrics:
+        for metric in self.metrics:
             lines += (f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}")
             with self.lock:
                 samples = metric.samples()
@@ -55,18 +38,30 @@ class Registry:
         return ("\n".join(lines) + "\n").encode()
 
 
-class Gauge:
-    """A value that goes up and down, one per combination of labels."""
+class Metric(abc.ABC):
+    """What a metric is: its name, its words, its kind and the names of its labels; and what it is now."""
 
-    kind = "gauge"
+    kind: str
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
         self.name = name
         self.text = text
         self.labels = tuple(labels)
         self._lock: Final = registry.lock
+        registry.metrics.append(self)
+
+    @abc.abstractmethod
+    def samples(self) -> list[Sample]: ...
+
+
+class Gauge(Metric):
+    """A value that goes up and down, one per combination of labels."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
+        super().__init__(name, text, labels, registry=registry)
         self._values: Final[dict[tuple[str, ...], float]] = {} if labels else {(): 0.0}
-        registry.add(self)
 
     def set(self, value: float, *labels: str) -> None:
         with self._lock:
@@ -89,7 +84,7 @@ class Counter(Gauge):
         super().__init__(f"{name}_total", text, labels, registry=registry)
 
 
-class Histogram:
+class Histogram(Metric):
     """How often what was observed was within each of `bounds`, which grow; by one label, or none."""
 
     kind = "histogram"
@@ -97,16 +92,12 @@ class Histogram:
     def __init__(
         self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float], registry: Registry
     ) -> None:
-        self.name = name
-        self.text = text
-        self.labels = tuple(labels)
+        super().__init__(name, text, labels, registry=registry)
         self._bounds: Final = (*bounds, math.inf)
-        self._lock: Final = registry.lock
         self._counts: Final[dict[tuple[str, ...], list[int]]] = {}
         self._sums: Final[dict[tuple[str, ...], float]] = {}
         if not labels:
             self._begin(())
-        registry.add(self)
 
     def observe(self, value: float, *labels: str) -> None:
         with self._lock:
@@ -130,16 +121,13 @@ class Histogram:
         self._sums[labels] = 0.0
 
 
-class Reading:
+class Reading(Metric):
     """A metric that is read when it is asked for."""
 
     def __init__(self, name: str, text: str, kind: str, read: Callable[[], float], *, registry: Registry) -> None:
-        self.name = name
-        self.text = text
+        super().__init__(name, text, registry=registry)
         self.kind = kind
-        self.labels: tuple[str, ...] = ()
         self._read = read
-        registry.add(self)
 
     def samples(self) -> list[Sample]:
         return [Sample("", (), self._read())]

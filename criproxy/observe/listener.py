@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -30,29 +30,8 @@ Serve = Callable[[socket.socket], None]
 """Takes over a connection that does not block, and closes it in the end."""
 
 
-class Address(Protocol):
-    """Where to listen."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do when it can't be had."""
-        ...
-
-    def bind(self) -> socket.socket:
-        """A socket that listens there and does not block. Raises OSError."""
-        ...
-
-    def is_of(self, listener: socket.socket) -> bool:
-        """Whether clients of this address find that socket."""
-        ...
-
-    def remove(self) -> None:
-        """Clear away what is left of it, once it is closed for good. Raises OSError."""
-        ...
-
-
 class TcpAddress(Struct, frozen=True):
-    """A host's name or number, and a port."""
+    """A host's name or number, and a port. `remedy`: what to do when it can't be had."""
 
     host: str
     port: int
@@ -65,18 +44,20 @@ class TcpAddress(Struct, frozen=True):
         return "stop who listens there, or set observe.address to a free port and restart criproxy"
 
     def bind(self) -> socket.socket:
+        """A socket that listens there and does not block. Raises OSError."""
         listener = socket.socket(self._family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return _listening(listener, (self.host, self.port))
 
     def is_of(self, listener: socket.socket) -> bool:
+        """Whether clients of this address find that socket."""
         if listener.family != self._family:
             return False
         found = socket.getaddrinfo(self.host, self.port, self._family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
         return listener.getsockname() in [place for *_, place in found]
 
     def remove(self) -> None:
-        pass
+        """A closed port leaves nothing behind."""
 
     @property
     def _family(self) -> socket.AddressFamily:
@@ -103,13 +84,11 @@ class UnixAddress(Struct, frozen=True):
         return _listening(listener, os.fspath(self.path))
 
     def is_of(self, listener: socket.socket) -> bool:
-        return (
-            listener.family == socket.AF_UNIX
-            and listener.getsockname() == os.fspath(self.path)
-            and self.path.is_socket()
-        )
+        ours = listener.family == socket.AF_UNIX and listener.getsockname() == os.fspath(self.path)
+        return ours and self.path.is_socket()
 
     def remove(self) -> None:
+        """Clear away what is left of it, once it is closed for good. Raises OSError."""
         self.path.unlink(missing_ok=True)
 
 
@@ -123,7 +102,7 @@ class Listener:
     """Accepts connections, at most one each 20 ms. `problem`: why nobody can connect; None: they can."""
 
     def __init__(self, address: TcpAddress | UnixAddress, log: structlog.typing.FilteringBoundLogger) -> None:
-        self._address: Final[Address] = address
+        self._address: Final = address
         self._log = log
         self._timer: asyncio.TimerHandle | None = None
         self.socket: socket.socket | None = None
@@ -181,9 +160,8 @@ class Listener:
         reason = error.strerror or str(error)
         problem = f"criproxy cannot listen at {self._address} ({reason}), and tries again: {self._address.remedy}"
         if problem != self.problem:
-            self._log.error(
-                "observe_not_listening", address=str(self._address), error=reason, remedy=self._address.remedy
-            )
+            remedy = self._address.remedy
+            self._log.error("observe_not_listening", address=str(self._address), error=reason, remedy=remedy)
         self.problem = problem
         self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self.open, serve)
 
@@ -201,9 +179,9 @@ class Listener:
             client, _ = self.socket.accept()
         except OSError as error:  # it has gone already, or there are too many files for now
             self._log.debug("observe_not_accepted", error=error.strerror)
-            return
-        client.setblocking(False)
-        serve(client)
+        else:
+            client.setblocking(False)
+            serve(client)
 
 
 def _listening(listener: socket.socket, place: tuple[str, int] | str) -> socket.socket:

@@ -1,12 +1,12 @@
 """The log: one JSON line per event on stderr, with ts, level, event and the event's fields."""
 
 import atexit
+import contextlib
 import datetime
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
 import structlog
@@ -19,13 +19,6 @@ MAX_TEXT: Final = 2048
 
 _LAST_LINES_S: Final = 1.0
 """For so long the end of the process waits for whoever reads the log."""
-
-_LEVELS: Final[Mapping[str, int]] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
@@ -41,7 +34,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
             _in_order,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(_Tolerant(stream or sys.stderr)),  # type: ignore[arg-type]
     )
 
@@ -68,16 +61,12 @@ class _Tolerant:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
-        except (OSError, ValueError):
-            return
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
-        except (OSError, ValueError):
-            return
 
 
 def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -34,16 +34,12 @@ class LogWriter(io.TextIOBase):
         self._queued_bytes = 0
         self._begun: dict[int, str] = {}
         """By thread, a line that has not ended yet."""
-        self._missing = 0
+        self.missing = 0
+        """How many lines were dropped of late, which the log does not tell yet."""
         self._marked = False
         """Whether the place of the missing lines is in the queue."""
         self.dropped = 0
         threading.Thread(target=self._serve, name="log-writer", daemon=True).start()
-
-    @property
-    def missing(self) -> int:
-        """How many lines were dropped since the log last said how many."""
-        return self._missing
 
     def writable(self) -> bool:
         return True
@@ -78,7 +74,7 @@ class LogWriter(io.TextIOBase):
         full = self._queued_bytes + len(line) > self._max_bytes
         if full:
             self._drop()
-        if self._missing and not self._marked:
+        if self.missing and not self._marked:
             self._marked = True
             self._queue.put(None)
         if not full:
@@ -87,7 +83,7 @@ class LogWriter(io.TextIOBase):
 
     def _drop(self) -> None:
         self.dropped += 1
-        self._missing += 1
+        self.missing += 1
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -107,10 +103,10 @@ class LogWriter(io.TextIOBase):
 
     def _tell_missing(self) -> None:
         with self._lock:
-            missing, self._marked = self._missing, False
+            missing, self._marked = self.missing, False
         if missing and self._send(f"{self._lost(missing)}\n".encode()):
             with self._lock:
-                self._missing -= missing
+                self.missing -= missing
 
     def _send(self, line: bytes) -> bool:
         """Whether all of it was taken; waits for as long as that takes."""

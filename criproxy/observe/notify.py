@@ -4,8 +4,6 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
-_SECOND_US: Final = 1_000_000
-
 
 class Notifier:
     """Messages to the service manager named by `address` (NOTIFY_SOCKET); None: there is none, and nothing is sent.
@@ -15,7 +13,7 @@ class Notifier:
     """
 
     def __init__(self, address: str | None, monotonic_us: Callable[[], int]) -> None:
-        self._address: Final = _socket_address(address) if address else None
+        self._address: Final = "\0" + address[1:] if address and address.startswith("@") else address or None
         self._monotonic_us: Final = monotonic_us
 
     def ready(self, status: str) -> bool:
@@ -44,9 +42,7 @@ class Notifier:
             return False
         message = "\n".join(assignments).encode("utf-8", "backslashreplace")
         try:
-            with socket.socket(
-                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            ) as sender:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(message, self._address)
         except OSError:
             return False
@@ -64,11 +60,7 @@ def watchdog_interval_s(environ: Mapping[str, str], pid: int) -> float | None:
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
     usec = environ.get("WATCHDOG_USEC", "")
-    return int(usec) / _SECOND_US / 2 if usec.isascii() and usec.isdigit() and int(usec) > 0 else None
-
-
-def _socket_address(address: str) -> str:
-    return "\0" + address[1:] if address.startswith("@") else address
+    return int(usec) / 1_000_000 / 2 if usec.isascii() and usec.isdigit() and int(usec) > 0 else None
 
 
 def _status(text: str) -> str:

@@ -84,10 +84,10 @@ class Recorder:
     def sample_discarded(self, reason: str) -> None:
         self._ticked_s = self.clock()
         self.discarded, self.discarded_for = self.discarded + 1, reason
-        self._metrics.sample_discarded()
+        self._metrics.count("samples_discarded")
 
     def ticks_missed(self, count: int) -> None:
-        self._metrics.ticks_missed(count)
+        self._metrics.count("ticks_missed", count)
 
     # --- the rest of the daemon -------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Recorder:
 
     def upgrade_failed(self, problem: str) -> None:
         self.upgrade = replace(self.upgrade, failed=self.upgrade.failed + 1, problem=problem)
-        self._metrics.upgrade_failed()
+        self._metrics.count("upgrade_failures")
 
     def predecessor(self, *, there: bool) -> None:
         """Whether the criproxy before this one still finishes its calls."""

@@ -1,7 +1,7 @@
 """What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -28,6 +28,7 @@ from criproxy.observe.status import (
     BypassStatus,
     CgroupStatus,
     DiskStatus,
+    OfflinePod,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
@@ -36,7 +37,6 @@ from criproxy.observe.status import (
     Status,
     StrayContainer,
     latest_decisions,
-    offline_pod,
     resource_status,
     share_status,
 )
@@ -61,11 +61,9 @@ _ANY: Final = PodRef("", "", "")
 
 
 class BypassView(Protocol):
-    """The bypass of this service."""
+    """The bypass of this service: how it is; None: there is none."""
 
-    def status(self) -> BypassStatus | None:
-        """How it is; None: there is none."""
-        ...
+    def status(self) -> BypassStatus | None: ...
 
 
 class Sources(Struct, frozen=True):
@@ -108,24 +106,26 @@ class Reporter:
 
     def metrics(self) -> bytes:
         of, metrics = self._of, self._metrics
+        state, eviction = of.box.state(), of.relief.status()
         metrics.guard_ceiling(of.guard.status().ceiling_cores)
-        metrics.runtime_ready(of.link.ready)
-        metrics.offline_sandboxes(len(of.inventory.running_pods))
-        metrics.misplaced(len(of.placement_check.unbounded), len(of.placement_check.unknown))
-        metrics.unbounded_pods(len(of.unbounded.pods()))
         metrics.bypass(of.bypass.status())
-        metrics.runtime_overloaded(bool(of.overhead.problem))
-        metrics.realtime_pods(len(of.realtime.found))
-        for disk in of.disk_watch.disks:
-            metrics.disk_weight(disk.disk, bool(disk.keeper))
-        state = of.box.state()
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
-        eviction = of.relief.status()
-        metrics.eviction(eviction.hard_bytes, eviction.available_bytes, known=not eviction.problem)
-        for resource, seconds in of.recorder.above.seconds(of.recorder.clock()).items():
-            metrics.above_bound(resource, seconds)
-        return metrics.render()
+        metrics.set(
+            runtime_ready=of.link.ready,
+            offline_sandboxes=len(of.inventory.running_pods),
+            misplaced_containers=len(of.placement_check.unbounded),
+            unverified_containers=len(of.placement_check.unknown),
+            unbounded_pods=len(of.unbounded.pods()),
+            runtime_overloaded=bool(of.overhead.problem),
+            realtime_pods=len(of.realtime.found),
+            disk_weight_in_force={disk.disk: bool(disk.keeper) for disk in of.disk_watch.disks},
+            eviction_hard_bytes=eviction.hard_bytes,
+            memory_available_bytes=eviction.available_bytes,
+            eviction_hard_known=not eviction.problem,
+            box_above_bound_seconds=of.recorder.above.seconds(of.recorder.clock()),
+        )
+        return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
         return self._of.recorder.unhealthy()
@@ -136,7 +136,7 @@ class Reporter:
 
     def status(self) -> Status:
         of, recorder = self._of, self._of.recorder
-        info, attached, modes = of.link.info, of.attachment(), self._modes()
+        info, check, attached, modes = of.link.info, of.placement_check, of.attachment(), self._modes()
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -152,14 +152,14 @@ class Reporter:
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(offline_pod(sandbox) for sandbox in of.inventory.running_pods),
+            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in of.inventory.running_pods),
             guard=of.guard.status(),
             bypass=of.bypass.status(),
             unbounded=tuple(str(pod) for pod in of.unbounded.pods().values()),
             problems=tuple(self._problems(modes, attached)),
             engine=of.engine.name,
             cgroup=self._cgroup_status(),
-            placement=self._placement_status(),
+            placement=PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown)),
             decisions=latest_decisions(of.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
@@ -229,10 +229,6 @@ class Reporter:
             driver = parse_box(box.path).driver
         return CgroupStatus(box.version, None if driver is None else driver.value)
 
-    def _placement_status(self) -> PlacementStatus:
-        check = self._of.placement_check
-        return PlacementStatus(check.verified, tuple(map(_stray, check.unbounded)), tuple(map(_stray, check.unknown)))
-
     def _box_status(self) -> BoxStatus:
         box, last = self._of.box.state(), self._of.recorder.last
         return BoxStatus(
@@ -253,13 +249,13 @@ def _used(box: BoxState) -> dict[str, float | None]:
 
 def _overhead(load: OutsideLoad) -> OverheadStatus:
     loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
-    pods = [
-        PodOverhead(one.pod.namespace, one.pod.name, one.pod.uid, one.shim_cores, one.log_bytes_per_s)
-        for one in loudest
-    ]
-    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
+    pods = tuple(PodOverhead(*_who(one.pod), one.shim_cores, one.log_bytes_per_s) for one in loudest)
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, pods)
 
 
-def _stray(finding: Finding) -> StrayContainer:
-    pod = finding.pod
-    return StrayContainer(pod.namespace, pod.name, pod.uid, finding.container, finding.detail)
+def _strays(found: Iterable[Finding]) -> tuple[StrayContainer, ...]:
+    return tuple(StrayContainer(*_who(one.pod), one.container, one.detail) for one in found)
+
+
+def _who(pod: PodRef) -> tuple[str, str, str]:
+    return pod.namespace, pod.name, pod.uid

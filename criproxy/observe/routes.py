@@ -41,27 +41,18 @@ _PATHS: Final = "/metrics /healthz /readyz"
 
 
 class Endpoints(Protocol):
-    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop."""
+    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop.
 
-    def page(self) -> str:
-        """A line for people, without pods' names."""
-        ...
+    `page` is a line for people, without pods' names. `unhealthy` says in words what is wrong with the daemon, `unready`
+    why kubelet's calls can't be served; None: nothing is, and they can. `why` is asked for a moment (UTC), None: now.
+    """
 
+    def page(self) -> str: ...
     def metrics(self) -> bytes: ...
-
-    def unhealthy(self) -> str | None:
-        """What is wrong with the daemon, in words; None: nothing is."""
-        ...
-
-    def unready(self) -> str | None:
-        """Why kubelet's calls can't be served, in words; None: they can."""
-        ...
-
+    def unhealthy(self) -> str | None: ...
+    def unready(self) -> str | None: ...
     def status(self) -> Status: ...
-
-    def why(self, asked_s: float | None) -> why.Why:
-        """For a moment (UTC), or None: now."""
-        ...
+    def why(self, asked_s: float | None) -> why.Why: ...
 
 
 class Routes:
@@ -83,15 +74,15 @@ class Routes:
         with contextlib.suppress(RuntimeError):  # it is tried again when there is a question
             self._worker = self._thread()
         self._status = _Shared(self._build_status, clock)
-        self._metrics: tuple[float, Answer] | None = None
-        self._recent_status: tuple[float, Answer] | None = None
+        self._recent: dict[str, tuple[float, Answer]] = {}
+        """The last answer to a path, and when it was made."""
 
     async def public(self, path: str, query: str) -> Answer:
         match path:
             case "/metrics":
-                return self._recent_metrics()
+                return self._of_late(path) or self._built_metrics()
             case "/status" if self._pod_names:
-                return await self._status_of_late()
+                return self._of_late(path) or await self._status.get()
             case "/status" | "/why":
                 return Answer.text(HTTPStatus.GONE, f"{self._moved}http://localhost{path}")
         return self._common(path, _PATHS)
@@ -118,23 +109,17 @@ class Routes:
 
     def _built_metrics(self) -> Answer:
         answer = Answer(HTTPStatus.OK, METRICS, self._endpoints.metrics())
-        self._metrics = self._clock(), answer
+        self._recent["/metrics"] = self._clock(), answer
         return answer
 
-    def _recent_metrics(self) -> Answer:
-        if self._metrics is not None and self._clock() - self._metrics[0] < _RECENT_S:
-            return self._metrics[1]
-        return self._built_metrics()
-
-    async def _status_of_late(self) -> Answer:
-        if self._recent_status is not None and self._clock() - self._recent_status[0] < _RECENT_S:
-            return self._recent_status[1]
-        return await self._status.get()
+    def _of_late(self, path: str) -> Answer | None:
+        made_s, answer = self._recent.get(path, (-math.inf, None))
+        return answer if self._clock() - made_s < _RECENT_S else None
 
     async def _build_status(self) -> Answer:
         answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._endpoints.status()).encode()))
         if answer.status is HTTPStatus.OK:
-            self._recent_status = self._clock(), answer
+            self._recent["/status"] = self._clock(), answer
         return answer
 
     async def _why(self, query: str) -> Answer:

@@ -13,7 +13,7 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Sandbox, Snapshot
+from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Snapshot
 from criproxy.model.attachment import AttachStatus
 
 
@@ -108,12 +108,17 @@ class ScheduleStatus(Struct, frozen=True):
     closed: str
 
 
-class OfflinePod(Struct, frozen=True):
-    """A pod in the box."""
+class _OfPod(Struct, frozen=True):
+    """What is told of a pod begins with who it is."""
 
     namespace: str
     name: str
     uid: str
+
+
+class OfflinePod(_OfPod, frozen=True):
+    """A pod in the box."""
+
     placement: str
 
 
@@ -124,15 +129,12 @@ class CgroupStatus(Struct, frozen=True):
     driver: Literal["cgroupfs", "systemd"] | None
 
 
-class StrayContainer(Struct, frozen=True):
+class StrayContainer(_OfPod, frozen=True):
     """A container of the box, or a pod's sandbox (`container` ""), that runs elsewhere, or where nobody can tell.
 
     `detail` says where, or why that is not known.
     """
 
-    namespace: str
-    name: str
-    uid: str
     container: str
     detail: str
 
@@ -145,12 +147,9 @@ class PlacementStatus(Struct, frozen=True):
     unknown: tuple[StrayContainer, ...]
 
 
-class PodOverhead(Struct, frozen=True):
+class PodOverhead(_OfPod, frozen=True):
     """What is done outside the box for one pod: its shim's CPU, and what its logs grow by."""
 
-    namespace: str
-    name: str
-    uid: str
     shim_cores: float
     log_bytes_per_s: float
 
@@ -238,10 +237,7 @@ def resource_status(
     """`held`: what the kernel holds, None: there is no box. `used`: all that the limit of a resource bounds."""
     return {
         name: ResourceStatus(
-            capacity=sample.capacity if (sample := snapshot.of.get(name)) else None,
-            node=sample.node if sample else None,
-            online=sample.online if sample else None,
-            box=sample.box if sample else None,
+            **{key: getattr(snapshot.of.get(name), key, None) for key in ("capacity", "node", "online", "box")},
             prediction=decided.prediction.level,
             hour=decided.prediction.hour,
             limit=shown_limit(decided.limit),
@@ -259,16 +255,11 @@ def shown_limit(limit: Limit) -> ShownLimit:
 
 
 def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
-    shares = {name: in_use[name] for name in SHARES if name in in_use}
     return {
         name: ShareStatus(held.used, "unlimited" if held.limit is UNLIMITED else held.limit)
-        for name, held in shares.items()
+        for name in SHARES
+        if (held := in_use.get(name))
     }
-
-
-def offline_pod(sandbox: Sandbox) -> OfflinePod:
-    """A placed sandbox, for the list."""
-    return OfflinePod(sandbox.pod.namespace, sandbox.pod.name, sandbox.pod.uid, sandbox.placement or "")
 
 
 def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[DecisionStatus, ...]:
@@ -286,11 +277,10 @@ def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[Dec
 
 
 def _shown(record: DecisionRecord) -> tuple[dict[str, str], bool]:
-    limits = record.decision.limits
-    words = {
-        name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits.items()
-    }
-    return words, record.applied
+    limits = record.decision.limits.items()
+    return {
+        name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits
+    }, record.applied
 
 
 def _decision(record: DecisionRecord) -> DecisionStatus:

@@ -10,20 +10,18 @@ from msgspec import UNSET
 
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.resources import RESOURCES, SHARES, Resource, Share, bytes_in_a_cell
+from criproxy.control.resources import RESOURCES, SHARES, Resource
+from criproxy.model import MEMORY
 from criproxy.model.modes import Mode, in_words
 from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
-    CgroupStatus,
     ConfigStatus,
     DecisionStatus,
     DiskStatus,
     OverheadStatus,
     PlacementStatus,
-    ShareStatus,
     Status,
-    StrayContainer,
 )
 
 WIDTH: Final = 100
@@ -72,7 +70,10 @@ def _lines(status: Status) -> Iterator[str]:
     if status.bypass is not None:
         yield _row("bypass", _bypass(status.bypass))
     yield from _config_lines(status.config)
-    yield _row("cgroups", _cgroup(status.cgroup))
+    driver = status.cgroup.driver or "driver not known before a pod runs"
+    yield _row(
+        "cgroups", f"v{status.cgroup.version}, {driver}" if status.cgroup.version else "none that could hold a box"
+    )
     yield from _box_lines(status.box)
     if status.eviction is not None:
         yield from _eviction_lines(status.eviction)
@@ -95,8 +96,7 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _disk_lines(disks: Sequence[DiskStatus]) -> Iterator[str]:
-    kept = [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]
-    if kept:
+    if kept := [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]:
         yield _row("disk weight", f"in force on {', '.join(kept[:_SHOWN])}")
     reasons: dict[str, list[str]] = {}
     for disk in disks:
@@ -123,18 +123,9 @@ def _megabytes(bytes_per_s: float) -> str:
 def _placement_lines(placement: PlacementStatus) -> Iterator[str]:
     misplaced, unknown = len(placement.misplaced), len(placement.unknown)
     yield _row("placement", f"{placement.verified} containers verified, {misplaced} misplaced, {unknown} not known")
-    yield from _listed([f"misplaced: {_stray(one)}" for one in placement.misplaced])
-    yield from _listed([f"not known: {_stray(one)}" for one in placement.unknown])
-
-
-def _stray(one: StrayContainer) -> str:
-    return f"{one.namespace}/{one.name}, {f'container {one.container}' if one.container else 'sandbox'}: {one.detail}"
-
-
-def _cgroup(cgroup: CgroupStatus) -> str:
-    if not cgroup.version:
-        return "none that could hold a box"
-    return f"v{cgroup.version}, {cgroup.driver or 'driver not known before a pod runs'}"
+    for head, strays in (("misplaced", placement.misplaced), ("not known", placement.unknown)):
+        named = [(one, f"container {one.container}" if one.container else "sandbox") for one in strays]
+        yield from _listed([f"{head}: {one.namespace}/{one.name}, {what}: {one.detail}" for one, what in named])
 
 
 def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
@@ -181,8 +172,11 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
     yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
     if box.cpus:
         yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
-    if box.path is not None:
-        yield from (f"  {_share(row, box.shares.get(name))}" for name, row in SHARES.items())
+    for name, share in SHARES.items() if box.path is not None else ():
+        if (found := box.shares.get(name)) is None:
+            yield f"  {share.title} are not bounded, as there is no {share.bounded_by}, or not yet"
+        else:
+            yield f"  {share.title}: {found.current}, limit {found.limit}"
     if not box.resources:
         yield "  no sample yet"
         return
@@ -212,17 +206,12 @@ def _eviction_lines(eviction: EvictionStatus) -> Iterator[str]:
         yield _row("eviction", f"kubelet evicts no pod for memory ({eviction.source})")
         return
     why = f"assumed, as {eviction.problem}" if eviction.problem else eviction.source
-    available, halfway = _size(eviction.available_bytes), _size(eviction.halfway_bytes)
-    yield _row("eviction", f"kubelet evicts pods below {_size(eviction.hard_bytes)} of memory.available ({why})")
+    amounts = (eviction.hard_bytes, eviction.available_bytes, eviction.halfway_bytes)
+    hard, available, halfway = (_cell(RESOURCES[MEMORY], amount) for amount in amounts)
+    yield _row("eviction", f"kubelet evicts pods below {hard} of memory.available ({why})")
     yield f"  memory.available is {available}; below {halfway}, a pod goes while the box is above its memory limit"
     if eviction.last:
         yield f"  stopped last: {eviction.last}"
-
-
-def _share(row: Share, share: ShareStatus | None) -> str:
-    if share is None:
-        return f"{row.title} are not bounded, as there is no {row.bounded_by}, or not yet"
-    return f"{row.title}: {share.current}, limit {share.limit}"
 
 
 def _guard_lines(guard: GuardStatus) -> Iterator[str]:
@@ -240,15 +229,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _cell(row: Resource, value: float | str | None) -> str:
-    return _word(value) if value is None or isinstance(value, str) else row.cell(value)
-
-
-def _size(value: float | None) -> str:
-    return _word(value) if value is None else bytes_in_a_cell(value)
-
-
-def _word(value: str | None) -> str:
-    return "not known" if value is None else value
+    return "not known" if value is None else value if isinstance(value, str) else row.cell(value)
 
 
 def _duration(seconds: float) -> str:

@@ -26,7 +26,7 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.resources import bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, PodStopper
 
 READ_EVERY_S: Final = 60.0
@@ -45,7 +45,7 @@ class MemoryRelief:
     """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
 
     def __init__(
-        self, active: bool, shared: Shared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
+        self, active: bool, shared: PodsShared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
     ) -> None:
         self._active = active
         self._shared = shared

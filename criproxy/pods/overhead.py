@@ -19,7 +19,7 @@ from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
@@ -210,7 +210,7 @@ class OverheadWatch:
     def __init__(
         self,
         max_cores: float,
-        shared: Shared,
+        shared: PodsShared,
         processes: PlacementCheck,
         *,
         stopper: StopsPods,

@@ -14,7 +14,7 @@ from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import PodRef
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
@@ -52,7 +52,7 @@ class Finding(Struct, frozen=True):
 class PlacementCheck(PodObserver):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
-    def __init__(self, shared: Shared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
+    def __init__(self, shared: PodsShared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
         self._shared = shared
         self._log = shared.log
         self._proc_cgroups = proc_cgroups

@@ -9,7 +9,7 @@ from typing import Final
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 EVERY_S: Final = 60.0
@@ -21,7 +21,7 @@ HOLD_S: Final = 300.0
 class RealtimeWatch:
     """`found` may be asked for from any thread."""
 
-    def __init__(self, shared: Shared, stopper: StopsPods, threads: RealtimeThreads, worker: Worker) -> None:
+    def __init__(self, shared: PodsShared, stopper: StopsPods, threads: RealtimeThreads, worker: Worker) -> None:
         self.found: Mapping[PodRef, str] = {}
         """Which pods, and in words what runs in them."""
         self._shared = shared

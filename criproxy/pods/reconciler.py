@@ -13,7 +13,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
 from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -47,7 +47,7 @@ class ReconcilerSettings(Struct, frozen=True):
 class Reconciler(PodObserver):
     """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready."""
 
-    def __init__(self, settings: ReconcilerSettings, shared: Shared, box: Box, unbounded: UnboundedPods) -> None:
+    def __init__(self, settings: ReconcilerSettings, shared: PodsShared, box: Box, unbounded: UnboundedPods) -> None:
         self._settings = settings
         self._shared = shared
         self._log = shared.log

@@ -9,7 +9,7 @@ from criproxy.pods.runtime import PodCounters, Runtime
 from criproxy.pods.stopping import Holds
 
 
-class Shared(Struct, frozen=True):
+class PodsShared(Struct, frozen=True):
     """The pods of this node, the runtime that runs them, and what every part needs for its work."""
 
     inventory: Inventory

@@ -8,7 +8,7 @@ from typing import Final
 
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
@@ -17,7 +17,7 @@ _WHY: Final = "it is offline and runs outside the box"
 class UnboundedPods:
     """The offline pods that started outside the box."""
 
-    def __init__(self, rules: OfflineRules | None, shared: Shared) -> None:
+    def __init__(self, rules: OfflineRules | None, shared: PodsShared) -> None:
         self._rules = rules
         self._shared = shared
         self._log = shared.log

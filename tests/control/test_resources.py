@@ -105,7 +105,7 @@ def test_row_is_in_the_metrics(disk):
     metrics = Metrics("1")
     metrics.ticked(SNAPSHOT, decided(), (), 0.1)
     metrics.box_held({"disk": 4e7}, None)
-    text = metrics.render().decode()
+    text = metrics.registry.render().decode()
     assert "criproxy_limit_mb_per_s 50000000.0\n" in text
     assert "criproxy_limit_in_force_mb_per_s 40000000.0\n" in text
     assert "criproxy_usage_mb_per_s" not in text
@@ -121,7 +121,7 @@ def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
     assert "  open files: 5, limit 80\n" in render(from_json(to_json(status)))
     metrics = Metrics("1")
     metrics.in_use({"files": HeldLimit(80, 5)})
-    text = metrics.render().decode()
+    text = metrics.registry.render().decode()
     assert "# HELP criproxy_box_files Open files in the box\n" in text
     assert "criproxy_box_files 5.0\n" in text
     assert "criproxy_limit_files 80.0\n" in text

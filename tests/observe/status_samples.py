@@ -6,10 +6,10 @@ from criproxy.observe.status import (
     BoxStatus,
     CgroupStatus,
     ConfigStatus,
+    OfflinePod,
     RuntimeStatus,
     Status,
     latest_decisions,
-    offline_pod,
     resource_status,
 )
 from tests.rows import snapshot
@@ -51,7 +51,7 @@ STATUS = Status(
         tick_failures=3,
         resources=resource_status(SNAPSHOT, DECISION, used={"memory": None}),
     ),
-    pods=(offline_pod(SANDBOX),),
+    pods=(OfflinePod(SANDBOX.pod.namespace, SANDBOX.pod.name, SANDBOX.pod.uid, SANDBOX.placement or ""),),
     engine="grpc",
     cgroup=CgroupStatus(1, "cgroupfs"),
     decisions=latest_decisions([DecisionRecord(1.7e9, SNAPSHOT, DECISION)], 1),

@@ -16,7 +16,7 @@ from tests.observe.status_samples import DECISION, SNAPSHOT
 def samples(metrics: Metrics) -> dict[str, float]:
     """Value by name and sorted labels, as `name{a=b}`."""
     found = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(metrics.registry.render().decode()):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
@@ -41,12 +41,19 @@ def test_call_that_ended_is_counted_timed_and_no_longer_in_flight() -> None:
         pytest.param(lambda m: m.on_broken("a reason"), "connections_broken_total", 1, id="broken"),
         pytest.param(lambda m: m.on_given_up(1), "relay_given_up", 1, id="given-up"),
         pytest.param(lambda m: m.on_refusal("a", "b"), "refusals_total{method=a,reason=b}", 1, id="refusal"),
-        pytest.param(lambda m: m.runtime_ready(True), "runtime_ready", 1, id="ready"),
-        pytest.param(lambda m: m.config_loaded(True), "config_reloads_total", 1, id="reload"),
-        pytest.param(lambda m: m.config_loaded(False), "config_reload_failures_total", 1, id="reload-failure"),
-        pytest.param(lambda m: m.offline_sandboxes(7), "offline_sandboxes", 7, id="sandboxes"),
+        pytest.param(lambda m: m.set(runtime_ready=True), "runtime_ready", 1, id="ready"),
+        pytest.param(lambda m: m.count("config_reloads"), "config_reloads_total", 1, id="reload"),
+        pytest.param(lambda m: m.count("config_reload_failures"), "config_reload_failures_total", 1, id="bad-reload"),
+        pytest.param(lambda m: m.set(offline_sandboxes=7), "offline_sandboxes", 7, id="sandboxes"),
+        pytest.param(lambda m: m.on_misplaced(), "misplacements_total", 1, id="misplacement"),
+        pytest.param(lambda m: m.on_memory_eviction(), "memory_evictions_total", 1, id="memory-eviction"),
+        pytest.param(lambda m: m.runtime_worked(1, 2, 3), "runtime_cpu_seconds_total", 1, id="runtime"),
+        pytest.param(lambda m: m.runtime_worked(1, 2, 3), "offline_shim_cpu_seconds_total", 2, id="shims"),
+        pytest.param(lambda m: m.runtime_worked(1, 2, 3), "offline_log_bytes_total", 3, id="logs"),
+        pytest.param(lambda m: m.count("upgrade_failures"), "upgrade_failures_total", 1, id="upgrade-failure"),
+        pytest.param(lambda m: m.count("samples_discarded"), "samples_discarded_total", 1, id="discarded"),
         pytest.param(lambda m: m.tick_failed(0.5), "tick_failures_total", 1, id="tick-failure"),
-        pytest.param(lambda m: m.ticks_missed(3), "ticks_missed_total", 3, id="missed"),
+        pytest.param(lambda m: m.count("ticks_missed", 3), "ticks_missed_total", 3, id="missed"),
         pytest.param(lambda m: m.box_swept(2), "box_swept_total", 2, id="swept"),
         pytest.param(lambda m: m.guard_squeezed(), "guard_squeezes_total", 1, id="squeeze"),
         pytest.param(lambda m: m.guard_false_alarm(), "guard_false_alarms_total", 1, id="false-alarm"),
@@ -100,7 +107,7 @@ def test_process_and_version_are_shown() -> None:
 def test_names_follow_the_conventions_and_no_series_is_doubled() -> None:
     metrics = Metrics("1")
     metrics.on_call("Version", "OK", 0.1, True)
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(metrics.registry.render().decode()):
         assert re.fullmatch(r"(criproxy|process)_[a-z_]+", family.name)
         assert family.documentation
         assert not family.name.endswith("_created")

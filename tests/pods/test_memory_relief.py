@@ -15,7 +15,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
 
@@ -78,7 +78,7 @@ class Bench:
         self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
         self.relief = MemoryRelief(
             active,
-            Shared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]

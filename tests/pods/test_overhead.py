@@ -26,7 +26,7 @@ from criproxy.pods.overhead import (
     to_blame,
 )
 from criproxy.pods.runtime import Process, Running
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class Bench:
         self.holds = Holds(self, frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))  # type: ignore[arg-type]
         self.overhead = OverheadWatch(
             MAX_CORES,
-            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             stopper=self,
             reader=self,  # type: ignore[arg-type]

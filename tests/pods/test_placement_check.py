@@ -14,7 +14,7 @@ from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
@@ -94,7 +94,7 @@ class Bench:
         self.counted = 0
         self.log: list[Any] = []
         self.check = PlacementCheck(
-            Shared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             node,  # type: ignore[arg-type]
             self,
         )

@@ -10,7 +10,7 @@ import structlog
 
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.realtime import HOLD_S, RealtimeWatch
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.holds = Holds(self, frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
-            Shared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from criproxy.cgroup.naming import BoxPath, parse_box
 from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
@@ -108,7 +108,7 @@ class Bench:
         self._times = iter(self.times)
         self.reconciler = Reconciler(
             self.settings,
-            Shared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )

@@ -9,7 +9,7 @@ import structlog
 
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.shared import Shared
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -40,7 +40,7 @@ def bench(settings: Settings, *names: str) -> tuple[UnboundedPods, Runtime]:
     runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
     rules, stops_by = settings
     holds = Holds(None, frozenset(stops_by))  # type: ignore[arg-type]
-    shared = Shared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
+    shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
     return UnboundedPods(rules, shared), runtime
 
 

@@ -36,7 +36,7 @@ class RelayMetrics(CallMetrics, Protocol):
         ...
 
 
-class Shared(Struct, frozen=True):
+class RelayShared(Struct, frozen=True):
     """What all connections of a server have in common. `on_change`: a call has ended."""
 
     interceptor: Interceptor
@@ -58,7 +58,7 @@ class RelayConnection:
         self,
         core: Relay | BlindRelay,
         runtime: Callable[[], Awaitable[Path]],
-        shared: Shared,
+        shared: RelayShared,
         on_made: Callable[["RelayConnection"], None],
         on_closed: Callable[["RelayConnection"], None],
     ) -> None:

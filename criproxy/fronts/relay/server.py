@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from criproxy.fronts.engine import Interceptor
 from criproxy.fronts.http2.side import Process, ReadBuffer
 from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
-from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, Shared
+from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, RelayShared
 from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.socket import ListenSocket, SocketError
 
@@ -116,7 +116,7 @@ class RelayServer:
         self._fallback = fallback
         self._clock = clock
         self._log = structlog.get_logger()
-        self._shared = Shared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._shared = RelayShared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
         self._breakers = Breakers()
         self._connections: set[RelayConnection] = set()
         self._draining = False
