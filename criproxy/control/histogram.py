@@ -7,7 +7,7 @@ decay moves no quantile: only a new sample does, and then mostly by a bucket or 
 import math
 from array import array
 from bisect import bisect_right
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,9 +15,6 @@ MAX_EXPONENT: Final = 60
 """Half-lives after which all weights are scaled down, long before float64 overflows."""
 
 _TIE: Final = 1.0 - 1e-12
-
-Measure = Literal["area", "weight"]
-"""What a bucket counts for in a quantile: its weight times its width (fast up, slow down), or its weight alone."""
 
 
 class MassState(Struct, frozen=True):
@@ -169,15 +166,15 @@ MEMORY_BUCKETS: Final = Buckets(first=10.0 * 2**20, largest=4.0 * 2**40)
 
 
 class LevelHistogram:
-    """How high a usage runs: the percentile of decayed samples, by area or by weight."""
+    """How high a usage runs: the percentile of decayed samples by area, a bucket's weight times its width.
 
-    __slots__ = ("buckets", "decayed", "factors", "saturated")
+    So it rises fast and falls slowly.
+    """
 
-    def __init__(
-        self, buckets: Buckets, half_life_s: float, percentile_ratio: float, measure: Measure = "area"
-    ) -> None:
+    __slots__ = ("buckets", "decayed", "saturated")
+
+    def __init__(self, buckets: Buckets, half_life_s: float, percentile_ratio: float) -> None:
         self.buckets = buckets
-        self.factors = buckets.widths if measure == "area" else (1.0,) * buckets.count
         self.decayed = DecayedMass(buckets.count, half_life_s, percentile_ratio)
         self.saturated = 0
         """Samples that fell into the unbounded last bucket."""
@@ -186,7 +183,7 @@ class LevelHistogram:
         bucket = bisect_right(self.buckets.edges, value) - 1 if value > 0.0 else 0
         if bucket == self.buckets.count - 1:
             self.saturated += 1
-        self.decayed.add(t_s, bucket, weight * self.factors[bucket])
+        self.decayed.add(t_s, bucket, weight * self.buckets.widths[bucket])
 
     def percentile(self) -> float | None:
         """The percentile, interpolated within its bucket; None without a sample, which is not 0.
@@ -204,10 +201,6 @@ class LevelHistogram:
     def keep_up_to(self, value: float) -> bool:
         """Forget samples of buckets above that of `value`; whether there were any."""
         return self.decayed.keep(0, self.buckets.index(value))
-
-    def upper(self) -> float | None:
-        """The upper edge of the percentile's bucket; None without a sample."""
-        return self.buckets.uppers[self.decayed.pointer] if self.decayed.total > 0.0 else None
 
 
 _ERROR_SIDE: Final = 80
@@ -233,10 +226,6 @@ class ErrorHistogram:
         if error >= 0.0:
             return _ERROR_SIDE + bisect_right(_ERROR_EDGES, error, 1, _ERROR_SIDE) - 1
         return _ERROR_SIDE - bisect_right(_ERROR_EDGES, -error, 1, _ERROR_SIDE)
-
-    @staticmethod
-    def value(bucket: int) -> float:
-        return _ERROR_VALUES[bucket]
 
     def add(self, t_s: float, error: float) -> None:
         self.decayed.add(t_s, self.index(error), 1.0)
