@@ -55,16 +55,6 @@ class DayProfile:
                 peak = max(peak, self._sums[slot % SLOTS] / weight)
         return peak
 
-    def keep_up_to(self, usage: float) -> bool:
-        """Forget slots whose highest usage is above this; whether there were any."""
-        above = [slot for slot in range(SLOTS) if self._sums[slot] > usage * self._weights[slot]]
-        for slot in above:
-            self._sums[slot] = self._weights[slot] = 0.0
-        impossible = self._slot_max > usage
-        if impossible:
-            self._slot_max = 0.0
-        return bool(above) or impossible
-
     def state(self) -> DayProfileState:
         return DayProfileState(self._slot, self._slot_max, list(self._sums), list(self._weights))
 

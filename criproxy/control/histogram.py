@@ -84,16 +84,6 @@ class DecayedMass:
             below -= mass[pointer]
         self.pointer, self.below = pointer, below
 
-    def keep(self, lowest: int, highest: int) -> bool:
-        """Forget what lies in buckets outside `lowest` to `highest`; whether there was any."""
-        mass = array("d", (m if lowest <= k <= highest else 0.0 for k, m in enumerate(self.mass)))
-        if mass == self.mass:
-            return False
-        self.mass, self.total = mass, sum(mass)
-        self.pointer, self.below = 0, 0.0
-        self._follow()
-        return True
-
     def state(self) -> MassState:
         """For a checkpoint: `load` of it continues bit for bit."""
         return MassState(
@@ -198,10 +188,6 @@ class LevelHistogram:
         start = self.buckets.edges[k]
         return start + min(max(share, 0.0), 1.0) * (self.buckets.uppers[k] - start)
 
-    def keep_up_to(self, value: float) -> bool:
-        """Forget samples of buckets above that of `value`; whether there were any."""
-        return self.decayed.keep(0, self.buckets.index(value))
-
 
 _ERROR_SIDE: Final = 80
 _ERROR_RATIO: Final = 1.08
@@ -229,10 +215,6 @@ class ErrorHistogram:
 
     def add(self, t_s: float, error: float) -> None:
         self.decayed.add(t_s, self.index(error), 1.0)
-
-    def keep_within(self, error: float) -> bool:
-        """Forget errors of buckets above that of `error`, or below that of -`error`; whether there were any."""
-        return self.decayed.keep(self.index(-error), self.index(error))
 
     def quantile(self) -> float | None:
         """The error that only 1 - quantile of the past exceeded; None without any."""

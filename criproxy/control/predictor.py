@@ -250,25 +250,7 @@ class CalibratedPredictor:
             self._restore_learned(state.learned, shift_s)
         except ValueError as error:
             return (*lost, f"learned margin: {error}")
-        if self._forget_impossible():
-            return (*lost, "learned margin: what came of samples above the node's capacity")
         return lost
-
-    def _forget_impossible(self) -> bool:
-        """What an earlier version has learned of samples above the capacity; whether there was any.
-
-        No error is larger than the capacity, in units of an expert's smallest scale.
-        """
-        capacity = self._scale_capacity
-        scales = (LEVEL_SCALE_RATIO, USAGE_SCALE_RATIO, LEVEL_SCALE_RATIO)
-        found = [expert.errors.keep_within(1.0 / scale) for expert, scale in zip(self._experts, scales, strict=True)]
-        found += [self._day.keep_up_to(capacity), self._volatility > capacity]
-        if not any(found):
-            return False
-        self._volatility = 0.0
-        for expert in self._experts:
-            expert.loss = 0.0
-        return True
 
     def _restore_learned(self, learned: LearnedState, shift_s: float) -> None:
         if learned.horizon_s != self._series.horizon_s:

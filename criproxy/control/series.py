@@ -132,8 +132,4 @@ class Series:
             return (f"level: {error}",)
         self.last_s, self.samples, self.capacity = last_s, state.samples, state.capacity
         self.usage, self.prediction = min(state.usage, state.capacity), min(state.prediction, state.capacity)
-        if not self.level.keep_up_to(state.capacity):
-            return ()
-        level = self.level.percentile()  # the prediction that is held was made from those samples, too
-        self.prediction = state.capacity if level is None else min(level, state.capacity)
-        return ("level: its samples above the node's capacity",)
+        return ()
