@@ -8,14 +8,18 @@ or bytes); time is CLOCK_BOOTTIME, wall time serves the time of day only.
 import math
 from array import array
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, ErrorHistogram
-from criproxy.control.series import Kind, LearnedState, PredictorSettings, PredictorState, PredictorStatus, Series
-
-COLD_SAMPLES: Final = 3
-"""Samples before which the whole capacity is predicted."""
+from criproxy.control.series import (
+    COLD_SAMPLES,
+    HistogramPredictor,
+    LearnedState,
+    PredictorSettings,
+    PredictorState,
+    PredictorStatus,
+)
 
 CAPACITY_CHANGE_RATIO: Final = 0.05
 """A capacity that changed by more makes errors worthless that are scaled by it."""
@@ -34,63 +38,6 @@ FALLING_RATIO: Final = 0.05
 """The share by which a prediction must be held above the forecast, for its note to say so."""
 
 LEARNED_MAX_AGE_S: Final = 7 * 86400.0
-
-
-class Predictor(Protocol):
-    """One resource of one node."""
-
-    def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
-        """Take a sample of online usage; returns the prediction, within 0 and capacity.
-
-        A sample that is not finite or not newer than the last one is counted and otherwise ignored: the last prediction
-        is held, and past the horizon it is the whole capacity. Usage below 0 counts as 0. Before any capacity is known
-        the prediction is inf.
-        """
-        ...
-
-    def describe(self) -> PredictorStatus: ...
-
-    def checkpoint(self) -> PredictorState:
-        """All that a restart should keep; after `restore` of it, predictions continue bit for bit."""
-        ...
-
-    def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
-        """Take over what is still of use of a checkpoint; returns, in words, what was not.
-
-        `t_s` is now, `shift_s` what has to be added to the checkpoint's times to make them ours.
-        """
-        ...
-
-
-def make_predictor(settings: PredictorSettings, buckets: Buckets) -> Predictor:
-    """Raises ValueError on settings out of bounds."""
-    return (CalibratedPredictor if settings.kind == "calibrated" else HistogramPredictor)(settings, buckets)
-
-
-class HistogramPredictor:
-    """max(area percentile, current usage), at most the capacity. See `Predictor`."""
-
-    def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
-        self._series = Series(settings, buckets)
-
-    def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
-        series = self._series
-        if not series.accepts(t_s, wall_s, usage, capacity):
-            return series.current(t_s)
-        usage = max(usage, 0.0)
-        series.level.add(t_s, usage)
-        cold = series.samples < COLD_SAMPLES
-        prediction = capacity if cold else min(max(series.level.percentile() or 0.0, usage), capacity)
-        return series.hold(t_s, usage, prediction)
-
-    def describe(self) -> PredictorStatus:
-        return _status("histogram", self._series, "level", 0, "")
-
-    def checkpoint(self) -> PredictorState:
-        return self._series.state(None)
-
-    def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
-        return self._series.restore(state, t_s, shift_s)
 
 
 class _Expert:
@@ -112,7 +59,7 @@ class _Expert:
 
 
 class CalibratedPredictor:
-    """The level, and a margin learned from past errors. See `Predictor`.
+    """The level, and a margin learned from past errors. See `HistogramPredictor`.
 
     Three experts forecast, and the one with the smallest recent loss speaks: A starts from the level, B from the
     current usage, S from the level and the time of day. Their forecasts are kept as probes until the horizon has
@@ -121,7 +68,7 @@ class CalibratedPredictor:
     """
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
-        self._series = Series(settings, buckets)
+        self._series = HistogramPredictor(settings, buckets)
         self._alpha_ratio = settings.alpha_ratio
         self._cold_start_probes = settings.cold_start_probes
         self._experts = tuple(_Expert(name, settings.alpha_ratio) for name in "ABS")
@@ -222,11 +169,11 @@ class CalibratedPredictor:
         note = "falling slowly from an earlier, higher one" if falling else ""
         if learning:
             note = f"learning, {self._matured} of {self._cold_start_probes} probes"
-        return _status("calibrated", self._series, self._spoke, self._matured, note)
+        return self._series.describe("calibrated", self._spoke, self._matured, note)
 
     def checkpoint(self) -> PredictorState:
         if self._scale_capacity == math.inf:
-            return self._series.state(None)
+            return self._series.checkpoint()
         learned = LearnedState(
             horizon_s=self._series.horizon_s,
             scale_capacity=self._scale_capacity,
@@ -237,7 +184,7 @@ class CalibratedPredictor:
             errors=[expert.errors.decayed.state() for expert in self._experts],
             day=self._day.state(),
         )
-        return self._series.state(learned)
+        return self._series.checkpoint(learned)
 
     def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
         lost = self._series.restore(state, t_s, shift_s)
@@ -276,16 +223,9 @@ class CalibratedPredictor:
         self._loss_s = None if learned.loss_s is None else learned.loss_s + shift_s
 
 
-def _status(kind: Kind, series: Series, expert: str, matured: int, note: str) -> PredictorStatus:
-    cold = series.samples < COLD_SAMPLES
-    return PredictorStatus(
-        kind=kind,
-        prediction=series.prediction,
-        level=series.level.percentile(),
-        expert=expert,
-        samples=series.samples,
-        rejected_samples=series.rejected,
-        saturated_samples=series.level.saturated,
-        matured_probes=matured,
-        note=f"cold start, {series.samples} of {COLD_SAMPLES} samples" if cold else note,
-    )
+Predictor = HistogramPredictor | CalibratedPredictor
+
+
+def make_predictor(settings: PredictorSettings, buckets: Buckets) -> Predictor:
+    """Raises ValueError on settings out of bounds."""
+    return (CalibratedPredictor if settings.kind == "calibrated" else HistogramPredictor)(settings, buckets)

@@ -1,4 +1,4 @@
-"""One series of samples as every predictor sees it: which samples count, the level, what is held and kept."""
+"""The histogram predictor: which samples count, their level, what is held between two and kept for a restart."""
 
 import math
 from typing import Final, Literal
@@ -9,6 +9,9 @@ from criproxy.control.dayprofile import DayProfileState
 from criproxy.control.histogram import Buckets, LevelHistogram, MassState
 
 Kind = Literal["histogram", "calibrated"]
+
+COLD_SAMPLES: Final = 3
+"""Samples before which the whole capacity is predicted."""
 
 LEVEL_MAX_AGE_HALF_LIVES: Final = 4
 """A restored level older than this says nothing of now."""
@@ -69,8 +72,8 @@ class PredictorState(Struct, frozen=True):
     learned: LearnedState | None
 
 
-class Series:
-    """The samples of one resource of one node."""
+class HistogramPredictor:
+    """One resource of one node: max(area percentile, current usage), at most the capacity."""
 
     __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "rejected", "samples", "usage")
 
@@ -83,6 +86,21 @@ class Series:
         self.capacity = self.prediction = math.inf
         self.usage = 0.0
         self.samples = self.rejected = 0
+
+    def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
+        """Take a sample of online usage; returns the prediction, within 0 and capacity.
+
+        A sample that is not finite or not newer than the last one is counted and otherwise ignored: the last prediction
+        is held, and past the horizon it is the whole capacity. Usage below 0 counts as 0. Before any capacity is known
+        the prediction is inf.
+        """
+        if not self.accepts(t_s, wall_s, usage, capacity):
+            return self.current(t_s)
+        usage = max(usage, 0.0)
+        self.level.add(t_s, usage)
+        cold = self.samples < COLD_SAMPLES
+        prediction = capacity if cold else min(max(self.level.percentile() or 0.0, usage), capacity)
+        return self.hold(t_s, usage, prediction)
 
     def accepts(self, t_s: float, wall_s: float, usage: float, capacity: float) -> bool:
         """Whether a sample counts: finite, and newer than the last."""
@@ -104,7 +122,23 @@ class Series:
         expired = self.last_s is not None and t_s - self.last_s > self.horizon_s
         return self.capacity if expired else min(self.prediction, self.capacity)
 
-    def state(self, learned: LearnedState | None) -> PredictorState:
+    def describe(
+        self, kind: Kind = "histogram", expert: str = "level", matured_probes: int = 0, note: str = ""
+    ) -> PredictorStatus:
+        return PredictorStatus(
+            kind=kind,
+            prediction=self.prediction,
+            level=self.level.percentile(),
+            expert=expert,
+            samples=self.samples,
+            rejected_samples=self.rejected,
+            saturated_samples=self.level.saturated,
+            matured_probes=matured_probes,
+            note=f"cold start, {self.samples} of {COLD_SAMPLES} samples" if self.samples < COLD_SAMPLES else note,
+        )
+
+    def checkpoint(self, learned: LearnedState | None = None) -> PredictorState:
+        """All that a restart should keep; after `restore` of it, predictions continue bit for bit."""
         return PredictorState(
             last_s=self.last_s,
             capacity=self.capacity if self.capacity < math.inf else None,
@@ -116,7 +150,11 @@ class Series:
         )
 
     def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
-        """Take over a level that is recent, sound and of our kind; else say why not, and start without."""
+        """Take over what is still of use of a checkpoint (a level that is recent, sound and of our kind).
+
+        Returns, in words, what was not. `t_s` is now, `shift_s` what has to be added to the checkpoint's times to make
+        them ours.
+        """
         if state.last_s is None or state.capacity is None or state.prediction is None:
             return ()
         last_s = state.last_s + shift_s
