@@ -69,9 +69,10 @@ def _percentile(half_life_s: float, percentile_ratio: float) -> Callable[[Trace,
 
     def forecast(trace: Trace, plan: Plan) -> Forecast:
         buckets = CPU_BUCKETS if plan.resource == "cpu" else MEMORY_BUCKETS
-        histogram, bases = LevelHistogram(buckets, half_life_s, percentile_ratio, "weight"), array("d")
+        histogram, bases = LevelHistogram(buckets, half_life_s, percentile_ratio), array("d")
         for t_s, usage in zip(trace.times_s, trace.usages, strict=True):
-            histogram.add(t_s, usage * plan.unit)
+            amount = usage * plan.unit
+            histogram.add(t_s, amount, 1.0 / buckets.widths[buckets.index(amount)])
             bases.append((histogram.percentile() or 0.0) / plan.unit)
         return bases, array("d")
 
