@@ -140,7 +140,7 @@ class Box:
         timeout_s: float = 10.0,
     ) -> None:
         self._driver = driver
-        self._version = driver.capabilities.version
+        self._version = driver.version
         self._settings = settings
         self._cpus = cpus
         self._found: Limits | None = None

@@ -17,18 +17,6 @@ from criproxy.model.cpulist import Cpus
 T = TypeVar("T")
 
 
-class Capabilities(Struct, frozen=True):
-    """What the kernel offers to the box.
-
-    `cpu_idle`: cpu.idle is there; on v2 it shows only once a first cgroup has the cpu controller.
-    `child_quota`: a child may carry a CPU quota of its own, whatever the box shrinks to (v2; on v1 it is EINVAL).
-    """
-
-    version: int
-    cpu_idle: bool
-    child_quota: bool
-
-
 class CgroupError(Exception):
     """A cgroup operation failed; the message names the file, the value and the kernel's errno (also in `errno`)."""
 
@@ -78,8 +66,10 @@ class CgroupDriver(Protocol):
     per method.
     """
 
-    @property
-    def capabilities(self) -> Capabilities: ...
+    version: int
+    """Of cgroups; 0: the machine has none. On 2 alone, a child may carry a CPU quota of its own, whatever the box
+    shrinks to (on 1 it is EINVAL).
+    """
 
     @property
     def root_cpuset(self) -> str | None:
@@ -196,7 +186,6 @@ class CgroupDriver(Protocol):
 
     def processes(self, path: str) -> tuple[int, ...]:
         """The pids in a cgroup and below it, in any controller; none when it does not exist."""
-        ...
 
 
 class AbsentDriver:
@@ -205,7 +194,7 @@ class AbsentDriver:
     So calls pass, and no offline pod is let in.
     """
 
-    capabilities = Capabilities(version=0, cpu_idle=False, child_quota=False)
+    version = 0
     root_cpuset = None
 
     def __init__(self, reason: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.driver import (
-    Capabilities,
     CgroupError,
     HeldLimit,
     PodLimits,
@@ -35,17 +34,17 @@ class KernelDriver:
     def __init__(self, version: V1Hierarchies | V2Hierarchy, tree: Tree, proc: str = "/proc") -> None:
         self._version = version
         self._access = version.access
+        self.version = version.access.version
         self._tree = tree
         self._proc = proc
-        left_out = () if version.child_quota else ("cpu_cores",)
+        left_out = () if self.version == 2 else ("cpu_cores",)
         self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
 
     @property
-    def capabilities(self) -> Capabilities:
-        # On v2 the root has no cpu.idle.
+    def cpu_idle(self) -> bool:
+        """Whether the kernel has cpu.idle; on v2 it shows only once a first cgroup has the cpu controller."""
         first = ("", *(f"/{name}" for name in self._tree.children(self._access.directory("cpu", ""))))
-        idle = any(self._access.has(rows.CPU_IDLE, path) for path in first)
-        return Capabilities(self._access.version, idle, self._version.child_quota)
+        return any(self._access.has(rows.CPU_IDLE, path) for path in first)
 
     @property
     def root_cpuset(self) -> str | None:
@@ -53,13 +52,13 @@ class KernelDriver:
 
     @property
     def node_cpu_counter(self) -> str | None:
-        return self._access.file(rows.CPU_USAGE, "") if self._access.version == 1 else None
+        return self._access.file(rows.CPU_USAGE, "") if self.version == 1 else None
 
     def cpu_counter(self, path: str) -> str:
         return self._access.file(rows.CPU_USAGE, checked_path(path))
 
     def pressure_file(self, path: str) -> str | None:
-        return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self._access.version == 2 else None
+        return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self.version == 2 else None
 
     def node_usage(self) -> Usage:
         memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
@@ -87,7 +86,13 @@ class KernelDriver:
     # --- the box -----------------------------------------------------------------------------------------------------
 
     def ensure(self, box: str) -> None:
-        self._version.ensure(checked_box(box), by_systemd=is_slice(box))
+        path = checked_box(box)
+        self._expect(box)
+        self._version.ensure(path, by_systemd=is_slice(box))
+
+    def _expect(self, path: str) -> None:
+        if is_slice(path) and not self.exists(path):
+            raise CgroupError(f"{path} has no cgroup: systemd has not made it, or has stopped it")
 
     def read(self, box: str) -> Limits:
         path = checked_path(box)
@@ -141,6 +146,7 @@ class KernelDriver:
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         box, path = checked_pod(pod)
+        self._expect(pod)
         self._version.make_pod(box, path, by_systemd=is_slice(pod))
         for name, row in self._pod_files:
             value = getattr(limits, name)

@@ -26,8 +26,6 @@ class V1Hierarchies:
     empty directories are ours to remove.
     """
 
-    child_quota = False
-
     def __init__(self, mounts: Mapping[str, str], unified: str | None, tree: Tree) -> None:
         roots = {*mounts.values(), *([unified] if unified else [])}
         self.access = FileAccess(1, mounts, roots, tree)
@@ -56,14 +54,12 @@ class V1Hierarchies:
 
     def ensure(self, box: str, *, by_systemd: bool) -> None:
         """Systemd makes slices, but not in all hierarchies: runc joins cpuset, freezer and others too."""
-        self._expect(box, by_systemd)
         for root in self.access.roots:
             self._make_all(root, box)
         if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY: there are children already
             self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
-        self._expect(pod, by_systemd)
         for root in self.access.roots:
             if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
                 self._make_all(root, box)
@@ -71,10 +67,6 @@ class V1Hierarchies:
 
     def enable_huge_pages(self, box: str) -> None:
         """A hierarchy has its controllers everywhere."""
-
-    def _expect(self, path: str, by_systemd: bool) -> None:
-        if by_systemd and not self._tree.exists(self.access.directory("cpu", path)):
-            raise CgroupError(f"{path} does not exist: systemd has not made it, or has stopped it")
 
     def _make_all(self, root: str, path: str) -> None:
         """With its parents. Of those that are there, a cpuset alone may lack something yet."""

@@ -24,8 +24,6 @@ class V2Hierarchy:
     memory.oom.group is left at 0 on the box: it would kill all pods at once.
     """
 
-    child_quota = True
-
     def __init__(
         self, mount: str, tree: Tree, proc: str = "/proc", clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -55,7 +53,6 @@ class V2Hierarchy:
 
     def ensure(self, box: str, *, by_systemd: bool) -> None:
         if by_systemd:
-            self._expect(box)
             return
         directory = self.mount
         for name in box.split("/")[1:]:
@@ -65,15 +62,12 @@ class V2Hierarchy:
         self._enable_controllers(directory)
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
-        self._expect(pod) if by_systemd else self.access.make(self.mount + pod)
+        if not by_systemd:
+            self.access.make(self.mount + pod)
 
     def enable_huge_pages(self, box: str) -> None:
         """A controller that systemd does not know."""
         self._enable_controllers(self.mount + box, frozenset({rows.HUGE_PAGES.controller}))
-
-    def _expect(self, path: str) -> None:
-        if not self._tree.exists(self.mount + path):
-            raise CgroupError(f"{self.mount}{path} does not exist: systemd has not made it, or has stopped it")
 
     def _enable_controllers(self, directory: str, wanted: frozenset[str] = _CONTROLLERS) -> None:
         available = set(self._tree.read(f"{directory}/cgroup.controllers").split())

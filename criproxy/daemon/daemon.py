@@ -227,7 +227,7 @@ class Daemon:
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
             counters=self._metrics,
-            child_quota=driver.capabilities.child_quota,
+            child_quota=driver.version == 2,
             log=self._log,
         )
         self._engine = ChosenEngine(

@@ -208,7 +208,7 @@ def test_tend_keeps_the_anchors_of_the_box(box: Box, driver: FakeDriver) -> None
 def test_tend_where_nothing_needs_an_anchor_asks_nobody(
     driver: FakeDriver, clock: Clock, version: int, place: PodParent
 ) -> None:
-    driver.capabilities = replace(driver.capabilities, version=version)
+    driver.version = version
     box = made(driver, clock)
 
     run(lambda: box.admit(place, 0), box.tend)

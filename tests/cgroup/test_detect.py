@@ -12,13 +12,13 @@ from tests.fakes.kernel import FakeKernel
 def test_hybrid_machine_gets_v1(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 1)
 
-    assert detect(kernel, str(tmp_path)).capabilities.version == 1
+    assert detect(kernel, str(tmp_path)).version == 1
 
 
 def test_unified_machine_gets_v2(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 2)
 
-    assert detect(kernel, str(tmp_path)).capabilities.version == 2
+    assert detect(kernel, str(tmp_path)).version == 2
 
 
 @pytest.mark.parametrize(

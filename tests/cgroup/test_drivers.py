@@ -92,15 +92,14 @@ def test_write_without_cpu_idle_takes_the_lowest_weight(tmp_path: Path, node: No
 
     driver.write(BOX, LIFTED)
 
-    assert not driver.capabilities.cpu_idle
+    assert not driver.cpu_idle
     assert kernel.file(f"{node.cpu}{BOX}/{node.names('cpu.shares', 'cpu.weight')}") == node.names("2", "1")
 
 
-def test_capabilities_tell_the_version_and_what_a_child_may_have(box: Node) -> None:
-    capabilities = box.driver.capabilities
+def test_driver_tells_the_version_and_whether_there_is_cpu_idle(box: Node) -> None:
+    driver = detect(box.kernel, box.kernel.root)
 
-    assert (capabilities.version, capabilities.child_quota) == (box.kernel.version, box.kernel.version == 2)
-    assert capabilities.cpu_idle
+    assert (driver.version, driver.cpu_idle) == (box.kernel.version, True)
 
 
 def test_write_up_and_down_reaches_each_limit(box: Node) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.driver import Capabilities, CgroupError, PodLimits, checked_box, checked_pod, no_cpus
+from criproxy.cgroup.driver import CgroupError, PodLimits, checked_box, checked_pod, no_cpus
 from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
@@ -45,7 +45,7 @@ class SystemdDriver:
         self._kernel = kernel
         self._units = units
         self._anchors = anchors
-        self._version = kernel.capabilities.version
+        self.version = kernel.version
         self._knows_idle = True
         self._slices: dict[str, _Slice] = {}
         # What only reads, and what systemd has no part in, is the kernel's files in either shape.
@@ -55,10 +55,6 @@ class SystemdDriver:
         self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._kernel.capabilities
 
     def ensure(self, box: str) -> None:
         """Start the slice, unless it is the one that was started; on v1 also make it where systemd does not."""
@@ -101,7 +97,7 @@ class SystemdDriver:
 
         What it has reset beside is put back at once, as far as it was ours.
         """
-        if self._version == 1 or not is_slice(box):
+        if self.version == 1 or not is_slice(box):
             return self._kernel.confine(box, cpus)
         if cpus is not UNLIMITED and not cpus:
             raise no_cpus(box)
@@ -121,7 +117,7 @@ class SystemdDriver:
     def _send_one(self, box: str, record: _Slice, row: KernelFile, value: Any) -> None:
         """Send systemd the value of one file beside the limits: it then writes those, too, as they were sent last."""
         record.single[row] = None  # it may be done also when no answer comes
-        self._units.set(box, properties(self._version, {row: value}))
+        self._units.set(box, properties(self.version, {row: value}))
         if record.left is not None:
             self._kernel.write(box, record.left)
         record.single[row] = value
@@ -153,7 +149,7 @@ class SystemdDriver:
         new, size_bytes = not self._kernel.exists(pod), None
         if limits.memory_bytes is not None:
             size_bytes = files.whole_pages(limits.memory_bytes)
-        self._units.start(pod, pod_properties(self._version, replace(limits, memory_bytes=size_bytes if new else None)))
+        self._units.start(pod, pod_properties(self.version, replace(limits, memory_bytes=size_bytes if new else None)))
         if size_bytes and not new and _rises(self._kernel.read(pod)[MEMORY], size_bytes):
             self._units.set(pod, {"MemoryMax": size_bytes})
         self._kernel.ensure_pod(pod, limits)
@@ -187,7 +183,7 @@ class SystemdDriver:
         return _Slice(self._kernel.identity(box), dict(better))
 
     def _priority(self) -> Properties:
-        return priority_properties(self._version, cpu_idle=self._knows_idle and self._kernel.capabilities.cpu_idle)
+        return priority_properties(self.version, cpu_idle=self._knows_idle and self._kernel.cpu_idle)
 
     # --- limits ----------------------------------------------------------------------------------------------------
 
@@ -199,11 +195,11 @@ class SystemdDriver:
         On v2 these are a changed CPU limit and a memory limit that rises; on v1 there are none, see `_send`.
         """
         first, left, changes = want, record.left or held, []
-        if self._version == 2 and want[CPU] != held[CPU]:
+        if self.version == 2 and want[CPU] != held[CPU]:
             first, drift = {**first, CPU: held[CPU]}, left[CPU] != held[CPU]
             changes.append(LimitChange(f"{box}: CPUQuota", str(held[CPU]), str(want[CPU]), drift))
             record.sent.pop("CPUQuotaPerSecUSec", None)
-        if self._version == 2 and _rises(held[MEMORY], want[MEMORY]):
+        if self.version == 2 and _rises(held[MEMORY], want[MEMORY]):
             first, drift = {**first, MEMORY: held[MEMORY]}, left[MEMORY] != held[MEMORY]
             changes.append(LimitChange(f"{box}: MemoryMax", str(held[MEMORY]), str(want[MEMORY]), drift))
             record.sent.pop("MemoryHigh", None)
@@ -212,8 +208,8 @@ class SystemdDriver:
 
     def _send(self, box: str, record: _Slice, limits: Limits) -> bool:
         """Send systemd these limits, in one call. False: it has them already."""
-        lasting = dict(limit_properties(self._version, limits))
-        if self._version == 1:
+        lasting = dict(limit_properties(self.version, limits))
+        if self.version == 1:
             # With each quota systemd tries cpu.shares too, which is refused beside cpu.idle, and logs that: so it gets
             # a first one only, and puts that back, for a tick, when it reloads.
             lasting = {name: value for name, value in lasting.items() if name == "MemoryMax" or name not in record.sent}
