@@ -74,25 +74,20 @@ class CgroupDriver(Protocol):
     @property
     def root_cpuset(self) -> str | None:
         """The root's file of effective CPUs; None where there is no cpuset controller."""
-        ...
 
     def node_usage(self) -> Usage:
         """Usage of the whole node: the CPU time of all that runs, and the working set from /proc/meminfo."""
-        ...
 
     def usage(self, path: str) -> Usage | None:
         """Usage of one cgroup, children included. None when it does not exist."""
-        ...
 
     def exists(self, path: str) -> bool: ...
 
     def ensure(self, box: str) -> None:
         """Make the box in every controller; its priority and its limits are `write`'s matter."""
-        ...
 
     def read(self, box: str) -> Limits:
         """The limits that the kernel holds now, of the box or of a pod in it."""
-        ...
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
@@ -100,7 +95,6 @@ class CgroupDriver(Protocol):
         A file that this driver wrote before and that holds something else by now has drifted. Nothing here waits for
         memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter.
         """
-        ...
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
@@ -108,7 +102,6 @@ class CgroupDriver(Protocol):
         For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
         `path`: the box, or a pod in it.
         """
-        ...
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
         """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has.
@@ -116,11 +109,9 @@ class CgroupDriver(Protocol):
         What in the box was given CPUs of its own keeps them, as far as they are among these. Raises CgroupError also
         when none of them is there: then the box keeps what it has.
         """
-        ...
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
-        ...
 
     def capacity(self, box: str, name: str) -> int | None:
         """What the box can have of a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.
@@ -128,18 +119,15 @@ class CgroupDriver(Protocol):
         It is what the kernel allows the node, or kubelet its pods, or a cgroup above the box what is in it, whichever
         is least.
         """
-        ...
 
     def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
         """Bound the box in a resource of `kernel_files.LIMITS`, in the unit of its row.
 
         Does nothing where the kernel can't.
         """
-        ...
 
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
         """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
-        ...
 
     @property
     def node_cpu_counter(self) -> str | None:
@@ -147,42 +135,33 @@ class CgroupDriver(Protocol):
 
         None where the kernel only samples it (v2: 0.4 of 1.1 busy cores were seen), while other cgroups are exact.
         """
-        ...
 
     def cpu_counter(self, path: str) -> str:
         """The file with a cgroup's CPU time, for `counter.CpuTimes`."""
-        ...
 
     def pressure_file(self, path: str) -> str | None:
         """The file with a cgroup's CPU pressure; None where there can be none (v1)."""
-        ...
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         """Make a pod's cgroup in the box, with its own limits."""
-        ...
 
     def pod_limits(self, path: str) -> PodLimits:
         """The limits of a pod, in kubelet's tree or in the box; what its cgroup has no file for is None."""
-        ...
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         """Keep what kubelet's own cgroups of the pods in the box need there; returns what was started or stopped.
 
         Only systemd on v2 needs any (see `anchor`).
         """
-        ...
 
     def pods(self, box: str) -> tuple[str, ...]:
         """Names of the pod cgroups in the box, from every controller; empty when there is no box."""
-        ...
 
     def remove_pod(self, pod: str) -> bool:
         """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""
-        ...
 
     def kill_pod(self, pod: str) -> None:
         """SIGKILL to every process in a pod's cgroup; they end in their own time."""
-        ...
 
     def processes(self, path: str) -> tuple[int, ...]:
         """The pids in a cgroup and below it, in any controller; none when it does not exist."""

@@ -24,11 +24,9 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
         """Wait that long, and up to `slack_s` longer, to share a wake-up. A suspended machine's time does not count."""
-        ...
 
     async def repeat(self, call: Callable[[], float | None]) -> None:
         """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does."""
-        ...
 
 
 class _Sleeper:

@@ -64,11 +64,9 @@ class GuardedBox(Protocol):
 
         Raises OSError.
         """
-        ...
 
     async def squeeze(self, cores: float) -> object:
         """Lower the box's CPU limit to `cores`; never raise it."""
-        ...
 
 
 class PressureReports(Protocol):
@@ -79,11 +77,9 @@ class PressureReports(Protocol):
 
     def follow(self) -> None:
         """Listen where the box is now; cheap, to be called often."""
-        ...
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
-        ...
 
     def close(self) -> None: ...
 

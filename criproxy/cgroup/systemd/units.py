@@ -61,15 +61,12 @@ class Units(Protocol):
 
         They hold until the node's next start, or until the unit stops if it is of our making.
         """
-        ...
 
     def set(self, unit: str, properties: Properties) -> None:
         """Set properties of a unit; the kernel's files hold them when this returns."""
-        ...
 
     def stop(self, unit: str) -> bool:
         """Stop a unit; what runs in it gets SIGTERM. False: it has not stopped yet."""
-        ...
 
 
 class SystemdUnits:
