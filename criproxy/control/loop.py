@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.control.clock import Clock
+from criproxy.control.guard import CpuGuard
 from criproxy.control.guardlaw import Outlook
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import PolicySettings, PolicyState, decide
@@ -22,7 +23,6 @@ from criproxy.model import (
     MEMORY,
     Capacity,
     Decision,
-    GuardCeiling,
     LimitChange,
     Limits,
     Prediction,
@@ -46,31 +46,12 @@ class BoundedBox(Protocol):
     @property
     def starting(self) -> int:
         """How many pods of the box are starting."""
-        ...
 
     async def usage(self) -> UsageReading:
         """Counters of the node and of the box, read as close together as can be."""
-        ...
 
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits these; returns what had to be written. Idempotent."""
-        ...
-
-
-class CeilingSource(Protocol):
-    """What bounds the box between two ticks: the guard (`criproxy.control.guard`)."""
-
-    def ceiling(self) -> GuardCeiling | None:
-        """What a decision has to keep to."""
-        ...
-
-    def decided(self, outlook: Outlook) -> None:
-        """A decision was made from this."""
-        ...
-
-    def wake(self) -> None:
-        """Nothing could be decided, but there may be a box all the same."""
-        ...
 
 
 class LoopSettings(Struct, frozen=True):
@@ -93,7 +74,6 @@ class TickObserver(Protocol):
 
     def sample_discarded(self, reason: str) -> None:
         """The tick's reading was no measurement, so nothing was decided."""
-        ...
 
     def ticks_missed(self, count: int) -> None: ...
 
@@ -110,7 +90,7 @@ class Loop:
         *,
         observer: TickObserver,
         log: structlog.typing.FilteringBoundLogger,
-        guard: CeilingSource,
+        guard: CpuGuard,
         kept_free: Callable[[float], float] = lambda _: 0.0,
         on_sample: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:

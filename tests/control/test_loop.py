@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ class Node:
         self.observer = FakeObserver()
         self.held, self.outlook = None, None
         self.woken = 0
+        guard: Any = self
         self.loop = Loop(
             self.box,
             self.capacity,
@@ -39,7 +41,7 @@ class Node:
             settings,
             observer=self.observer,
             log=self.log,
-            guard=self,
+            guard=guard,
         )
 
     def ceiling(self):
