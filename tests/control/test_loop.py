@@ -77,15 +77,21 @@ class Recorder:
 
     def __init__(self, loop):
         self.samples = []
-        for predictor in loop._predictors.values():
-            predictor.observe = self._noting(predictor.observe)
+        loop._predictors = {name: Noted(predictor, self.samples) for name, predictor in loop._predictors.items()}
 
-    def _noting(self, observe):
-        def observed(t_s, wall_s, usage, capacity):
-            self.samples.append((usage, capacity))
-            return observe(t_s, wall_s, usage, capacity)
 
-        return observed
+class Noted:
+    """A predictor whose samples are noted."""
+
+    def __init__(self, predictor, samples):
+        self.predictor, self.samples = predictor, samples
+
+    def observe(self, t_s, wall_s, usage, capacity):
+        self.samples.append((usage, capacity))
+        return self.predictor.observe(t_s, wall_s, usage, capacity)
+
+    def describe(self):
+        return self.predictor.describe()
 
 
 @pytest.fixture
