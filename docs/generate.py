@@ -76,8 +76,8 @@ def operation() -> str:
 def modes() -> str:
     """A row per mode."""
     rows = [
-        f"| {mode.value} | {row.when} | {row.new_pod.value} | {row.online.value} | {row.limits.value} "
-        f"| {row.ready.value} | {'no' if row.well else 'yes'} |\n"
+        f"| {mode.value} | {row.when} | {row.new_pod.value} | {row.online} | {row.limits.value} "
+        f"| {row.ready} | {'no' if row.well else 'yes'} |\n"
         for mode, row in TABLE.items()
     ]
     return "".join(

@@ -195,7 +195,6 @@ def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
     used_s = after.cpu_usage_s - before.cpu_usage_s
     # One period more than the window may fall into it, and each CPU may keep 5 ms of a period's quota for the next.
     assert 0 < used_s <= 0.3 * (elapsed_s + 0.1) * 1.05 + 0.005 * (os.cpu_count() or 1)
-    assert after.throttled_periods >= before.throttled_periods
 
 
 def test_limits_change_while_pods_run(ground: Ground) -> None:

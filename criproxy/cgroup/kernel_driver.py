@@ -67,14 +67,14 @@ class KernelDriver:
     def usage(self, path: str) -> Usage | None:
         path = checked_path(path)
         try:
-            cpu_s, throttled_s, periods = self._version.cpu_times(path)
+            cpu_s, throttled_s = self._version.cpu_times(path)
             inactive_bytes: int = self._access.read(rows.INACTIVE_CACHE, path)
             memory_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
         except CgroupError as error:
             if error.errno in GONE:
                 return None
             raise
-        return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, periods, memory_bytes)
+        return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, memory_bytes)
 
     def exists(self, path: str) -> bool:
         return self._tree.exists(self._access.directory("cpu", checked_path(path)))

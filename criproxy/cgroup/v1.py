@@ -38,10 +38,10 @@ class V1Hierarchies:
         """The CPU time of all that runs on the node."""
         return float(self.access.read(rows.CPU_USAGE, "")) / 1e9
 
-    def cpu_times(self, path: str) -> tuple[float, float, int]:
-        """CPU time and throttled time of a cgroup, in s, and how many periods it was throttled in."""
+    def cpu_times(self, path: str) -> tuple[float, float]:
+        """CPU time and throttled time of a cgroup, in s."""
         stat = self.access.read(rows.CPU_STAT, path)
-        return self.access.read(rows.CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9, stat["nr_throttled"]
+        return self.access.read(rows.CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9
 
     def cores(self, path: str) -> float | type_unlimited:
         quota: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)

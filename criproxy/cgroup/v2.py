@@ -41,9 +41,9 @@ class V2Hierarchy:
         idle_s = files.idle_cpu_seconds(self._tree.read(self._stat), self._ticks_per_s)
         return self._busy.add(self._clock(), idle_s)
 
-    def cpu_times(self, path: str) -> tuple[float, float, int]:
+    def cpu_times(self, path: str) -> tuple[float, float]:
         stat = self.access.read(rows.CPU_STAT, path)
-        return stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6, stat.get("nr_throttled", 0)
+        return stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6
 
     def cores(self, path: str) -> float | type_unlimited:
         cores: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)

@@ -48,8 +48,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
-from criproxy.model import Sandbox
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer

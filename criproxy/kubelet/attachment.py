@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import UNIT, command_line, configured, read
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import AttachStatus
 
 STATE: Final = "/var/lib/criproxy/attach.json"
 """Where the record is kept."""

@@ -147,7 +147,6 @@ class Usage(Struct, frozen=True):
     cpu_usage_s: float
     working_set_bytes: int
     throttled_s: float = 0.0
-    throttled_periods: int = 0
     memory_bytes: int = 0
 
 
@@ -271,6 +270,17 @@ class Decision(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         return {name: decided.limit for name, decided in self.resources.items()}
+
+
+class AttachStatus(Struct, frozen=True):
+    """Whether kubelet's endpoint is criproxy; `where` says by what it is, or why it is not, or not known.
+
+    `problem`: why it should be and is not, with the remedy; "": all is as `criproxy attach` and `detach` left it.
+    """
+
+    state: Literal["yes", "no", "unknown"]
+    where: str
+    problem: str = ""
 
 
 class LimitChange(Struct, frozen=True):

@@ -21,13 +21,6 @@ class NewPod(Enum):
     UNBOUNDED = "starts outside the box"
 
 
-class Online(Enum):
-    """What becomes of an online pod's calls. No mode refuses or changes one."""
-
-    AS_IT_CAME = "passes as it came"
-    PAST_CRIPROXY = "passes by criproxy"
-
-
 class LimitsUse(Enum):
     """What becomes of the box's limits on CPU and memory. A later member acts less."""
 
@@ -35,13 +28,6 @@ class LimitsUse(Enum):
     LIFTED = "are lifted, or its pods are stopped (colocation.on_disable)"
     LOWERED = "are only lowered"
     KEPT = "stay as they are"
-
-
-class Readiness(Enum):
-    """What /readyz answers. No mode makes a criproxy that runs unready, as kubelet's calls pass in each."""
-
-    AS_THE_RUNTIME = "ok while the runtime is ready"
-    NOBODY_ANSWERS = "nobody answers"
 
 
 _LESS: Final = {answer: rank for answers in (NewPod, LimitsUse) for rank, answer in enumerate(answers)}
@@ -63,13 +49,17 @@ class Mode(Enum):
 
 
 class Row(Struct, frozen=True):
-    """What a mode means. `when` tells people what brings it about. `well`: it is no problem, but asked for."""
+    """What a mode means. `when` tells people what brings it about. `well`: it is no problem, but asked for.
+
+    `online` and `ready` say what becomes of an online pod's calls, and what /readyz answers. No mode refuses or changes
+    such a call, or makes a criproxy that runs unready.
+    """
 
     when: str
     new_pod: NewPod = NewPod.BOUNDED
-    online: Online = Online.AS_IT_CAME
+    online: str = "passes as it came"
     limits: LimitsUse = LimitsUse.WRITTEN
-    ready: Readiness = Readiness.AS_THE_RUNTIME
+    ready: str = "ok while the runtime is ready"
     well: bool = False
 
 
@@ -97,9 +87,9 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
         Mode.BYPASS: Row(
             "criproxy does not run, for longer than proxy.bypass_after_s",
             NewPod.UNBOUNDED,
-            Online.PAST_CRIPROXY,
+            "passes by criproxy",
             LimitsUse.KEPT,
-            Readiness.NOBODY_ANSWERS,
+            "nobody answers",
         ),
     }
 )

@@ -14,8 +14,7 @@ from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import MEMORY, PodRef
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import MEMORY, AttachStatus, PodRef
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
 from criproxy.observe.disk_watch import DiskWatch
@@ -131,7 +130,7 @@ class Reporter:
         return self._of.recorder.unhealthy()
 
     def unready(self) -> str | None:
-        """No mode makes a running criproxy unready: see `model.modes.Readiness`."""
+        """No mode makes a running criproxy unready: see `model.modes.Row`."""
         return None if self._of.link.ready else f"the runtime is not ready: {self._of.link.problem}"
 
     def status(self) -> Status:

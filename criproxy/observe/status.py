@@ -13,8 +13,7 @@ from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, Decision, Limit, Limits, Snapshot
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, Snapshot
 
 
 class BypassStatus(Struct, frozen=True):

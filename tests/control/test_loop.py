@@ -76,7 +76,7 @@ class Recorder:
     """Notes all samples that reach a loop's predictors, and the capacity that came with each."""
 
     def __init__(self, loop):
-        self.samples = []
+        self.samples: list[tuple[float, float]] = []
         loop._predictors = {name: Noted(predictor, self.samples) for name, predictor in loop._predictors.items()}
 
 

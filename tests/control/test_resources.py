@@ -34,7 +34,7 @@ SAMPLED = replace(
     sampling=Sampling(
         capacity=lambda capacity: 1e9,
         most=lambda capacity: 1e9,
-        used=lambda usage: usage.throttled_periods,
+        used=lambda usage: usage.memory_bytes,
         counter=True,
         buckets=RESOURCES["memory"].sampling.buckets,
         usage_help="Disk in use",
@@ -67,7 +67,7 @@ def test_row_that_is_sampled_has_the_law_of_the_others(monkeypatch):
     monkeypatch.setitem(RESOURCES, "disk", SAMPLED)
     sampler, capacity = Sampler(), Capacity(4.0, 1 << 33)
     for t_s, node, box in ((1.0, 0, 0), (2.0, int(5e8), int(2e8))):
-        usages = (Usage(t_s, 0, throttled_periods=used) for used in (node, box))
+        usages = (Usage(t_s, 0, memory_bytes=used) for used in (node, box))
         snapshot = sampler.sample(CounterReading(t_s, t_s, *usages, capacity))  # type: ignore[arg-type,call-arg]
     assert snapshot.of["disk"] == ResourceSample(1e9, 5e8, 2e8, 3e8)
     predicted, law = {"disk": ResourcePrediction(4e8)}, DynamicSettings(floor=1e6)

@@ -23,9 +23,8 @@ from criproxy.control.history import DecisionRecord, History
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, Decision, Limits, PodRef, Sandbox
-from criproxy.model.attachment import AttachStatus
-from criproxy.model.modes import TABLE, Mode, Modes, Readiness, in_words
+from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
+from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter, Sources
@@ -702,7 +701,7 @@ def test_each_mode_is_told_by_its_name_and_line_and_is_a_problem_where_the_table
     assert bool(status.problems) == (not TABLE[mode].well or mode is Mode.HELD)
     assert f"mode          {in_words(mode)}" in " ".join(render(status).replace("\n" + " " * 14, " ").splitlines())
     assert bench.endpoints.unready() is None, "kubelet's calls pass in each"
-    assert (TABLE[mode].ready is Readiness.AS_THE_RUNTIME) == (mode is not Mode.BYPASS)
+    assert (TABLE[mode].ready == "ok while the runtime is ready") == (mode is not Mode.BYPASS)
 
 
 def test_modes_that_were_asked_for_are_all_told() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import AttachStatus
 from criproxy.observe.status import (
     CgroupStatus,
     DiskStatus,

@@ -7,7 +7,7 @@ import pytest
 
 from criproxy.commands.attach.command import run
 from criproxy.kubelet.attachment import attachment
-from criproxy.model.attachment import AttachStatus
+from criproxy.model import AttachStatus
 from tests.fakes.node import DROPIN, LISTEN, STATE, FakeNode
 
 KUBEADM = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
