@@ -28,27 +28,28 @@ class Driver(enum.StrEnum):
 
 
 class BoxPath(Struct, frozen=True):
-    """The box's cgroup: `path` below the hierarchy's root, in the shape that `driver` speaks."""
+    """The box's cgroup: `path` below the hierarchy's root, or a slice."""
 
-    driver: Driver
     path: str
+
+    @property
+    def driver(self) -> Driver:
+        return Driver.SYSTEMD if is_slice(self.path) else Driver.CGROUPFS
 
     def pod(self, name: str) -> str:
         """The cgroup_parent, in the box, of the pod whose cgroup kubelet calls `name` (`pod<uid>`)."""
-        return pod_in(self.path, name)
+        return child_of(self.path, name)
 
     @property
     def online(self) -> str:
         """Kubelet's own cgroup beside the box, in the same shape."""
-        head, suffix = self.path.removesuffix(".slice"), ".slice" if self.driver is Driver.SYSTEMD else ""
-        return f"{head.removesuffix(BOX)}kubepods{suffix}"
+        suffix = ".slice" if is_slice(self.path) else ""
+        return f"{self.path.removesuffix(BOX + suffix)}kubepods{suffix}"
 
     @property
     def online_parents(self) -> tuple[str, ...]:
         """The cgroups that kubelet makes pods' cgroups in: `online` (guaranteed pods), and those of the QoS classes."""
-        head, dot, suffix = self.online.partition(".slice")
-        joint = "-" if dot else "/"
-        return (self.online, *(f"{head}{joint}{qos}{dot}{suffix}" for qos in _QOS_CLASSES))
+        return (self.online, *(child_of(self.online, qos) for qos in _QOS_CLASSES))
 
 
 class PodParent(Struct, frozen=True):
@@ -64,7 +65,7 @@ class PodParent(Struct, frozen=True):
     @property
     def at_kubelet(self) -> tuple[str, ...]:
         """What kubelet's own cgroup of the pod may be: one of these, by its QoS class."""
-        return tuple(pod_in(parent, self.name) for parent in self.box.online_parents)
+        return tuple(child_of(parent, self.name) for parent in self.box.online_parents)
 
     def is_of(self, uid: str) -> bool:
         """Whether this is the cgroup of the pod with this uid."""
@@ -85,7 +86,7 @@ def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
     """
     _check_length(cgroup_parent)
     last = cgroup_parent.rpartition("/")[2]
-    if last.endswith(".slice"):
+    if is_slice(last):
         *prefix, name = _without_qos(_slice_parts(last, cgroup_parent), cgroup_parent)
     elif cgroup_parent.startswith("/"):
         *prefix, name = _without_qos(_directories(cgroup_parent), cgroup_parent)
@@ -94,11 +95,8 @@ def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
     if not prefix or prefix[-1] != "kubepods":
         raise ValueError(f"cgroup_parent {cgroup_parent!r} is not directly below a kubepods cgroup")
     beside = [*prefix[:-1], BOX]
-    if last.endswith(".slice"):
-        box = BoxPath(Driver.SYSTEMD, f"{'-'.join(beside)}.slice")
-    else:
-        box = BoxPath(Driver.CGROUPFS, "/".join(["", *beside]))
-    return PodParent(box, _pod_name(name, cgroup_parent))
+    box = f"{'-'.join(beside)}.slice" if is_slice(last) else "/".join(["", *beside])
+    return PodParent(BoxPath(box), _pod_name(name, cgroup_parent))
 
 
 def driver_of_process(cgroups: str) -> Driver | None:
@@ -119,7 +117,7 @@ def driver_of_process(cgroups: str) -> Driver | None:
 def parse_placement(placement: str) -> PodParent:
     """Take apart a cgroup_parent that `PodParent.in_box` made. Raises ValueError on everything else."""
     _check_length(placement)
-    if placement.endswith(".slice"):
+    if is_slice(placement):
         head, _, name = placement.removesuffix(".slice").rpartition("-")
         return PodParent(parse_box(f"{head}.slice"), _pod_name(name, placement))
     head, _, name = placement.rpartition("/")
@@ -129,13 +127,10 @@ def parse_placement(placement: str) -> PodParent:
 def parse_box(path: str) -> BoxPath:
     """The box that `BoxPath.path` names. Raises ValueError on everything else."""
     _check_length(path)
-    if path.endswith(".slice"):
-        driver, parts = Driver.SYSTEMD, _slice_parts(path, path)
-    else:
-        driver, parts = Driver.CGROUPFS, _directories(path)
+    parts = _slice_parts(path, path) if is_slice(path) else _directories(path)
     if parts[-1] != BOX:
         raise ValueError(f"{path!r} is not the path of a box, which ends in {BOX!r}")
-    return BoxPath(driver, path)
+    return BoxPath(path)
 
 
 def directory_of(path: str) -> str:
@@ -143,7 +138,7 @@ def directory_of(path: str) -> str:
 
     Raises ValueError when `path` is neither a slice nor an absolute path that does not climb.
     """
-    if path.endswith(".slice") and "/" not in path:
+    if is_slice(path) and "/" not in path:
         parts = _slice_parts(path, path)
         return "".join(f"/{'-'.join(parts[:length])}.slice" for length in range(1, len(parts) + 1))
     if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
@@ -156,8 +151,8 @@ def is_slice(path: str) -> bool:
     return path.endswith(".slice")
 
 
-def pod_in(parent: str, name: str) -> str:
-    """The cgroup of a pod in a cgroup that has pods, in the same shape."""
+def child_of(parent: str, name: str) -> str:
+    """The cgroup of this name right below another, in the same shape."""
     return f"{parent.removesuffix('.slice')}-{name}.slice" if is_slice(parent) else f"{parent}/{name}"
 
 

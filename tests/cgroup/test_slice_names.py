@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.cgroup.kernel_files import INFINITY
-from criproxy.cgroup.naming import directory_of, parse_box, pod_in, pod_named
-from criproxy.cgroup.systemd.anchor import anchor_of, cpu_mask
+from criproxy.cgroup.naming import child_of, directory_of, parse_box, pod_named
+from criproxy.cgroup.systemd.anchor import ANCHOR
 from criproxy.cgroup.systemd.driver import limit_properties, priority_properties
 from criproxy.model import UNLIMITED
 
@@ -53,6 +53,7 @@ def test_pod_is_told_by_its_directory(box: str, directory: str, name: str | None
         ("offline.slice", ("kubepods.slice", "kubepods-besteffort.slice", "kubepods-burstable.slice")),
         ("k-offline.slice", ("k-kubepods.slice", "k-kubepods-besteffort.slice", "k-kubepods-burstable.slice")),
         ("/k/offline", ("/k/kubepods", "/k/kubepods/besteffort", "/k/kubepods/burstable")),
+        ("/k.slice/offline", ("/k.slice/kubepods", "/k.slice/kubepods/besteffort", "/k.slice/kubepods/burstable")),
     ],
 )
 def test_parents_of_online_pods(box: str, parents: tuple[str, ...]) -> None:
@@ -62,18 +63,8 @@ def test_parents_of_online_pods(box: str, parents: tuple[str, ...]) -> None:
 def test_anchor_and_pod_lie_in_kubelets_slice() -> None:
     parent = "kubepods-besteffort.slice"
 
-    assert directory_of(anchor_of(parent)).startswith(f"{directory_of(parent)}/")
-    assert directory_of(pod_in(parent, "podx_y")) == f"{directory_of(parent)}/kubepods-besteffort-podx_y.slice"
-
-
-@given(st.integers(0, 4096), st.sampled_from(["", "-9000", ",9000", "-9000,9002-9003"]))
-def test_cpu_mask_has_the_first_cpu_alone(first: int, rest: str) -> None:
-    assert int.from_bytes(cpu_mask(f"{first}{rest}"), "little") == 1 << first
-
-
-def test_cpu_mask_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        cpu_mask("")
+    assert directory_of(child_of(parent, ANCHOR)).startswith(f"{directory_of(parent)}/")
+    assert directory_of(child_of(parent, "podx_y")) == f"{directory_of(parent)}/kubepods-besteffort-podx_y.slice"
 
 
 @given(

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.naming import BoxPath, Driver
+from criproxy.cgroup.naming import BoxPath
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 
-CGROUPFS, SYSTEMD = BoxPath(Driver.CGROUPFS, "/offline"), BoxPath(Driver.SYSTEMD, "offline.slice")
+CGROUPFS, SYSTEMD = BoxPath("/offline"), BoxPath("offline.slice")
 NODE = NodeFacts(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
@@ -90,11 +90,11 @@ def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
     [
         (SYSTEMD, "offline-podu_1.slice", "/offline.slice/offline-podu_1.slice"),
         (
-            BoxPath(Driver.SYSTEMD, "kubelet-offline.slice"),
+            BoxPath("kubelet-offline.slice"),
             "kubelet-offline-podu_1.slice",
             "/kubelet.slice/kubelet-offline.slice/kubelet-offline-podu_1.slice",
         ),
-        (BoxPath(Driver.CGROUPFS, "/kubelet/offline"), "/kubelet/offline/podu-1", "/kubelet/offline/podu-1"),
+        (BoxPath("/kubelet/offline"), "/kubelet/offline/podu-1", "/kubelet/offline/podu-1"),
     ],
 )
 def test_place_is_that_beside_kubelets_own_cgroups(box: BoxPath, place: str, parent: str) -> None:

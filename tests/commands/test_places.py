@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.naming import BoxPath, Driver
+from criproxy.cgroup.naming import BoxPath
 from criproxy.commands.explain.command import DEFAULT_BOXES, Places, places
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
@@ -72,8 +72,8 @@ def test_driver_is_what_kubelet_was_told(
 @pytest.mark.parametrize(
     ("box", "driver", "expected"),
     [
-        pytest.param("kubelet-offline.slice", "systemd", BoxPath(Driver.SYSTEMD, "kubelet-offline.slice"), id="slice"),
-        pytest.param("/kubelet/offline", "cgroupfs", BoxPath(Driver.CGROUPFS, "/kubelet/offline"), id="path"),
+        pytest.param("kubelet-offline.slice", "systemd", BoxPath("kubelet-offline.slice"), id="slice"),
+        pytest.param("/kubelet/offline", "cgroupfs", BoxPath("/kubelet/offline"), id="path"),
         pytest.param(None, "systemd", SYSTEMD, id="driver-alone"),
     ],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.naming import directory_of, parse_box, pod_in
-from criproxy.cgroup.systemd.anchor import anchor_of
+from criproxy.cgroup.naming import child_of, directory_of, parse_box
+from criproxy.cgroup.systemd.anchor import ANCHOR
 
 PRERM = Path(__file__).resolve().parents[2] / "packaging" / "deb" / "debian" / "criproxy.prerm"
 UID = "0f3c_11"
@@ -121,7 +121,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
 def slices_of(box: str) -> tuple[str, set[str], set[str]]:
     """Of the box: a pod, kubelet's slices beside it, and the anchors in those."""
     kubelets = parse_box(box).online_parents
-    return parse_box(box).pod(f"pod{UID}"), set(kubelets), {anchor_of(parent) for parent in kubelets}
+    return parse_box(box).pod(f"pod{UID}"), set(kubelets), {child_of(parent, ANCHOR) for parent in kubelets}
 
 
 BOXES = pytest.mark.parametrize("box", ["offline.slice", "kubelet-offline.slice", "a-b-offline.slice"])
@@ -132,7 +132,7 @@ ANSWERS = pytest.mark.parametrize("answered", [True, False], ids=["answered", "n
 @ANSWERS
 def test_removal_takes_an_empty_box_its_pods_and_the_anchors_alone(node: Node, box: str, answered: bool) -> None:
     pod, kubelets, anchors = slices_of(box)
-    node.add(box, pod, *kubelets, *anchors, pod_in(min(kubelets), f"pod{UID}"))
+    node.add(box, pod, *kubelets, *anchors, child_of(min(kubelets), f"pod{UID}"))
     if answered:
         node.answer(box)
     others = node.drop_ins - {box, pod, *anchors}

@@ -10,12 +10,14 @@ Source: kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go, Validate; systemd/src
 from typing import Final
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import directory_of, parse_box, pod_in
+from criproxy.cgroup.naming import child_of, directory_of, parse_box
 from criproxy.cgroup.systemd.units import Units
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.model.cpulist import mask_of
+from criproxy.model.cpulist import mask_of, parse_cpus
 
-_ANCHOR: Final = "criproxy"
+ANCHOR: Final = "criproxy"
+"""What the anchor of kubelet's slice is called in it."""
+
 _CPUS: Final = "cpuset.cpus"
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 
@@ -37,8 +39,8 @@ class Anchors:
             return ()  # no cpuset at all: kubelet then asks for none
         changed = []
         for parent in parse_box(box).online_parents:
-            anchor = anchor_of(parent)
-            if any(self._tree.exists(self._directory(pod_in(parent, pod))) for pod in pods):
+            anchor = child_of(parent, ANCHOR)
+            if any(self._tree.exists(self._directory(child_of(parent, pod))) for pod in pods):
                 if not self._holds(anchor):
                     self._start(anchor, parent)
                     changed.append(anchor)
@@ -48,7 +50,7 @@ class Anchors:
         return tuple(changed)
 
     def _start(self, anchor: str, parent: str) -> None:
-        self._units.start(anchor, {"AllowedCPUs": cpu_mask(self._cpus(parent))})
+        self._units.start(anchor, {"AllowedCPUs": mask_of({self._cpu(parent)})})
         if not self._holds(anchor):
             raise CgroupError(
                 f"{self._directory(anchor)}/{_CPUS} is empty right after {anchor} was given a CPU: kubelet would kill "
@@ -63,25 +65,12 @@ class Anchors:
                 return False
             raise
 
-    def _cpus(self, parent: str) -> str:
-        """The CPUs that a child of `parent` can have: what the next above it says that has the controller."""
+    def _cpu(self, parent: str) -> int:
+        """A CPU that a child of `parent` can have: one of the next above it that has the controller."""
         directory = self._directory(parent)
         while directory != self._mount and not self._tree.exists(f"{directory}/{_EFFECTIVE}"):
             directory = directory.rpartition("/")[0]
-        return self._tree.read(f"{directory}/{_EFFECTIVE}")
+        return min(parse_cpus(self._tree.read(f"{directory}/{_EFFECTIVE}")))
 
     def _directory(self, unit: str) -> str:
         return self._mount + directory_of(unit)
-
-
-def anchor_of(parent: str) -> str:
-    """The slice that keeps the cpuset controller on for the pods of kubelet's slice `parent`."""
-    return f"{parent.removesuffix('.slice')}-{_ANCHOR}.slice"
-
-
-def cpu_mask(cpus: str) -> bytes:
-    """The first CPU of a list ("2-3,6") as AllowedCPUs= is on the bus.
-
-    Raises ValueError when there is none.
-    """
-    return mask_of({int(cpus.partition(",")[0].partition("-")[0])})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from criproxy.cgroup.naming import BOX, BoxPath, Driver, parse_box
+from criproxy.cgroup.naming import BOX, BoxPath, parse_box
 from criproxy.commands.explain.explain import NodeFacts, explain, render
 from criproxy.commands.explain.manifest import ManifestError, read_manifests
 from criproxy.config.settings import Config
@@ -19,7 +19,7 @@ from criproxy.observe.status import from_json
 
 _ANSWER_S = 3.0
 
-DEFAULT_BOXES = (BoxPath(Driver.CGROUPFS, f"/{BOX}"), BoxPath(Driver.SYSTEMD, f"{BOX}.slice"))
+DEFAULT_BOXES = (BoxPath(f"/{BOX}"), BoxPath(f"{BOX}.slice"))
 """Where the box is, by driver, when kubelet has no cgroup root of its own."""
 
 
