@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.tree import Tree
 from criproxy.config import Loaded, load
 from criproxy.daemon.daemon import Daemon
@@ -32,7 +33,7 @@ class WithoutIdle(Tree):
 class ScopedDriver:
     """A driver that takes `node` for the whole node in what it counts of CPU time; all else is the true driver's."""
 
-    def __init__(self, driver: CgroupDriver, node: str) -> None:
+    def __init__(self, driver: KernelDriver, node: str) -> None:
         self._driver = driver
         self._node = node
 
@@ -44,9 +45,8 @@ class ScopedDriver:
         assert cpu is not None, f"{self._node} is gone"
         return Usage(cpu.cpu_usage_s, self._driver.node_usage().working_set_bytes)
 
-    @property
-    def node_cpu_counter(self) -> str | None:
-        return self._driver.cpu_counter(self._node)
+    def cpu_times(self, box: str) -> CpuTimes:
+        return CpuTimes(self._driver.cpu_counter(self._node), self._driver.cpu_counter(box), whole=True)
 
 
 class ScopedCriproxy(Criproxy):

@@ -83,7 +83,7 @@ def node() -> Iterator[Node]:
     driver = detect(tree)
     box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, time.monotonic)
     prefix = f"/criproxy-guard-{os.getpid()}"
-    counters = CpuTimes(driver.cpu_counter(f"{prefix}/offline"), node=driver.cpu_counter(prefix))
+    counters = CpuTimes(driver.cpu_counter(prefix), driver.cpu_counter(f"{prefix}/offline"), whole=True)
     node = Node(driver, box, prefix, counters)
     driver.ensure(f"{node.prefix}/offline")
     for mount in mounts():

@@ -172,7 +172,7 @@ class Box:
         self._fault = ""
         self._counted = ""
         """The box's path that the counters are of."""
-        self._counters = CpuTimes("")
+        self._counters = CpuTimes("", "", whole=True)
         self._confined = ""
 
     def configure(self, settings: BoxSettings) -> None:
@@ -329,21 +329,14 @@ class Box:
         if path is None or self._empty:
             return None
         if self._counted != path:
-            self._count_at(path)
+            self._counters.close()
+            self._counters, self._counted = self._driver.cpu_times(path), path
         try:
             return self._counters.read()
         except OSError as error:
             if error.errno in GONE:
                 return None
             raise
-
-    def _count_at(self, path: str) -> None:
-        self._counters.close()
-        driver = self._driver
-        box, node = driver.cpu_counter(path), driver.node_cpu_counter
-        beside = driver.cpu_counter(parse_box(path).online)
-        self._counters = CpuTimes(box, node=node) if node is not None else CpuTimes(box, beside=beside)
-        self._counted = path
 
     def pressure_file(self) -> str | None:
         """Where the kernel says how long online waits for CPU; None: nowhere, or there is no box."""

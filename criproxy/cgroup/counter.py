@@ -44,12 +44,11 @@ class CpuCounter:
 
 
 class CpuTimes:
-    """The CPU time of the node and of its box: of the `node`, or of what is `beside` the box and, so, of both."""
+    """The CPU time of the node and of its box. `whole`: the node's file counts the box, too, and not what is beside."""
 
-    def __init__(self, box: str, *, node: str = "", beside: str = "") -> None:
-        self._box = CpuCounter(box)
-        self._node = CpuCounter(node or beside)
-        self._whole = bool(node)
+    def __init__(self, node: str, box: str, *, whole: bool) -> None:
+        self._node, self._box = CpuCounter(node), CpuCounter(box)
+        self._whole = whole
 
     def read(self) -> tuple[float, float]:
         """Seconds, node first. Raises OSError or ValueError."""

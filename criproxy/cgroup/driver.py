@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 from criproxy.model import LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
@@ -129,15 +130,12 @@ class CgroupDriver(Protocol):
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
         """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
 
-    @property
-    def node_cpu_counter(self) -> str | None:
-        """The file with the whole node's CPU time, for `counter.CpuTimes`.
+    def cpu_times(self, box: str) -> CpuTimes:
+        """The CPU counters of the node and of the box.
 
-        None where the kernel only samples it (v2: 0.4 of 1.1 busy cores were seen), while other cgroups are exact.
+        On v2 the node is kubepods and the box: the kernel only samples the root's own counter (0.4 of 1.1 busy cores
+        were seen), while other cgroups are exact.
         """
-
-    def cpu_counter(self, path: str) -> str:
-        """The file with a cgroup's CPU time, for `counter.CpuTimes`."""
 
     def pressure_file(self, path: str) -> str | None:
         """The file with a cgroup's CPU pressure; None where there can be none (v1)."""

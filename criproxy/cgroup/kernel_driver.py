@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import (
     CgroupError,
     HeldLimit,
@@ -50,11 +51,12 @@ class KernelDriver:
     def root_cpuset(self) -> str | None:
         return self._access.file(rows.ROOT_CPUS, "") if self._access.has(rows.ROOT_CPUS, "") else None
 
-    @property
-    def node_cpu_counter(self) -> str | None:
-        return self._access.file(rows.CPU_USAGE, "") if self.version == 1 else None
+    def cpu_times(self, box: str) -> CpuTimes:
+        node = "" if self.version == 1 else self.cpu_counter(parse_box(box).online)
+        return CpuTimes(node or self._access.file(rows.CPU_USAGE, ""), self.cpu_counter(box), whole=not node)
 
     def cpu_counter(self, path: str) -> str:
+        """The file with a cgroup's CPU time."""
         return self._access.file(rows.CPU_USAGE, checked_path(path))
 
     def pressure_file(self, path: str) -> str | None:

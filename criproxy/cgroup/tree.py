@@ -16,7 +16,7 @@ class Tree:
     """Plain system calls: no descriptor outlives a call, since a directory of the same name may be another cgroup."""
 
     def read(self, file: str) -> str:
-        with _Named(f"read {file}"):
+        with _named(f"read {file}"):
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts = []
@@ -28,7 +28,7 @@ class Tree:
 
     def write(self, file: str, value: str) -> None:
         """One write(2): the kernel takes a value whole or not at all."""
-        with _Named(f"write {value!r} to {file}"):
+        with _named(f"write {value!r} to {file}"):
             fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.write(fd, value.encode())
@@ -40,7 +40,7 @@ class Tree:
 
     def identity(self, directory: str) -> int | None:
         """Tells a cgroup from a later one of the same name; None when it does not exist."""
-        with _Named(f"look at {directory}"):
+        with _named(f"look at {directory}"):
             try:
                 return os.stat(directory).st_ino
             except FileNotFoundError:
@@ -48,7 +48,7 @@ class Tree:
 
     def mkdir(self, directory: str) -> bool:
         """Make one cgroup. False when it was there already."""
-        with _Named(f"make cgroup {directory}"):
+        with _named(f"make cgroup {directory}"):
             try:
                 os.mkdir(directory, 0o755)
             except FileExistsError:
@@ -56,12 +56,12 @@ class Tree:
         return True
 
     def rmdir(self, directory: str) -> None:
-        with _Named(f"remove cgroup {directory}"):
+        with _named(f"remove cgroup {directory}"):
             os.rmdir(directory)
 
     def children(self, directory: str) -> tuple[str, ...]:
         """Names of the cgroups directly below; none when the directory does not exist."""
-        with _Named(f"list {directory}"):
+        with _named(f"list {directory}"):
             try:
                 with os.scandir(directory) as entries:
                     return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -70,7 +70,7 @@ class Tree:
 
     def files(self, directory: str, prefix: str) -> tuple[str, ...]:
         """Names of the files that begin so; none when the directory does not exist."""
-        with _Named(f"list {directory}"):
+        with _named(f"list {directory}"):
             try:
                 with os.scandir(directory) as entries:
                     return tuple(sorted(entry.name for entry in entries if entry.name.startswith(prefix)))
@@ -111,30 +111,20 @@ class Tree:
     def kill(self, pids: Callable[[], Collection[int]]) -> None:
         """SIGKILL to those that `pids` returns; not to one that has got the pid of another meanwhile."""
         for pid in pids():
-            with contextlib.suppress(ProcessLookupError), _pidfd(pid) as handle:
-                if pid in pids():
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                try:
+                    if pid in pids():
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
 
 
 @contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[int]:
-    """Raises ProcessLookupError."""
-    handle = os.pidfd_open(pid)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-class _Named:
+def _named(operation: str) -> Iterator[None]:
     """Names the operation that an OSError is of."""
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError):
-            name = errno.errorcode.get(error.errno or 0, "unknown errno")
-            raise CgroupError(f"cannot {self._operation}: {name} ({error.strerror})", error.errno) from error
+    try:
+        yield
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown errno")
+        raise CgroupError(f"cannot {operation}: {name} ({error.strerror})", error.errno) from error

@@ -487,7 +487,7 @@ def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
     for cgroup, seconds in {"": 9, "kubelet/kubepods": 3, "kubelet/offline": 2}.items():
         (tmp_path / cgroup).mkdir(parents=True, exist_ok=True)
         (tmp_path / cgroup / "cpu.stat").write_text(f"usage_usec {seconds}000000\n")
-    driver.node_cpu_counter = driver.cpu_counter("") if exact else None
+    driver.counts_the_node = exact
     run(lambda: box.admit(ELSEWHERE, 0))
 
     assert box.cpu_times() == (node_s, 2.0)

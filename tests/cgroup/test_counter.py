@@ -89,7 +89,7 @@ def test_counter_of_a_cgroup_made_anew_between_two_looks_is_the_new_ones(file: P
 def test_counter_closes_its_file(file: Path) -> None:
     file.write_text("0\n")
     before = os.listdir("/proc/self/fd")
-    times = CpuTimes(str(file), node=str(file))
+    times = CpuTimes(str(file), str(file), whole=True)
     times.read()
     during = os.listdir("/proc/self/fd")
     times.close()

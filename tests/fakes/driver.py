@@ -3,8 +3,9 @@
 import contextlib
 import threading
 
+from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
-from criproxy.cgroup.naming import parse_placement
+from criproxy.cgroup.naming import parse_box, parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
@@ -38,7 +39,7 @@ class FakeDriver:
         self.drifted = False
         self.anchors: tuple[str, ...] = ()
         self.counters = "/nowhere"
-        self.node_cpu_counter: str | None = None
+        self.counts_the_node = False
         self.root_cpuset: str | None = None
 
     def _call(self, name: str, *arguments: str) -> None:
@@ -102,8 +103,10 @@ class FakeDriver:
         self.in_use = min(self.in_use, size_bytes)
         return False
 
-    def cpu_counter(self, path: str) -> str:
-        return f"{self.counters}{path}/cpu.stat"
+    def cpu_times(self, box: str) -> CpuTimes:
+        node = "" if self.counts_the_node else parse_box(box).online
+        files = (f"{self.counters}{path}/cpu.stat" for path in (node, box))
+        return CpuTimes(*files, whole=self.counts_the_node)
 
     def pressure_file(self, path: str) -> str | None:
         return f"{path}/cpu.pressure"

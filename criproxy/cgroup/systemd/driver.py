@@ -49,8 +49,8 @@ class SystemdDriver:
         self._knows_idle = True
         self._slices: dict[str, _Slice] = {}
         # What only reads, and what systemd has no part in, is the kernel's files in either shape.
-        self.root_cpuset, self.node_cpu_counter = kernel.root_cpuset, kernel.node_cpu_counter
-        self.cpu_counter, self.pressure_file = kernel.cpu_counter, kernel.pressure_file
+        self.root_cpuset = kernel.root_cpuset
+        self.cpu_times, self.pressure_file = kernel.cpu_times, kernel.pressure_file
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
         self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
