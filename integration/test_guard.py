@@ -21,7 +21,7 @@ from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.tree import Tree
-from criproxy.control.clock import SystemClock
+from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from criproxy.model import UNLIMITED
@@ -113,7 +113,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
     guard = CpuGuard(
         node,
         listener,
-        SystemClock(),
+        Clock(),
         GuardSettings(law),
         observer=Silent(),
         log=structlog.get_logger(),

@@ -5,7 +5,7 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.driver import SystemdDriver
-from criproxy.cgroup.systemd.units import Units
+from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
@@ -14,7 +14,7 @@ _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
 
 
-def detect_any(tree: Tree, units: Units, proc: str = "/proc") -> CgroupDriver:
+def detect_any(tree: Tree, units: SystemdUnits, proc: str = "/proc") -> CgroupDriver:
     """The driver for what is mounted and for paths of either shape. Systemd is asked when a first slice comes.
 
     Raises as `detect`.
@@ -35,17 +35,13 @@ def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
 def _version(tree: Tree, proc: str) -> V1Hierarchies | V2Hierarchy:
     file = f"{proc}/self/mountinfo"
     mounts = files.parse_mounts(tree.read(file))
-    if not any(controller in mounts.v1 for controller in _NEEDED_V1):
-        return _v2(mounts, tree, proc, file)
     missing = [controller for controller in _NEEDED_V1 if controller not in mounts.v1]
-    if missing:
+    if not missing:
+        return V1Hierarchies(mounts.v1, mounts.v2, tree)
+    if len(missing) < len(_NEEDED_V1):
         raise CgroupError(
             f"{file} has no cgroup v1 mount of {', '.join(missing)}: mount them, or boot with cgroup v2 alone"
         )
-    return V1Hierarchies(mounts.v1, mounts.v2, tree)
-
-
-def _v2(mounts: files.Mounts, tree: Tree, proc: str, file: str) -> V2Hierarchy:
     if mounts.v2 is None:
         raise CgroupError(
             f"{file} has no cgroup mount of the whole tree: run on the host, or in a container with the host's "

@@ -63,17 +63,16 @@ def parse_costed(qos: str) -> frozenset[str]:
     return frozenset(line.split()[0] for line in qos.splitlines() if "enable=1" in line.split())
 
 
-class DiskWeights:
+class DiskWeights(Struct, frozen=True):
     """Reads it, on a thread."""
 
-    def __init__(self, tree: Tree, proc: str = "/proc", sys_block: Path = Path("/sys/block")) -> None:
-        self._tree = tree
-        self._mountinfo = f"{proc}/self/mountinfo"
-        self._sys_block = sys_block
+    tree: Tree
+    proc: str = "/proc"
+    sys_block: Path = Path("/sys/block")
 
     def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]:
         """Of each disk, by name. `version`: the cgroups'. No box yet: as it will be with one. Raises CgroupError."""
-        mounts = files.parse_mounts(self._tree.read(self._mountinfo))
+        mounts = files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo"))
         mount = mounts.v2 if version == 2 else mounts.v1.get("blkio")
         if mount is None:
             return tuple(
@@ -93,14 +92,14 @@ class DiskWeights:
     def _text(self, file: str) -> str:
         """ "": there is no such file."""
         try:
-            return self._tree.read(file)
+            return self.tree.read(file)
         except CgroupError:
             return ""
 
     def _disks(self) -> list[Disk]:
         """What has no other device beneath it, has a size, and is none of those that are no disks."""
         found = []
-        for directory in sorted(self._sys_block.glob("*")):
+        for directory in sorted(self.sys_block.glob("*")):
             if _NO_DISK.match(directory.name) or any((directory / "slaves").glob("*")):
                 continue
             if (self._attribute(directory, "size") or "0") == "0":

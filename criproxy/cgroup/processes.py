@@ -88,22 +88,18 @@ class ProcessStat(Struct, frozen=True):
     started: int
 
 
-def parse_stat(text: str, ticks_per_s: int) -> ProcessStat:
-    """What /proc/PID/stat says. A command's name may hold anything, brackets too."""
-    fields = text.rpartition(")")[2].split()
+def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
+    """None: there is no such process. Raises OSError."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()  # a command's name may hold anything, brackets too
     return ProcessStat(
         parent=int(fields[_PARENT]),
         cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) / ticks_per_s,
         started=int(fields[_STARTED]),
     )
-
-
-def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
-    """None: there is no such process. Raises OSError."""
-    try:
-        return parse_stat((proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace"), ticks_per_s)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 # --- real time -------------------------------------------------------------------------------------------------------
@@ -114,20 +110,19 @@ _POLICIES: Final[Mapping[int, str]] = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR:
 _RESET_ON_FORK: Final = 0x40000000
 
 
-class RealtimeThreads:
+class RealtimeThreads(Struct, frozen=True):
     """Looks at every thread in the pods' cgroups: not for the event loop, as each cgroup is read."""
 
-    def __init__(self, tree: Tree, proc: str = "/proc") -> None:
-        self._tree = tree
-        self._mountinfo = f"{proc}/self/mountinfo"
+    tree: Tree
+    proc: str = "/proc"
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]:
         """In words what runs in real time, by sandbox id; `placements`: by sandbox id. Raises CgroupError."""
-        mounts = files.parse_mounts(self._tree.read(self._mountinfo))
+        mounts = files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo"))
         mount, name = (mounts.v1["cpu"], "tasks") if "cpu" in mounts.v1 else (mounts.v2 or "", "cgroup.threads")
         found = {}
         for sandbox_id, placement in placements.items():
-            for directory in self._tree.below(mount + checked_pod(placement)[1]):
+            for directory in self.tree.below(mount + checked_pod(placement)[1]):
                 if words := self._first(f"{directory}/{name}"):
                     found[sandbox_id] = words
                     break
@@ -136,7 +131,7 @@ class RealtimeThreads:
     def _first(self, file: str) -> str:
         """The first such thread of a cgroup; "": there is none."""
         try:
-            threads = self._tree.read(file).split()
+            threads = self.tree.read(file).split()
         except CgroupError as error:
             if error.errno in GONE:
                 return ""

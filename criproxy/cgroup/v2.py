@@ -103,12 +103,9 @@ class V2Hierarchy:
     def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
         """No swap while memory is limited, so that squeezed memory does not become disk traffic."""
         swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
-        return [*swap, *self._settle_high_and_max(box, want)]
+        return [*swap, *self.settle_pod_memory(box, want)]
 
-    def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]:
-        return self._settle_high_and_max(pod, want)
-
-    def _settle_high_and_max(self, path: str, want: int | type_unlimited) -> list[LimitChange]:
+    def settle_pod_memory(self, path: str, want: int | type_unlimited) -> list[LimitChange]:
         """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage.
 
         A memory.high below the usage is `reclaim`'s matter alone.

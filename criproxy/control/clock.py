@@ -8,40 +8,22 @@ or minute share the wake-ups of the control loop, and cost none of their own.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from msgspec import Struct
 
 
-class Clock(Protocol):
-    """Seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `wall_s` is UTC and may jump.
-    `thread_cpu_s` is what the calling thread has used of a CPU.
-    """
-
-    def boottime_s(self) -> float: ...
-
-    def wall_s(self) -> float: ...
-
-    def thread_cpu_s(self) -> float: ...
-
-    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
-        """Wait that long, and up to `slack_s` longer, to share a wake-up. A suspended machine's time does not count."""
-
-    async def repeat(self, call: Callable[[], float | None]) -> None:
-        """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does."""
-
-
-class _Sleeper:
+class _Sleeper(Struct, eq=False):
     """One who waits, by the event loop's time."""
 
-    __slots__ = ("awake", "earliest_s", "latest_s")
-
-    def __init__(self, earliest_s: float, latest_s: float, awake: asyncio.Future[None]) -> None:
-        self.earliest_s = earliest_s
-        self.latest_s = latest_s
-        self.awake = awake
+    earliest_s: float
+    latest_s: float
+    awake: asyncio.Future[None]
 
 
-class SystemClock:
-    """The machine's own. See `Clock`. To sleep by it is for one event loop."""
+class Clock:
+    """The machine's, in seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `wall_s` is UTC
+    and may jump; `thread_cpu_s` is what the calling thread has used of a CPU. To sleep by it is for one event loop.
+    """
 
     def __init__(self) -> None:
         self._sleepers: list[_Sleeper] = []
@@ -57,6 +39,7 @@ class SystemClock:
         return time.thread_time()
 
     async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
+        """Wait that long, and up to `slack_s` longer, to share a wake-up. A suspended machine's time does not count."""
         loop = asyncio.get_running_loop()
         earliest_s = loop.time() + seconds
         sleeper = _Sleeper(earliest_s, earliest_s + slack_s, loop.create_future())
@@ -87,7 +70,10 @@ class SystemClock:
             self._wake_at(min(rest), loop)
 
     async def repeat(self, call: Callable[[], float | None]) -> None:
-        """By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second."""
+        """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does.
+
+        By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second.
+        """
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 

@@ -172,7 +172,7 @@ def decide(
         )
         limit, reason, states[name] = _resource(facts, state.resources.get(name, _NOTHING_YET), law)
         decided[name] = ResourceDecision(
-            limit=limit if limit is UNLIMITED else row.whole(limit),
+            limit=row.whole(limit),
             reason=reason,
             bounds=structs.replace(law.bounds, kept=facts.kept),
             prediction=predicted,
@@ -184,12 +184,9 @@ def decide(
 
 def safe_limits(settings: PolicySettings) -> Limits:
     """What the box may have while nothing is known: the floors, or the static limits."""
-    return {name: _safe(RESOURCES[name], law) for name, law in settings.resources.items()}
-
-
-def _safe(row: Resource, settings: ResourceSettings) -> Limit:
-    limit = settings.limit if isinstance(settings, StaticSettings) else settings.floor
-    return limit if limit is UNLIMITED else row.whole(limit)
+    laws = settings.resources.items()
+    limits = {name: law.limit if isinstance(law, StaticSettings) else law.floor for name, law in laws}
+    return {name: RESOURCES[name].whole(limit) for name, limit in limits.items()}
 
 
 def _resource(facts: _Facts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
@@ -240,11 +237,8 @@ def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
     ceiling = min(max(guard.cores, floor), law)
     if ceiling >= law:
         return law, ""
-    return ceiling, f"the guard's ceiling ({guard.reason}), below what the policy gives, {_words(law, facts)}: "
-
-
-def _words(limit: float, facts: _Facts) -> str:
-    return "no limit" if limit == math.inf else facts.amount(limit)
+    gives = "no limit" if law == math.inf else facts.amount(law)
+    return ceiling, f"the guard's ceiling ({guard.reason}), below what the policy gives, {gives}: "
 
 
 def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:

@@ -10,6 +10,8 @@ from array import array
 from collections import deque
 from typing import Final
 
+from msgspec import Struct
+
 from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, ErrorHistogram
 from criproxy.control.series import (
@@ -40,17 +42,18 @@ FALLING_RATIO: Final = 0.05
 LEARNED_MAX_AGE_S: Final = 7 * 86400.0
 
 
-class _Expert:
-    """One way to forecast: base + scale * (quantile of the own past errors, in units of scale)."""
+class _Expert(Struct):
+    """One way to forecast: base + scale * (quantile of the own past errors, in units of scale).
 
-    __slots__ = ("base", "errors", "forecast", "loss", "name", "scale")
+    `loss`: recent pinball loss at alpha, as a share of capacity: what exceeds the forecast costs most.
+    """
 
-    def __init__(self, name: str, alpha_ratio: float) -> None:
-        self.name = name
-        self.errors = ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - alpha_ratio)
-        self.base = self.scale = self.forecast = 0.0
-        self.loss = 0.0
-        """Recent pinball loss at alpha, as a share of capacity: what exceeds the forecast costs most."""
+    name: str
+    errors: ErrorHistogram
+    base: float = 0.0
+    scale: float = 0.0
+    forecast: float = 0.0
+    loss: float = 0.0
 
     def aim(self, base: float, scale: float, capacity: float) -> None:
         margin = self.errors.quantile()
@@ -71,7 +74,7 @@ class CalibratedPredictor:
         self._series = HistogramPredictor(settings, buckets)
         self._alpha_ratio = settings.alpha_ratio
         self._cold_start_probes = settings.cold_start_probes
-        self._experts = tuple(_Expert(name, settings.alpha_ratio) for name in "ABS")
+        self._experts = tuple(_Expert(name, self._no_errors()) for name in "ABS")
         self._spoke = "A"
         self._probes: deque[array[float]] = deque()
         """Per probe: when issued, highest usage since (-1: none yet), then base, scale and forecast per expert."""
@@ -161,7 +164,10 @@ class CalibratedPredictor:
             self._scale_capacity = capacity
             self._probes.clear()
             for expert in (self._experts[0], self._experts[2]):
-                expert.errors = ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - self._alpha_ratio)
+                expert.errors = self._no_errors()
+
+    def _no_errors(self) -> ErrorHistogram:
+        return ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - self._alpha_ratio)
 
     def describe(self) -> PredictorStatus:
         learning = self._matured < self._cold_start_probes
@@ -211,7 +217,7 @@ class CalibratedPredictor:
             or not math.isfinite((learned.loss_s or 0.0) + shift_s)
         ):
             raise ValueError("its numbers are out of bounds")
-        histograms = [ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - self._alpha_ratio) for _ in self._experts]
+        histograms = [self._no_errors() for _ in self._experts]
         for histogram, errors in zip(histograms, learned.errors, strict=True):
             histogram.decayed.load(errors, shift_s)
         day = DayProfile()

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
-from criproxy.model import CPU, MEMORY, PIDS, Capacity, Usage
+from criproxy.model import CPU, MEMORY, PIDS, UNLIMITED, Capacity, Limit, Usage
 
 
 class Sampling(Struct, frozen=True):
@@ -53,9 +53,9 @@ class Resource(Struct, frozen=True):
     start_most: float = 0.0
     guarded: bool = False
 
-    def whole(self, limit: float) -> float:
+    def whole(self, limit: Limit) -> Limit:
         """An int where the unit has no fractions."""
-        return int(limit) if self.step >= 1 else limit
+        return limit if limit is UNLIMITED or self.step < 1 else int(limit)
 
 
 def cores_in_words(cores: float) -> str:

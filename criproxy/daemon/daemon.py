@@ -26,7 +26,7 @@ from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, load
 from criproxy.control.capacity import CapacityReader
-from criproxy.control.clock import SystemClock
+from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
@@ -122,7 +122,7 @@ class Daemon:
         config = loaded.config
         self._loaded = loaded
         self._log = structlog.get_logger()
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._tasks = Tasks(self._log)
         timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())

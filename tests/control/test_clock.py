@@ -5,17 +5,17 @@ import itertools
 
 import pytest
 
-from criproxy.control.clock import SystemClock
+from criproxy.control.clock import Clock
 
 
 def test_repeat_calls_until_there_is_no_next_time():
     left = [0.0, 0.001, None, 0.0]
-    asyncio.run(SystemClock().repeat(lambda: left.pop(0)))
+    asyncio.run(Clock().repeat(lambda: left.pop(0)))
     assert left == [0.0]
 
 
 def test_repeat_waits_as_long_as_the_call_has_said():
-    clock, called_s = SystemClock(), []
+    clock, called_s = Clock(), []
 
     def call():
         called_s.append(clock.boottime_s())
@@ -36,7 +36,7 @@ def test_repeat_raises_what_the_call_does(at):
         return 0.0
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(SystemClock().repeat(call))
+        asyncio.run(Clock().repeat(call))
 
 
 def test_repeat_that_is_cancelled_calls_no_more():
@@ -47,7 +47,7 @@ def test_repeat_that_is_cancelled_calls_no_more():
         return 0.0
 
     async def scenario():
-        repeating = asyncio.create_task(SystemClock().repeat(call))
+        repeating = asyncio.create_task(Clock().repeat(call))
         while len(called) < 3:  # noqa: ASYNC110 - the timer makes it so
             await asyncio.sleep(0)
         repeating.cancel()
@@ -64,7 +64,7 @@ def test_repeat_lets_others_go_on_between():
     async def scenario():
         other = asyncio.Event()
         asyncio.get_running_loop().call_soon(other.set)
-        await SystemClock().repeat(lambda: None if other.is_set() else 0.0)
+        await Clock().repeat(lambda: None if other.is_set() else 0.0)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -76,7 +76,7 @@ async def _slept(clock, seconds, slack_s, name, order):
 
 def test_sleep_with_slack_ends_with_the_next_that_ends_once_its_time_has_come():
     async def scenario():
-        clock = SystemClock()
+        clock = Clock()
         order: list[str] = []
         slack = asyncio.create_task(_slept(clock, 0.01, 3600.0, "slack", order))
         await _slept(clock, 0.001, 0.0, "too soon", order)
@@ -89,7 +89,7 @@ def test_sleep_with_slack_ends_with_the_next_that_ends_once_its_time_has_come():
 
 
 def test_sleep_with_slack_ends_by_itself_when_nobody_else_wakes_up():
-    asyncio.run(asyncio.wait_for(SystemClock().sleep(0.001, 0.01), 30))
+    asyncio.run(asyncio.wait_for(Clock().sleep(0.001, 0.01), 30))
 
 
 def test_sleeps_that_share_a_wake_up_need_one_timer(monkeypatch):
@@ -97,7 +97,7 @@ def test_sleeps_that_share_a_wake_up_need_one_timer(monkeypatch):
         loop, timers = asyncio.get_running_loop(), []
         call_at = loop.call_at
         monkeypatch.setattr(loop, "call_at", lambda when, *rest: timers.append(when) or call_at(when, *rest))  # type: ignore[func-returns-value]
-        clock = SystemClock()
+        clock = Clock()
         await asyncio.gather(clock.sleep(0.02), *(clock.sleep(0.001, slack_s=3600.0) for _ in range(5)))
         return timers
 
@@ -107,7 +107,7 @@ def test_sleeps_that_share_a_wake_up_need_one_timer(monkeypatch):
 @pytest.mark.parametrize("which", [0, 1], ids=["the first", "the last"])
 def test_sleep_that_is_cancelled_keeps_nobody_else_from_waking_up(which):
     async def scenario():
-        clock = SystemClock()
+        clock = Clock()
         tasks = [asyncio.create_task(clock.sleep(seconds)) for seconds in (0.01, 0.02)]
         await asyncio.sleep(0)
         tasks[which].cancel()
@@ -118,4 +118,4 @@ def test_sleep_that_is_cancelled_keeps_nobody_else_from_waking_up(which):
 
 
 def test_sleep_of_no_time_lets_others_go_on():
-    asyncio.run(asyncio.wait_for(SystemClock().sleep(-1.0), 30))
+    asyncio.run(asyncio.wait_for(Clock().sleep(-1.0), 30))

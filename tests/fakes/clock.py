@@ -1,7 +1,9 @@
 """A clock that jumps."""
 
+from criproxy.control.clock import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """Time passes in `sleep` and by hand only. `sleeps` ends a `run` by cancelling it after so many sleeps."""
 
     def __init__(self, boottime_s=1000.0, wall_s=1_700_006_400.0):

@@ -8,14 +8,14 @@ from pathlib import Path
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.kernel_files import INFINITY, Properties, PropertyValue
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError
+from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
 from tests.fakes.kernel import FakeKernel
 
 _V1_HIERARCHIES = ("cpu,cpuacct", "memory", "pids", "systemd")
 
 
-class FakeSystemd:
-    """`Units`. `away` fails every call; `old` does not know CPUWeight=idle; `waited` tells that it had to reclaim."""
+class FakeSystemd(SystemdUnits):
+    """`away` fails every call; `old` does not know CPUWeight=idle; `waited` tells that it had to reclaim."""
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
@@ -26,19 +26,19 @@ class FakeSystemd:
             kernel.write(f"{kernel.root}/cg/cgroup.subtree_control", "+cpu +io +memory +pids")
 
     def start(self, unit: str, properties: Properties) -> None:
-        self._call("start", unit, properties)
+        self._asked("start", unit, properties)
         self.units.setdefault(unit, {}).update(properties)
         for directory in self._directories(unit):
             self._make(directory)
         self.reset(unit)
 
     def set(self, unit: str, properties: Properties) -> None:
-        self._call("set", unit, properties)
+        self._asked("set", unit, properties)
         self.units[unit].update(properties)
         self.reset(unit)
 
     def stop(self, unit: str) -> bool:
-        self._call("stop", unit, {})
+        self._asked("stop", unit, {})
         if self.stubborn:
             return False
         self.units.pop(unit, None)
@@ -60,7 +60,7 @@ class FakeSystemd:
         self.units[unit].update(properties)
         self.reset(unit)
 
-    def _call(self, name: str, unit: str, properties: Properties) -> None:
+    def _asked(self, name: str, unit: str, properties: Properties) -> None:
         self.calls.append((name, unit))
         if self.away:
             raise UnitError(f"systemd was asked for {unit}: no answer")

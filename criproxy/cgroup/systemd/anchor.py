@@ -9,9 +9,11 @@ Source: kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go, Validate; systemd/src
 
 from typing import Final
 
+from msgspec import Struct
+
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import child_of, directory_of, parse_box
-from criproxy.cgroup.systemd.units import Units
+from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.model.cpulist import mask_of, parse_cpus
 
@@ -22,35 +24,34 @@ _CPUS: Final = "cpuset.cpus"
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 
 
-class Anchors:
+class Anchors(Struct, frozen=True):
     """`mount`: where the unified hierarchy is mounted."""
 
-    def __init__(self, mount: str, tree: Tree, units: Units) -> None:
-        self._mount = mount
-        self._tree = tree
-        self._units = units
+    mount: str
+    tree: Tree
+    units: SystemdUnits
 
     def keep(self, box: str, pods: tuple[str, ...]) -> tuple[str, ...]:
         """Have an anchor wherever kubelet has the slice of one of `pods`, and nowhere else; returns the units changed.
 
         The slices of kubelet's themselves are looked at only: so it holds whatever they do. Raises CgroupError.
         """
-        if not self._tree.exists(f"{self._mount}/{_EFFECTIVE}"):
+        if not self.tree.exists(f"{self.mount}/{_EFFECTIVE}"):
             return ()  # no cpuset at all: kubelet then asks for none
         changed = []
         for parent in parse_box(box).online_parents:
             anchor = child_of(parent, ANCHOR)
-            if any(self._tree.exists(self._directory(child_of(parent, pod))) for pod in pods):
+            if any(self.tree.exists(self._directory(child_of(parent, pod))) for pod in pods):
                 if not self._holds(anchor):
                     self._start(anchor, parent)
                     changed.append(anchor)
-            elif self._tree.exists(self._directory(anchor)):
-                self._units.stop(anchor)
+            elif self.tree.exists(self._directory(anchor)):
+                self.units.stop(anchor)
                 changed.append(anchor)
         return tuple(changed)
 
     def _start(self, anchor: str, parent: str) -> None:
-        self._units.start(anchor, {"AllowedCPUs": mask_of({self._cpu(parent)})})
+        self.units.start(anchor, {"AllowedCPUs": mask_of({self._cpu(parent)})})
         if not self._holds(anchor):
             raise CgroupError(
                 f"{self._directory(anchor)}/{_CPUS} is empty right after {anchor} was given a CPU: kubelet would kill "
@@ -59,7 +60,7 @@ class Anchors:
 
     def _holds(self, anchor: str) -> bool:
         try:
-            return self._tree.read(f"{self._directory(anchor)}/{_CPUS}") != ""
+            return self.tree.read(f"{self._directory(anchor)}/{_CPUS}") != ""
         except CgroupError as error:
             if error.errno in GONE:
                 return False
@@ -68,9 +69,9 @@ class Anchors:
     def _cpu(self, parent: str) -> int:
         """A CPU that a child of `parent` can have: one of the next above it that has the controller."""
         directory = self._directory(parent)
-        while directory != self._mount and not self._tree.exists(f"{directory}/{_EFFECTIVE}"):
+        while directory != self.mount and not self.tree.exists(f"{directory}/{_EFFECTIVE}"):
             directory = directory.rpartition("/")[0]
-        return min(parse_cpus(self._tree.read(f"{directory}/{_EFFECTIVE}")))
+        return min(parse_cpus(self.tree.read(f"{directory}/{_EFFECTIVE}")))
 
     def _directory(self, unit: str) -> str:
-        return self._mount + directory_of(unit)
+        return self.mount + directory_of(unit)

@@ -17,7 +17,7 @@ from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
-from criproxy.cgroup.systemd.units import INVALID_ARGS, UnitError, Units
+from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -41,7 +41,7 @@ class SystemdDriver:
     The shape is kubelet's, so that the choice is no option of ours. `anchors` None: there is no need of any (v1).
     """
 
-    def __init__(self, kernel: KernelDriver, units: Units, anchors: Anchors | None) -> None:
+    def __init__(self, kernel: KernelDriver, units: SystemdUnits, anchors: Anchors | None) -> None:
         self._kernel = kernel
         self._units = units
         self._anchors = anchors

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.kernel_files import Properties, PropertyValue
@@ -53,24 +53,11 @@ class UnitError(CgroupError):
         self.name = name
 
 
-class Units(Protocol):
-    """What the driver of slices asks of systemd. All raise UnitError."""
-
-    def start(self, unit: str, properties: Properties) -> None:
-        """Start a slice with these properties, or set them on one that is there, and start it if it is not active.
-
-        They hold until the node's next start, or until the unit stops if it is of our making.
-        """
-
-    def set(self, unit: str, properties: Properties) -> None:
-        """Set properties of a unit; the kernel's files hold them when this returns."""
-
-    def stop(self, unit: str) -> bool:
-        """Stop a unit; what runs in it gets SIGTERM. False: it has not stopped yet."""
-
-
 class SystemdUnits:
-    """Systemd on the system bus, or, where there is no bus, on its own socket. `clock`: monotonic, in s."""
+    """Systemd on the system bus, or, where there is no bus, on its own socket. `clock`: monotonic, in s.
+
+    All methods raise UnitError.
+    """
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
@@ -78,6 +65,10 @@ class SystemdUnits:
         self._connection: _Connection | None = None
 
     def start(self, unit: str, properties: Properties) -> None:
+        """Start a slice with these properties, or set them on one that is there, and start it if it is not active.
+
+        They hold until the node's next start, or until the unit stops if it is of our making.
+        """
         transient = [("Description", ("s", "Made by criproxy for offline pods")), *_typed(properties)]
         try:
             self._call("StartTransientUnit", "ssa(sv)a(sa(sv))", (unit, "fail", transient, []))
@@ -92,10 +83,12 @@ class SystemdUnits:
             raise UnitError(f"{unit} did not start within {START_S:g} s: see systemctl status {unit}")
 
     def set(self, unit: str, properties: Properties) -> None:
+        """Set properties of a unit; the kernel's files hold them when this returns."""
         # Slices apply new properties before they answer. Source: src/core/dbus-slice.c, bus_slice_commit_properties
         self._call("SetUnitProperties", "sba(sv)", (unit, True, _typed(properties)))
 
     def stop(self, unit: str) -> bool:
+        """Stop a unit; what runs in it gets SIGTERM. False: it has not stopped yet."""
         try:
             self._call("StopUnit", "ss", (unit, "replace"))
         except UnitError as error:
