@@ -257,14 +257,14 @@ class Box:
 
     async def confine(self) -> tuple[LimitChange, ...]:
         """Let the box run on `cpus` alone, whether or not its limits are ours to set. Raises CgroupError."""
-        return await self._writer.run("confine the box", self._confine)
+        return await self._at_box("confine the box", self._confine)
 
     async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
 
         The next `apply` supersedes it.
         """
-        return await self._writer.run("squeeze the box", lambda: self._squeeze(cores))
+        return await self._at_box("squeeze the box", lambda path: self._squeeze(path, cores))
 
     async def release(self) -> tuple[LimitChange, ...]:
         """Lift the limits; the priority stays lowest. A later `admit` starts from the floor. Raises CgroupError."""
@@ -290,7 +290,7 @@ class Box:
 
         This follows a resize that the runtime does not hear of. Raises CgroupError.
         """
-        return await self._writer.run("carry limits of pods", self._carry)
+        return await self._at_box("carry limits of pods", self._carry)
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
@@ -301,7 +301,9 @@ class Box:
 
     async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
         """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
-        return await self._reader.run("read pods' memory", lambda: self._memory_of(tuple(pods)))
+        paths = tuple(pods)
+        usages = await self._reader.run("read pods' memory", lambda: [self._driver.usage(path) for path in paths])
+        return {path: usage.working_set_bytes for path, usage in zip(paths, usages, strict=True) if usage is not None}
 
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
@@ -309,7 +311,7 @@ class Box:
         Raises CgroupError.
         """
         known = frozenset(known)
-        return await self._writer.run("sweep", lambda: self._sweep(known))
+        return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known))
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
@@ -318,7 +320,7 @@ class Box:
         them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. Raises CgroupError.
         """
         known = frozenset(name for uid in uids for name in pod_names(uid))
-        return await self._writer.run("reap", lambda: self._reap(known))
+        return await self._at_box("reap", lambda path: self._reap(parse_box(path), known))
 
     def cpu_times(self) -> tuple[float, float] | None:
         """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.
@@ -404,6 +406,10 @@ class Box:
         except CgroupError as error:
             raise AdmissionError(str(error)) from error
 
+    async def _at_box(self, what: str, job: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
+        """A job of the writer's that gets the box's path; without a box there is nothing to do."""
+        return await self._writer.run(what, lambda: () if self._path is None else job(self._path))
+
     def _guarded(self, job: Callable[[], T]) -> T:
         """A failure to bound the box keeps new pods out until it has succeeded again."""
         try:
@@ -443,13 +449,11 @@ class Box:
                 return None
             raise
 
-    def _carry(self) -> tuple[str, ...]:
-        if self._path is None:
-            return ()
+    def _carry(self, path: str) -> tuple[str, ...]:
         changed, failures = [], []
-        for name in self._driver.pods(self._path):
+        for name in self._driver.pods(path):
             try:
-                if self._carry_to(PodParent(parse_box(self._path), name)):
+                if self._carry_to(PodParent(parse_box(path), name)):
                     changed.append(name)
             except CgroupError as error:  # the others' limits are carried all the same
                 failures.append(error)
@@ -496,13 +500,13 @@ class Box:
         self._wanted = limits
         return () if self._path is None else self._bound(self._path, limits)
 
-    def _squeeze(self, cores: float) -> tuple[LimitChange, ...]:
+    def _squeeze(self, path: str, cores: float) -> tuple[LimitChange, ...]:
         wanted = self._wanted
-        if self._path is None or wanted is None or (wanted[CPU] is not UNLIMITED and wanted[CPU] <= cores):
+        if wanted is None or (wanted[CPU] is not UNLIMITED and wanted[CPU] <= cores):
             return ()
         self._wanted = {**wanted, CPU: cores}
-        changes = self._counted_drift(self._driver.squeeze(self._path, cores))
-        self._limits = {**(self._limits or {}), **self._driver.read(self._path)}
+        changes = self._counted_drift(self._driver.squeeze(path, cores))
+        self._limits = {**(self._limits or {}), **self._driver.read(path)}
         return changes
 
     def _release(self) -> tuple[LimitChange, ...]:
@@ -559,11 +563,11 @@ class Box:
         self._held = others if held is None else {**others, name: held}
         return changes
 
-    def _confine(self) -> tuple[LimitChange, ...]:
-        if self._path is None or not self._driver.exists(self._path):
+    def _confine(self, path: str) -> tuple[LimitChange, ...]:
+        if not self._driver.exists(path):
             return ()
-        self._driver.ensure(self._path)
-        return self._keep_to_cpus(self._path)
+        self._driver.ensure(path)
+        return self._keep_to_cpus(path)
 
     def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
         cpus = self._cpus()
@@ -595,30 +599,21 @@ class Box:
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
         return UsageReading(node, box, read_s)
 
-    def _memory_of(self, pods: Collection[str]) -> dict[str, int]:
-        usages = ((pod, self._driver.usage(pod)) for pod in pods)
-        return {pod: usage.working_set_bytes for pod, usage in usages if usage is not None}
-
-    def _sweep(self, known: frozenset[str]) -> tuple[str, ...]:
-        if self._path is None:
-            return ()
+    def _sweep(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
         now_s = self._clock()
         for since, most_s in ((self._admitted, STARTING_S), (self._starting, STARTING_MOST_S)):
             for name, admitted_s in tuple(since.items()):
                 if admitted_s < now_s - most_s:
                     since.pop(name, None)
         kept = known | self._admitted.keys()
-        there = self._driver.pods(self._path)
-        box = parse_box(self._path)
+        there = self._driver.pods(box.path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self._pods = tuple(name for name in there if name not in removed)
         self._empty = not self._pods
         return removed
 
-    def _reap(self, known: frozenset[str]) -> tuple[str, ...]:
-        if self._path is None:
-            return ()
-        now_s, box = self._clock(), parse_box(self._path)
+    def _reap(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
+        now_s = self._clock()
         kept = known | self._admitted.keys()
         orphans = [name for name in self._driver.pods(box.path) if name not in kept]
         self._orphaned_s = {name: self._orphaned_s.get(name, now_s) for name in orphans}
@@ -635,8 +630,5 @@ def _below(held: float | type_unlimited, wanted: float | type_unlimited) -> int 
 
 def _at_most(limits: Limits, most: Limits) -> Limits:
     """The lower of each; what `most` does not bound stays so, as it was lifted on purpose."""
-    return {name: _lower(limits[name], limit) for name, limit in most.items()}
-
-
-def _lower(limit: float | type_unlimited, most: float | type_unlimited) -> float | type_unlimited:
-    return most if most is UNLIMITED or limit is UNLIMITED else min(limit, most)
+    bounded = {name: limit for name, limit in limits.items() if limit is not UNLIMITED}
+    return {name: limit if limit is UNLIMITED else min(limit, bounded.get(name, limit)) for name, limit in most.items()}

@@ -61,21 +61,16 @@ class Tree:
 
     def children(self, directory: str) -> tuple[str, ...]:
         """Names of the cgroups directly below; none when the directory does not exist."""
-        with _named(f"list {directory}"):
-            try:
-                with os.scandir(directory) as entries:
-                    return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-            except FileNotFoundError:
-                return ()
+        return tuple(entry.name for entry in self._entries(directory) if entry.is_dir(follow_symlinks=False))
 
     def files(self, directory: str, prefix: str) -> tuple[str, ...]:
         """Names of the files that begin so; none when the directory does not exist."""
-        with _named(f"list {directory}"):
-            try:
-                with os.scandir(directory) as entries:
-                    return tuple(sorted(entry.name for entry in entries if entry.name.startswith(prefix)))
-            except FileNotFoundError:
-                return ()
+        return tuple(sorted(entry.name for entry in self._entries(directory) if entry.name.startswith(prefix)))
+
+    def _entries(self, directory: str) -> list[os.DirEntry[str]]:
+        with _named(f"list {directory}"), contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            return list(entries)
+        return []
 
     def below(self, directory: str) -> list[str]:
         """The directory and all cgroups below it, parents first; without recursion, as containers nest at will."""

@@ -5,7 +5,10 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupError
 
@@ -16,35 +19,29 @@ class StuckError(CgroupError):
     """No answer in time, or an earlier call is still blocked."""
 
 
-class _Job(Generic[T]):
-    """A job, and where its answer is waited for. `forgone`: it is not to begin any more."""
+class _Job(Struct, Generic[T], eq=False):
+    """A job, and where its answer is waited for. `forgone`: it was answered already, and is not to begin any more."""
 
-    def __init__(self, job: Callable[[], T], answer: asyncio.Future[T]) -> None:
-        self.answer: Final = answer
-        self._job: Final = job
-        self.forgone = self.ended = False
+    job: Callable[[], T]
+    answer: asyncio.Future[T]
+    forgone: bool = False
+    ended: bool = False
 
     def carry_out(self) -> None:
         """On the worker's thread."""
-        result: Any = None
-        failure: BaseException | None = None
-        if not self.forgone:
-            try:
-                result = self._job()
-            except BaseException as error:
-                failure = error
+        try:
+            result: Any = None if self.forgone else self.job()
+            settle = partial(self.answer.set_result, result)
+        except BaseException as error:
+            settle = partial(self.answer.set_exception, error)
         self.ended = True
         with contextlib.suppress(RuntimeError):  # the event loop has ended, and whoever waited there
-            self.answer.get_loop().call_soon_threadsafe(self.settle, result, failure)
+            self.answer.get_loop().call_soon_threadsafe(self.settle, settle)
 
-    def settle(self, result: Any, failure: BaseException | None) -> None:
+    def settle(self, settle: Callable[[], None]) -> None:
         """On the event loop; the first answer holds."""
-        if self.answer.done():
-            return
-        if failure is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(failure)
+        if not self.answer.done():
+            settle()
 
 
 class Worker:
@@ -90,7 +87,8 @@ class Worker:
         call.forgone = True
         self.timeouts += 1
         self._blocked = self._running
-        call.settle(None, StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s"))
+        error = StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s")
+        call.answer.set_exception(error)
 
     def _serve(self) -> None:
         while call := self._calls.get():
