@@ -26,11 +26,6 @@ class CgroupError(Exception):
         self.errno = errno
 
 
-def too_full(file: str, held: str, want_bytes: int, usage_bytes: int) -> CgroupError:
-    """The error when a pod's own memory limit is below what can be reclaimed."""
-    return CgroupError(f"{file} is {held}, not {want_bytes}: {usage_bytes} bytes are in use; ask again when it is less")
-
-
 def no_cpus(box: str) -> CgroupError:
     """The error when a box is to run on no CPU at all."""
     return CgroupError(

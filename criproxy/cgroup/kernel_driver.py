@@ -15,7 +15,6 @@ from criproxy.cgroup.driver import (
     checked_box,
     checked_path,
     checked_pod,
-    too_full,
 )
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
@@ -165,8 +164,10 @@ class KernelDriver:
             held = self._access.read(rows.MEMORY_MAX, path)
             if held != size_bytes:
                 in_use_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-                file, text = self._access.file(rows.MEMORY_MAX, path), self._access.text(rows.MEMORY_MAX, held)
-                raise too_full(file, text, size_bytes, in_use_bytes)
+                raise CgroupError(
+                    f"{self._access.file(rows.MEMORY_MAX, path)} is {self._access.text(rows.MEMORY_MAX, held)}, not "
+                    f"{size_bytes}: {in_use_bytes} bytes are in use; ask again when it is less"
+                )
 
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)

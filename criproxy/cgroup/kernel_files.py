@@ -2,7 +2,7 @@
 
 A row has a column for each version of cgroups, where the version has such a file. A column holds the file's name, its
 format, the lowest value (for priorities) and the properties that make systemd write the same value. The formats of v1
-are cgroupspy's interfaces, but for files that it does not know.
+are cgroupspy's interfaces, but for limits and for files that it does not know.
 
 To bound the box in one more resource by one more file, add its row and name it in `LIMITS`.
 """
@@ -92,25 +92,6 @@ class BoxLimit(Struct, frozen=True):
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-class _ByteLimitFile(IntegerFile):  # type: ignore[misc]
-    """A memory limit of v1 in bytes; None: no limit."""
-
-    def sanitize_get(self, value: str) -> int | None:
-        size = int(value)
-        return None if size >= _NO_LIMIT_V1 else size
-
-
-class _QuotaFile(IntegerFile):  # type: ignore[misc]
-    """A CPU quota of v1, in cores; None: no limit."""
-
-    def sanitize_get(self, value: str) -> float | None:
-        quota = super().sanitize_get(value)
-        return None if quota is None else quota / CFS_PERIOD_US
-
-    def sanitize_set(self, value: float | None) -> int:
-        return -1 if value is None else quota_us(value)
-
-
 def _cores(text: str) -> float | type_unlimited:
     quota, period_us = text.split()
     return UNLIMITED if quota == "max" else int(quota) / int(period_us)
@@ -129,6 +110,14 @@ _COUNT: Final = Format(
 _CORES: Final = Format(
     lambda cores: f"{'max' if cores is UNLIMITED else quota_us(cores)} {CFS_PERIOD_US}", _cores, exact=True
 )
+_COUNT_V1: Final = Format(
+    lambda size: "-1" if size is UNLIMITED else str(size),
+    lambda text: UNLIMITED if int(text) >= _NO_LIMIT_V1 else int(text),
+)
+_CORES_V1: Final = Format(
+    lambda cores: "-1" if cores is UNLIMITED else str(quota_us(cores)),
+    lambda text: UNLIMITED if int(text) < 0 else int(text) / CFS_PERIOD_US,
+)
 _DEFAULT_WEIGHT: Final = Format(str, _first_line)
 _CPUS: Final = Format(lambda cpus: format_cpus(cpus) or "\n", parse_cpus)
 """A write of nothing does not reach the kernel."""
@@ -143,16 +132,14 @@ def _keyed(key: str) -> Format:
 def _v1(
     interface: BaseFileInterface, lowest: Any = None, properties: Callable[[Any], Properties] | None = None
 ) -> Column:
-    """The column of a file of v1 that cgroupspy knows, where None is no limit."""
-
-    def text(value: Any) -> str:
-        return str(interface.sanitize_set(None if value is UNLIMITED else value))
+    """The column of a file of v1 that cgroupspy knows."""
 
     def value(text: str) -> Any:
         found = interface.sanitize_get(text)
-        return UNLIMITED if found is None else frozenset(found) if isinstance(found, set) else found
+        return frozenset(found) if isinstance(found, set) else found
 
-    return Column(interface.filename.decode(), Format(text, value), lowest, properties)
+    form = Format(lambda value: str(interface.sanitize_set(value)), value)
+    return Column(interface.filename.decode(), form, lowest, properties)
 
 
 # --- properties of systemd -------------------------------------------------------------------------------------------
@@ -204,7 +191,7 @@ DISK_WEIGHTS: Final = (IO_WEIGHT, IO_BFQ_WEIGHT)
 # --- rows: limits ----------------------------------------------------------------------------------------------------
 
 CPU_QUOTA: Final = KernelFile(
-    v1=_v1(_QuotaFile("cpu.cfs_quota_us"), properties=_quota_properties),
+    v1=Column("cpu.cfs_quota_us", _CORES_V1, properties=_quota_properties),
     v2=Column("cpu.max", _CORES, properties=_quota_properties),
 )
 """In cores. On v1, as far as `CPU_PERIOD` is ours."""
@@ -212,14 +199,14 @@ CPU_QUOTA: Final = KernelFile(
 CPU_PERIOD: Final = KernelFile(v1=_v1(IntegerFile("cpu.cfs_period_us")))
 
 MEMORY_MAX: Final = KernelFile(
-    v1=_v1(_ByteLimitFile("memory.limit_in_bytes"), properties=_property("MemoryMax")),
+    v1=Column("memory.limit_in_bytes", _COUNT_V1, properties=_property("MemoryMax")),
     v2=Column("memory.max", _COUNT, properties=_property("MemoryMax")),
 )
 """In whole pages: see `files.whole_pages`."""
 
 MEMORY_HIGH: Final = KernelFile(v2=Column("memory.high", _COUNT, properties=_property("MemoryHigh")))
 
-MEMORY_AND_SWAP: Final = KernelFile(v1=_v1(_ByteLimitFile("memory.memsw.limit_in_bytes")), optional=True)
+MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
 
 SWAP_MAX: Final = KernelFile(v2=Column("memory.swap.max", _COUNT, properties=_property("MemorySwapMax")), optional=True)

@@ -16,7 +16,7 @@ from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
 from criproxy.control.resources import RESOURCES
-from criproxy.control.sampler import CounterReading, Sampler
+from criproxy.control.sampler import Sampler
 from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
 from criproxy.model import (
     CPU,
@@ -147,8 +147,8 @@ class Loop:
 
     async def _sample(self) -> Snapshot | None:
         usages = await self._box.usage()
-        capacity, t_s = self._read_capacity(), self._clock.boottime_s()
-        return self._sampler.sample(CounterReading(t_s, usages.read_s, usages.node, usages.box, capacity))
+        capacity = self._read_capacity()
+        return self._sampler.sample(self._clock.boottime_s(), usages, capacity)
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
         t_s, wall_s = snapshot.t_s, self._clock.wall_s()

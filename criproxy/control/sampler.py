@@ -6,10 +6,8 @@ reading gives no rate: what a snapshot says is never more than the node has.
 
 from typing import Final
 
-from msgspec import Struct
-
 from criproxy.control.resources import RESOURCES, Resource, Sampling
-from criproxy.model import Capacity, ResourceSample, Snapshot, Usage
+from criproxy.model import Capacity, ResourceSample, Snapshot, Usage, UsageReading
 
 TOLERANCE_RATIO: Final = 0.25
 """Of capacity: by so much a reading may exceed it and is cut to it, as clocks and counters are not read at one instant.
@@ -17,30 +15,19 @@ What exceeds it by more is no measurement.
 """
 
 
-class CounterReading(Struct, frozen=True):
-    """The counters at one moment. `box` is None while there is no box.
-
-    `t_s` is CLOCK_BOOTTIME, for the order of things; `read_s` CLOCK_MONOTONIC, for rates: it is read with the counters,
-    and stands still in a suspended machine, as they do.
-    """
-
-    t_s: float
-    read_s: float
-    node: Usage
-    box: Usage | None
-    capacity: Capacity
-
-
 class Sampler:
     """Remembers the last reading only, so its cost depends neither on time nor on the number of pods."""
 
     def __init__(self) -> None:
-        self._last: CounterReading | None = None
+        self._last: tuple[float, UsageReading, Capacity] | None = None
         self.discarded = ""
         """Why the last reading was no measurement, in words; "": it was one."""
 
-    def sample(self, reading: CounterReading) -> Snapshot | None:
+    def sample(self, t_s: float, now: UsageReading, capacity: Capacity) -> Snapshot | None:
         """The snapshot since the last reading; None when there is no rate.
+
+        `t_s` is CLOCK_BOOTTIME, for the order of things. Rates go by `read_s`: it is read with the counters, and stands
+        still in a suspended machine, as they do.
 
         That is so for the first reading, for one that is not newer than the last, and for those that `discarded` is
         about: the node's own counter has gone back, or a counter says more than the machine has. A box that is new, or
@@ -48,26 +35,27 @@ class Sampler:
         there before us. One that has vanished uses nothing, and its last moments count as online's.
         """
         self.discarded = ""
-        last = self._last
-        if last is not None and (reading.t_s <= last.t_s or reading.read_s <= last.read_s):
+        if self._last is None:
+            self._last = t_s, now, capacity
             return None
-        self._last = reading
-        if last is None:
+        last_s, last, capacity_before = self._last
+        if t_s <= last_s or now.read_s <= last.read_s:
             return None
-        dt_s = reading.read_s - last.read_s
+        self._last = t_s, now, capacity
+        dt_s = now.read_s - last.read_s
         of, impossible = {}, ""
         for row in RESOURCES.values():
             if row.sampling is not None:
-                used = _used(row.sampling, reading, last, dt_s)
-                impossible = impossible or _impossible(row, row.sampling, used, last.capacity, reading.capacity)
-                of[row.name] = _sample(row.sampling.capacity(reading.capacity), *used)
-        appeared = last.box is None and reading.box is not None
+                used = _used(row.sampling, now, last, dt_s)
+                impossible = impossible or _impossible(row, row.sampling, used, capacity_before, capacity)
+                of[row.name] = _sample(row.sampling.capacity(capacity), *used)
+        appeared = last.box is None and now.box is not None
         self.discarded = "" if appeared else impossible
         if impossible:
             return None
         # The kernel adds up what each CPU was throttled for.
-        throttled_ratio = min(1.0, _throttled_s(reading.box, last.box) / (dt_s * reading.capacity.cores))
-        return Snapshot(reading.t_s, of, throttled_ratio)
+        throttled_ratio = min(1.0, _throttled_s(now.box, last.box) / (dt_s * capacity.cores))
+        return Snapshot(t_s, of, throttled_ratio)
 
 
 def _sample(capacity: float, node: float, box: float) -> ResourceSample:
@@ -75,7 +63,7 @@ def _sample(capacity: float, node: float, box: float) -> ResourceSample:
     return ResourceSample(capacity=capacity, node=min(node, capacity), box=min(box, capacity), online=online)
 
 
-def _used(sampling: Sampling, now: CounterReading, last: CounterReading, dt_s: float) -> tuple[float, float]:
+def _used(sampling: Sampling, now: UsageReading, last: UsageReading, dt_s: float) -> tuple[float, float]:
     """What the node and the box use of a resource."""
     node = sampling.used(now.node)
     box = sampling.used(now.box) if now.box else 0

@@ -8,8 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from criproxy.cgroup.busytime import BusyTime
-from criproxy.control.sampler import CounterReading, Sampler
-from criproxy.model import Capacity, Usage
+from criproxy.control.sampler import Sampler
+from criproxy.model import Capacity, Usage, UsageReading
 
 DAY_S = 86_400.0
 
@@ -70,5 +70,5 @@ def test_busy_time_of_any_idle_times_makes_no_sample_above_the_cpus(steps: Steps
         t_s += elapsed_s
         cores = float(max(1, len(idle_s)))
         usage = Usage(busy.add(t_s, idle_s), 0)
-        snapshot = sampler.sample(CounterReading(t_s, t_s, usage, None, Capacity(cores, 1)))
+        snapshot = sampler.sample(t_s, UsageReading(usage, None, t_s), Capacity(cores, 1))
         assert snapshot is None or 0.0 <= snapshot.of["cpu"].online <= cores

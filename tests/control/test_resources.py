@@ -9,8 +9,8 @@ from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, StaticSettings, decide, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource, Sampling, Share
-from criproxy.control.sampler import CounterReading, Sampler
-from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage
+from criproxy.control.sampler import Sampler
+from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage, UsageReading
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import from_json, latest_decisions, resource_status, share_status, to_json
 from criproxy.observe.status_text import render
@@ -67,8 +67,8 @@ def test_row_that_is_sampled_has_the_law_of_the_others(monkeypatch):
     monkeypatch.setitem(RESOURCES, "disk", SAMPLED)
     sampler, capacity = Sampler(), Capacity(4.0, 1 << 33)
     for t_s, node, box in ((1.0, 0, 0), (2.0, int(5e8), int(2e8))):
-        usages = (Usage(t_s, 0, memory_bytes=used) for used in (node, box))
-        snapshot = sampler.sample(CounterReading(t_s, t_s, *usages, capacity))  # type: ignore[arg-type,call-arg]
+        reading = UsageReading(Usage(t_s, 0, memory_bytes=node), Usage(t_s, 0, memory_bytes=box), t_s)
+        snapshot = sampler.sample(t_s, reading, capacity)
     assert snapshot.of["disk"] == ResourceSample(1e9, 5e8, 2e8, 3e8)
     predicted, law = {"disk": ResourcePrediction(4e8)}, DynamicSettings(floor=1e6)
     decision, _ = decide(snapshot, predicted, PolicyState(), PolicySettings({"disk": law}))  # type: ignore[arg-type]

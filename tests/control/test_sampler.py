@@ -1,15 +1,32 @@
 """Rates and online usage from counters, through everything that happens to counters."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec import structs
 
-from criproxy.control.sampler import CounterReading, Sampler
-from criproxy.model import Capacity, Usage
+from criproxy.control.sampler import Sampler
+from criproxy.model import Capacity, Usage, UsageReading
 
 no_deadline = hypothesis_settings(deadline=None)
+
+
+@dataclass(frozen=True)
+class CounterReading:
+    t_s: float
+    read_s: float
+    node: Usage
+    box: Usage | None
+    capacity: Capacity
+
+
+def sample(sampler, reading):
+    usages = UsageReading(reading.node, reading.box, reading.read_s)
+    return sampler.sample(reading.t_s, usages, reading.capacity)
+
 
 FOUR = Capacity(4.0, 1000)
 FIRST = CounterReading(100.0, 90.0, Usage(50.0, 700), Usage(20.0, 200, throttled_s=3.0), FOUR)
@@ -19,8 +36,8 @@ def second(**changes):
     """The snapshot of a reading 2 s after the first, at which the node used 6 s and the box 4 s more."""
     reading = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300, throttled_s=5.0), FOUR)
     sampler = Sampler()
-    assert sampler.sample(FIRST) is None
-    return sampler.sample(replace(reading, **changes))
+    assert sample(sampler, FIRST) is None
+    return sample(sampler, replace(reading, **changes))
 
 
 def test_sampler_two_readings_give_mean_rates():
@@ -50,19 +67,19 @@ def test_sampler_box_case_keeps_online_at_or_above_zero(changes, box_cores, onli
 
 def test_sampler_box_that_appears_has_used_what_it_shows():
     sampler = Sampler()
-    sampler.sample(replace(FIRST, box=None))
-    snapshot = sampler.sample(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
+    sample(sampler, replace(FIRST, box=None))
+    snapshot = sample(sampler, CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(4.0, 300), FOUR))
     assert snapshot.of["cpu"].box == 2.0
 
 
 def test_sampler_box_that_appears_and_is_old_gives_no_sample_and_is_nothing_to_tell_of():
     """After a restart of criproxy: what it has used in its life is no rate, and online's is not 0."""
     sampler = Sampler()
-    sampler.sample(replace(FIRST, box=None))
+    sample(sampler, replace(FIRST, box=None))
     old = CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(9e6, 300), FOUR)
-    assert (sampler.sample(old), sampler.discarded) == (None, "")
+    assert (sample(sampler, old), sampler.discarded) == (None, "")
     later = replace(old, t_s=103.0, read_s=93.0, node=Usage(59.0, 800), box=Usage(9e6 + 2.0, 300))
-    assert sampler.sample(later).of["cpu"].online == 1.0
+    assert sample(sampler, later).of["cpu"].online == 1.0
 
 
 @pytest.mark.parametrize(
@@ -72,17 +89,17 @@ def test_sampler_box_that_appears_and_is_old_gives_no_sample_and_is_nothing_to_t
 )
 def test_sampler_reading_not_newer_is_ignored(t_s, read_s):
     sampler = Sampler()
-    sampler.sample(FIRST)
-    assert sampler.sample(replace(FIRST, t_s=t_s, read_s=read_s, node=Usage(99.0, 1))) is None
-    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=91.0, node=Usage(51.0, 700))).of["cpu"].node == 1.0
+    sample(sampler, FIRST)
+    assert sample(sampler, replace(FIRST, t_s=t_s, read_s=read_s, node=Usage(99.0, 1))) is None
+    assert sample(sampler, replace(FIRST, t_s=102.0, read_s=91.0, node=Usage(51.0, 700))).of["cpu"].node == 1.0
 
 
 def test_sampler_node_counter_gone_back_starts_anew_from_it():
     sampler = Sampler()
-    sampler.sample(FIRST)
-    assert sampler.sample(replace(FIRST, t_s=101.0, read_s=91.0, node=Usage(1.0, 700))) is None
+    sample(sampler, FIRST)
+    assert sample(sampler, replace(FIRST, t_s=101.0, read_s=91.0, node=Usage(1.0, 700))) is None
     assert sampler.discarded == "the node's CPU counter has gone back"
-    assert sampler.sample(replace(FIRST, t_s=102.0, read_s=92.0, node=Usage(3.0, 700))).of["cpu"].node == 2.0
+    assert sample(sampler, replace(FIRST, t_s=102.0, read_s=92.0, node=Usage(3.0, 700))).of["cpu"].node == 2.0
     assert sampler.discarded == ""
 
 
@@ -98,9 +115,9 @@ def test_sampler_node_counter_gone_back_starts_anew_from_it():
 )
 def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
     sampler = Sampler()
-    sampler.sample(FIRST)
+    sample(sampler, FIRST)
     reading = replace(CounterReading(102.0, 92.0, Usage(56.0, 800), Usage(24.0, 300), FOUR), **changes)
-    assert sampler.sample(reading) is None
+    assert sample(sampler, reading) is None
     assert sampler.discarded == why
     node, box = reading.node, reading.box
     assert box is not None
@@ -108,10 +125,10 @@ def test_sampler_reading_above_what_the_machine_has_is_no_sample(changes, why):
         reading,
         t_s=103.0,
         read_s=93.0,
-        node=replace(node, cpu_usage_s=node.cpu_usage_s + 1.0),
-        box=replace(box, working_set_bytes=300),
+        node=structs.replace(node, cpu_usage_s=node.cpu_usage_s + 1.0),
+        box=structs.replace(box, working_set_bytes=300),
     )
-    assert sampler.sample(later).of["cpu"].online == 1.0
+    assert sample(sampler, later).of["cpu"].online == 1.0
     assert sampler.discarded == ""
 
 
@@ -153,7 +170,7 @@ readings = st.lists(st.builds(CounterReading, times, times, usages, st.none() | 
 def test_sampler_any_readings_give_rates_that_the_node_can_have(readings):
     sampler = Sampler()
     for reading in readings:
-        snapshot = sampler.sample(reading)
+        snapshot = sample(sampler, reading)
         if snapshot is not None:
             rates = (snapshot.of["cpu"].node, snapshot.of["cpu"].box, snapshot.of["cpu"].online)
             sizes = (snapshot.of["memory"].node, snapshot.of["memory"].box, snapshot.of["memory"].online)
