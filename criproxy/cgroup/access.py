@@ -9,7 +9,7 @@ from typing import Any
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.kernel_files import Column, FileFamily, KernelFile
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import LimitChange
 
 
@@ -58,12 +58,9 @@ class FileAccess:
 
     def read_if_there(self, row: KernelFile, path: str) -> Any:
         """As `read`; None, too, when the cgroup has gone."""
-        try:
+        with if_there():
             return self.read(row, path)
-        except CgroupError as error:
-            if error.errno in GONE:
-                return None
-            raise
+        return None
 
     def text(self, row: KernelFile, value: Any) -> str:
         """A value as it is named in messages and in `LimitChange`."""

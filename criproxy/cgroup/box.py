@@ -49,7 +49,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
-from criproxy.cgroup.tree import GONE
+from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
     CPU,
@@ -442,12 +442,9 @@ class Box:
 
     def _held_by(self, path: str) -> PodLimits | None:
         """The limits of a pod's cgroup; None: it has gone."""
-        try:
+        with if_there():
             return self._driver.pod_limits(path) if self._driver.exists(path) else None
-        except CgroupError as error:
-            if error.errno in GONE:
-                return None
-            raise
+        return None
 
     def _carry(self, path: str) -> tuple[str, ...]:
         changed, failures = [], []

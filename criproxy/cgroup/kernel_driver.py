@@ -18,7 +18,7 @@ from criproxy.cgroup.driver import (
 )
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
@@ -67,15 +67,12 @@ class KernelDriver:
 
     def usage(self, path: str) -> Usage | None:
         path = checked_path(path)
-        try:
+        with if_there():
             cpu_s, throttled_s = self._version.cpu_times(path)
             inactive_bytes: int = self._access.read(rows.INACTIVE_CACHE, path)
             memory_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-        except CgroupError as error:
-            if error.errno in GONE:
-                return None
-            raise
-        return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, memory_bytes)
+            return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, memory_bytes)
+        return None
 
     def exists(self, path: str) -> bool:
         return self._tree.exists(self._access.directory("cpu", checked_path(path)))

@@ -11,9 +11,9 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import CgroupError, checked_pod
+from criproxy.cgroup.driver import checked_pod
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
@@ -130,12 +130,9 @@ class RealtimeThreads(Struct, frozen=True):
 
     def _first(self, file: str) -> str:
         """The first such thread of a cgroup; "": there is none."""
-        try:
+        threads: list[str] = []
+        with if_there():
             threads = self.tree.read(file).split()
-        except CgroupError as error:
-            if error.errno in GONE:
-                return ""
-            raise
         for thread in threads:
             try:
                 policy = os.sched_getscheduler(int(thread)) & ~_RESET_ON_FORK

@@ -12,6 +12,16 @@ from criproxy.cgroup.driver import CgroupError
 GONE = (errno.ENOENT, errno.ENODEV)
 
 
+@contextlib.contextmanager
+def if_there() -> Iterator[None]:
+    """What fails within, as its cgroup has gone, ends there."""
+    try:
+        yield
+    except CgroupError as error:
+        if error.errno not in GONE:
+            raise
+
+
 class Tree:
     """Plain system calls: no descriptor outlives a call, since a directory of the same name may be another cgroup."""
 

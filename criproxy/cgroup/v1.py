@@ -9,7 +9,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess, contested
 from criproxy.cgroup.driver import CgroupError, no_cpus
 from criproxy.cgroup.kernel_files import KernelFile
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
@@ -125,10 +125,12 @@ class V1Hierarchies:
             try:
                 for path, own, target in plan:
                     if not target <= own:
-                        self._change(row, path, own | target)
+                        with if_there():
+                            self.access.write(row, path, own | target)
                 for path, own, target in reversed(plan):
                     if not own <= target:
-                        self._change(row, path, target)
+                        with if_there():
+                            self.access.write(row, path, target)
                 break
             except CgroupError as error:
                 if error.errno != errno.EBUSY or not tries_left:
@@ -155,13 +157,6 @@ class V1Hierarchies:
             targets[path] = above if follows else own & above or above
             plan.append((path, own, targets[path]))
         return plan
-
-    def _change(self, row: KernelFile, path: str, cpus: Cpus) -> None:
-        try:
-            self.access.write(row, path, cpus)
-        except CgroupError as error:
-            if error.errno not in GONE:
-                raise
 
     # --- CPU -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import child_of, directory_of, parse_box
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model.cpulist import mask_of, parse_cpus
 
 ANCHOR: Final = "criproxy"
@@ -59,12 +59,9 @@ class Anchors(Struct, frozen=True):
             )
 
     def _holds(self, anchor: str) -> bool:
-        try:
+        with if_there():
             return self.tree.read(f"{self._directory(anchor)}/{_CPUS}") != ""
-        except CgroupError as error:
-            if error.errno in GONE:
-                return False
-            raise
+        return False
 
     def _cpu(self, parent: str) -> int:
         """A CPU that a child of `parent` can have: one of the next above it that has the controller."""
