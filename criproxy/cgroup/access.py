@@ -108,12 +108,10 @@ class FileAccess:
         finally:
             self._lowering = None
 
-    def make(self, directory: str) -> bool:
-        """Make one cgroup, which starts anew. False when it was there already."""
-        made = self.tree.mkdir(directory)
-        if made:
+    def make(self, directory: str) -> None:
+        """Make one cgroup, unless it is there already."""
+        if self.tree.mkdir(directory):
             self.forget(directory)
-        return made
 
     def forget(self, directory: str) -> None:
         """The cgroup is gone; one of the same name starts anew."""

@@ -133,7 +133,7 @@ class SystemdUnits:
             try:
                 return self._once(what, message, max(_POLL_S, deadline_s - self._clock()))
             except UnitError as error:
-                if not _is_away(error) or self._clock() + _RETRY_S > deadline_s:
+                if not _is_away(error.name) or self._clock() + _RETRY_S > deadline_s:
                     raise
                 self._sleep(_RETRY_S)
 
@@ -150,7 +150,7 @@ class SystemdUnits:
             reason = "no answer" if isinstance(error, TimeoutError) else str(error)
             raise UnitError(f"systemd was asked for {what}: {reason}", lost) from error
         if name:
-            remedy = f": {_REMEDY}" if name in _AWAY or name.startswith(_SPAWN) else ""
+            remedy = f": {_REMEDY}" if _is_away(name) else ""
             raise UnitError(f"systemd refused {what}: {body[0] if body else ''} ({name}){remedy}", name)
         return body
 
@@ -180,7 +180,9 @@ class _Connection:
         while True:
             answer = self._parser.get_next_message()
             if answer is None:
-                self._parser.add_data(self._receive())
+                if not (data := self._socket.recv(1 << 16)):
+                    raise ConnectionResetError("the bus has closed the connection")
+                self._parser.add_data(data)
             elif answer.header.fields.get(HeaderFields.reply_serial) == serial:
                 failed = answer.header.message_type is MessageType.error
                 return str(answer.header.fields[HeaderFields.error_name]) if failed else "", answer.body
@@ -188,12 +190,6 @@ class _Connection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
-
-    def _receive(self) -> bytes:
-        data = self._socket.recv(1 << 16)
-        if not data:
-            raise ConnectionResetError("the bus has closed the connection")
-        return data
 
 
 def _connect() -> _Connection:
@@ -210,8 +206,8 @@ def _connect() -> _Connection:
     return connection
 
 
-def _is_away(error: UnitError) -> bool:
-    return error.name in _AWAY or error.name.startswith(_SPAWN)
+def _is_away(name: str) -> bool:
+    return name in _AWAY or name.startswith(_SPAWN)
 
 
 def _typed(properties: Properties) -> list[tuple[str, tuple[str, PropertyValue]]]:
