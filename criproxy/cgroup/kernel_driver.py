@@ -78,7 +78,6 @@ class KernelDriver:
         return self._tree.exists(self._access.directory("cpu", checked_path(path)))
 
     def identity(self, path: str) -> int | None:
-        """Tells a cgroup from an earlier one of the same name; None: there is none."""
         return self._tree.identity(self._access.directory("cpu", checked_path(path)))
 
     # --- the box -----------------------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class PodParent(Struct, frozen=True):
         return tuple(child_of(parent, self.name) for parent in self.box.online_parents)
 
     def is_of(self, uid: str) -> bool:
-        """Whether this is the cgroup of the pod with this uid."""
         return self.name in pod_names(uid)
 
 

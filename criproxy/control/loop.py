@@ -260,7 +260,6 @@ class Loop:
                     self._log.warning("predictor_starts_cold", resource=name, lost=lost)
 
     def predictors(self) -> dict[str, PredictorStatus]:
-        """What each predictor knows, per resource."""
         return {name: predictor.describe() for name, predictor in self._predictors.items()}
 
 

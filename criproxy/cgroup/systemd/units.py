@@ -98,7 +98,6 @@ class SystemdUnits:
         return self._awaited(lambda: self._state(unit) in ("inactive", "failed"), STOP_S)
 
     def _state(self, unit: str) -> str:
-        """The unit's ActiveState."""
         try:
             path = str(self._call("GetUnit", "s", (unit,))[0])
         except UnitError as error:
