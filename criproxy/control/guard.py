@@ -99,12 +99,8 @@ class GuardSettings(Struct, frozen=True):
     interval_s: float = 0.05
 
 
-class _Reading(Struct, frozen=True):
-    """Both counters at one moment."""
-
-    t_s: float
-    node_s: float
-    box_s: float
+_Reading = tuple[float, float, float]
+"""When, and both counters at that moment: CPU seconds of the node and of the box."""
 
 
 class CpuGuard:
@@ -240,19 +236,19 @@ class CpuGuard:
                 self._rest()
                 return None
             if t_s - from_s <= _AT_ONCE_S:
-                return _Reading(t_s, *times)
+                return (t_s, *times)
         return None
 
     def _sample(self, now: _Reading, capacity_cores: float) -> UsageSample | None:
         """What was used since the last reading; None: there was none, or the two are not comparable."""
         last, self._last = self._last, now
-        if last is None or now.t_s <= last.t_s or now.node_s < last.node_s or now.box_s < last.box_s:
+        if last is None:
             return None
-        seconds = now.t_s - last.t_s
-        node_cores, box_cores = (now.node_s - last.node_s) / seconds, (now.box_s - last.box_s) / seconds
-        if max(node_cores, box_cores) > _IMPOSSIBLE * capacity_cores:
+        seconds, node_s, box_s = (new - old for new, old in zip(now, last, strict=True))
+        if seconds <= 0.0 or min(node_s, box_s) < 0.0 or max(node_s, box_s) > _IMPOSSIBLE * capacity_cores * seconds:
             return None
-        return UsageSample(now.t_s, seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
+        node_cores, box_cores = node_s / seconds, box_s / seconds
+        return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
 
     def _follow_pressure(self) -> None:
         self._pressure.follow()
