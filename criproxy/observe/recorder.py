@@ -87,7 +87,7 @@ class Recorder:
         self._metrics.count("samples_discarded")
 
     def ticks_missed(self, count: int) -> None:
-        self._metrics.count("ticks_missed", count)
+        self._metrics.count("ticks_missed", by=count)
 
     # --- the rest of the daemon -------------------------------------------------------------------------------------
 

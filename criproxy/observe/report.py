@@ -14,7 +14,7 @@ from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import MEMORY, PodRef
+from criproxy.model import MEMORY, UNLIMITED, PodRef
 from criproxy.model.attachment import AttachStatus
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
@@ -107,11 +107,17 @@ class Reporter:
     def metrics(self) -> bytes:
         of, metrics = self._of, self._metrics
         state, eviction = of.box.state(), of.relief.status()
-        metrics.guard_ceiling(of.guard.status().ceiling_cores)
-        metrics.bypass(of.bypass.status())
+        ceiling_cores, bypass = of.guard.status().ceiling_cores, of.bypass.status()
+        if bypass is not None:
+            metrics.set(
+                bypass_after_seconds=UNLIMITED if bypass.after_s is None else bypass.after_s,
+                bypass_open=bypass.open_since_s is not None,
+                bypass_uses=bypass.uses,
+            )
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
+            guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
             runtime_ready=of.link.ready,
             offline_sandboxes=len(of.inventory.running_pods),
             misplaced_containers=len(of.placement_check.unbounded),

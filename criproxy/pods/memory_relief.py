@@ -175,7 +175,7 @@ class MemoryRelief:
             self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
         else:
             self._last = f"{sandbox.pod}: {why}"
-            self._shared.counters.on_memory_eviction()
+            self._shared.counters.count("memory_evictions")
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
         untried = (one for one in self._shared.inventory.running_pods if one.id not in self._tried)

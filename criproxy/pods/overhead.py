@@ -261,9 +261,10 @@ class OverheadWatch:
             return
         seconds = now_s - last[0]
         self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        self._shared.counters.runtime_worked(
-            (load.runtime_cores or 0.0) * seconds, load.shim_cores * seconds, load.log_bytes_per_s * seconds
-        )
+        count = self._shared.counters.count
+        count("runtime_cpu_seconds", by=(load.runtime_cores or 0.0) * seconds)
+        count("offline_shim_cpu_seconds", by=load.shim_cores * seconds)
+        count("offline_log_bytes", by=load.log_bytes_per_s * seconds)
         self._judge(load, last[0], now_s)
 
     def _watched(self, running: Iterable[Running]) -> Iterable[Watched]:

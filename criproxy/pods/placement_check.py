@@ -218,7 +218,7 @@ class PlacementCheck(PodObserver):
 
     def _found(self, one: Running, where: str) -> None:
         self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
-        self._shared.counters.on_misplaced()
+        self._shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self._log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
 

@@ -151,7 +151,7 @@ class Reconciler(PodObserver):
     async def _sweep(self) -> None:
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
-        self._shared.counters.box_swept(len(swept))
+        self._shared.counters.count("box_swept", by=len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
 

@@ -395,6 +395,25 @@ def test_status_and_metrics_tell_of_the_guard() -> None:
     assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
 
 
+def test_guards_ceiling_is_infinite_at_rest() -> None:
+    assert Bench().metric("criproxy_guard_ceiling_cores") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "is_open", "uses"),
+    [
+        pytest.param(None, math.nan, math.nan, math.nan, id="no-bypass"),
+        pytest.param(BypassStatus(10.0, None, 2, 5.0), 10.0, 0.0, 2.0, id="shut"),
+        pytest.param(BypassStatus(None, 7.0, 3, 5.0), math.inf, 1.0, 3.0, id="open-and-never-again"),
+    ],
+)
+def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: float, uses: float) -> None:
+    bench = Bench()
+    bench.bypass.told = status
+    told = [bench.metric(f"criproxy_bypass_{name}") for name in ("after_seconds", "open", "uses")]
+    assert told == pytest.approx([after, is_open, uses], nan_ok=True)
+
+
 POD = PodRef("u", "batch", "job")
 
 

@@ -98,7 +98,8 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def on_memory_eviction(self) -> None:
+    def count(self, name: str) -> None:
+        assert name == "memory_evictions"
         self.counted += 1
 
     async def seconds(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:

@@ -102,7 +102,8 @@ class Bench:
     def stop(self, sandbox: Sandbox, why: str) -> None:
         self.stopped.append((sandbox.id, why))
 
-    def on_misplaced(self) -> None:
+    def count(self, name: str) -> None:
+        assert name == "misplacements"
         self.counted += 1
 
     def round(self, *, everything: bool = True) -> list[str]:
