@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -56,7 +57,7 @@ from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.notify import Notifier, notify_address
+from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_s
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter, Sources
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
@@ -276,6 +277,7 @@ class Daemon:
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
+        interval_s = watchdog_interval_s(os.environ, os.getpid())
         parts = Parts(
             engine=self._engine,
             socket=self._socket,
@@ -286,7 +288,7 @@ class Daemon:
             holds=self._holds,
             learned=self._loop.checkpoint,
             active=self._active,
-            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, os.environ, os.getpid()),
+            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
             recorder=self._recorder,
         )
@@ -396,22 +398,21 @@ class Daemon:
         self._tasks.keep(self._kubelets_driver.find())
 
 
-class _PodsOfDaemon(PodObserver):
+class _PodsOfDaemon(PodObserver, Struct):
     """What box, guard and the other process of a hand-over need to know of pods."""
 
-    def __init__(self, box: Box, guard: CpuGuard, admissions: Admissions) -> None:
-        self._box = box
-        self._guard = guard
-        self._admissions = admissions
+    box: Box
+    guard: CpuGuard
+    admissions: Admissions
 
     def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
-            self._box.started(parse_placement(running.sandbox.placement).name)
-        self._guard.wake()
-        self._admissions.changed()
+            self.box.started(parse_placement(running.sandbox.placement).name)
+        self.guard.wake()
+        self.admissions.changed()
 
     def pod_removed(self, sandbox: Sandbox) -> None:
-        self._admissions.changed()
+        self.admissions.changed()
 
 
 async def _settle_soon() -> None:

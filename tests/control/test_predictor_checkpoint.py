@@ -228,7 +228,7 @@ def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before
 def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, states, clock, log, monkeypatch):
     freed = threading.Event()
     monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 0.05)
-    monkeypatch.setattr(file, "write", lambda *_, **__: freed.wait())
+    monkeypatch.setattr(CheckpointFile, "write", lambda *_, **__: freed.wait())
     try:
         asyncio.run(Checkpointer(file, clock, lambda: states, log).save_last())  # which joins asyncio's threads
         assert log.names() == ["checkpoint_given_up"]
@@ -239,7 +239,7 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
 def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file, states, clock, log, monkeypatch):
     file.write(states)
     freed, load, restored = threading.Event(), file.load, []
-    monkeypatch.setattr(file, "load", lambda: (freed.wait(), load())[1])
+    monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
     checkpointer = Checkpointer(file, clock, dict, log)
 
     async def main():

@@ -65,7 +65,7 @@ class SlowFile:
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
         self.reload = reload_of(watch, Clock())
         monkeypatch.setattr(module, "load", self._load)
-        monkeypatch.setattr(self.reload, "_take_up", self.taken.append)
+        monkeypatch.setattr(Reload, "_take_up", lambda _, loaded: self.taken.append(loaded))
 
     def _load(self, _file: object) -> Loaded:
         self.read += 1

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
+from msgspec import Struct, field
+
 from criproxy.cgroup.naming import parse_placement
 from criproxy.control.series import PredictorState
 from criproxy.daemon.upgrade.channel import (
@@ -32,17 +34,19 @@ LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
 _MAX_LISTENERS: Final = 8
 
 
-class Predecessor:
-    """The criproxy that has started this one, made by `of_environment`."""
+class Predecessor(Struct):
+    """The criproxy that has started this one, made by `of_environment`.
 
-    def __init__(self, end: socket.socket, listeners: socket.socket | None = None) -> None:
-        self._end = end
-        self._listeners = listeners
-        self._channel: Channel | None = None
-        self._answering: set[asyncio.Task[None]] = set()
-        self.learned: dict[str, PredictorState] = {}
-        """What it has learned, by resource; after `turn`."""
-        self.gone = asyncio.Event()
+    `end`: ours of the channel, `way`: by which its listening sockets come. `learned`: what it has learned, by resource;
+    after `turn`.
+    """
+
+    end: socket.socket
+    way: socket.socket | None
+    learned: dict[str, PredictorState] = {}
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _channel: Channel | None = None
+    _answering: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
@@ -55,7 +59,7 @@ class Predecessor:
 
     async def turn(self, ready: Ready) -> Take | None:
         """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
-        self._channel = await Channel.open(self._end)
+        self._channel = await Channel.open(self.end)
         self._channel.send(ready)
         while (message := await self._channel.receive()) is not None:
             match message:
@@ -67,9 +71,9 @@ class Predecessor:
 
     def listeners(self) -> list[socket.socket]:
         """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
-        if self._listeners is None:
+        if self.way is None:
             return []
-        with self._listeners as way:
+        with self.way as way:
             way.setblocking(False)
             try:
                 _, descriptors, _, _ = socket.recv_fds(way, 64, _MAX_LISTENERS)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from msgspec import Struct
+
 from criproxy.daemon.upgrade.channel import Channel, Learned, Message, Ready, Serving, Take
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
 
@@ -53,14 +55,13 @@ class OldProcess(Protocol):
         ...
 
 
-class Successor:
-    """The new process, which has taken over."""
+class Successor(Struct):
+    """The new process. `handle`: a pidfd of it, `listeners`: the way by which it gets listening sockets."""
 
-    def __init__(self, pid: int, handle: int, channel: Channel, listeners: socket.socket) -> None:
-        self.pid = pid
-        self.channel = channel
-        self._handle = handle
-        self._listeners = listeners
+    pid: int
+    handle: int
+    channel: Channel
+    listeners: socket.socket
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "Successor":
@@ -88,7 +89,7 @@ class Successor:
         """These sockets are its own, too. Before the Take, after which it looks for them."""
         with contextlib.suppress(OSError):  # it has gone, which `expect` finds
             if listeners:
-                socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
+                socket.send_fds(self.listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """Its next message of this kind. Raises UpgradeError."""
@@ -105,23 +106,23 @@ class Successor:
     async def kill(self) -> None:
         """SIGKILL; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         # The channel's end does not say that it is gone: a process's descriptors close one after the other.
         gone, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_reader(self._handle, gone.set)
+        loop.add_reader(self.handle, gone.set)
         try:
             async with asyncio.timeout(_GONE_S):
                 await gone.wait()
         except TimeoutError:  # it hangs in the kernel: nothing more can be done about it
             pass
         finally:
-            loop.remove_reader(self._handle)
+            loop.remove_reader(self.handle)
             self.close()
 
     def close(self) -> None:
-        self._listeners.close()
+        self.listeners.close()
         self.channel.close()
-        os.close(self._handle)
+        os.close(self.handle)
 
 
 async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
