@@ -177,7 +177,7 @@ class Daemon:
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
         self._unbounded = UnboundedPods(settings.unbounded(), shared)
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         self._overhead = OverheadWatch(
             settings.runtime_max_cores(),

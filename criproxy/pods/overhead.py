@@ -204,39 +204,28 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class OverheadWatch:
+class OverheadWatch(Struct):
     """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
 
-    def __init__(
-        self,
-        max_cores: float,
-        shared: PodsShared,
-        processes: PlacementCheck,
-        *,
-        stopper: StopsPods,
-        reader: OverheadReader,
-        worker: Worker,
-    ) -> None:
-        self.load = OutsideLoad()
-        self.problem = ""
-        self._max_cores = max_cores
-        self._shared = shared
-        self._log = shared.log
-        self._processes = processes
-        self._reader = reader
-        self._worker = worker
-        self._stopper = stopper
-        self._last: tuple[float, OverheadCounters] | None = None
-        self._too_much_since_s: float | None = None
-        self._trouble = ""
+    max_cores: float
+    shared: PodsShared
+    processes: PlacementCheck
+    stopper: StopsPods
+    reader: OverheadReader
+    worker: Worker
+    load: OutsideLoad = OutsideLoad()
+    problem: str = ""
+    _last: tuple[float, OverheadCounters] | None = None
+    _too_much_since_s: float | None = None
+    _trouble: str = ""
 
     def configure(self, max_cores: float) -> None:
         """What runtime and shims may take while offline pods print."""
-        self._max_cores = max_cores
+        self.max_cores = max_cores
 
     async def run(self) -> None:
         while True:
-            await self._shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S)
             await self.look()
 
     async def look(self) -> None:
@@ -245,23 +234,23 @@ class OverheadWatch:
             await self._look()
         except Exception as error:
             if str(error) != self._trouble:
-                self._log.warning("overhead_not_measured", error=str(error))
+                self.shared.log.warning("overhead_not_measured", error=str(error))
             self._trouble = str(error)
         else:
             self._trouble = ""
 
     async def _look(self) -> None:
-        running = self._shared.inventory.running
+        running = self.shared.inventory.running
         watched = tuple(self._watched(running))
-        runtime_pid = self._shared.runtime.pid
-        after = await self._worker.run("measure the runtime", lambda: self._reader.read(runtime_pid, watched))
-        now_s = self._shared.clock.boottime_s()
+        runtime_pid = self.shared.runtime.pid
+        after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
+        now_s = self.shared.clock.boottime_s()
         last, self._last = self._last, (now_s, after)
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
         self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        count = self._shared.counters.count
+        count = self.shared.counters.count
         count("runtime_cpu_seconds", by=(load.runtime_cores or 0.0) * seconds)
         count("offline_shim_cpu_seconds", by=load.shim_cores * seconds)
         count("offline_log_bytes", by=load.log_bytes_per_s * seconds)
@@ -269,26 +258,28 @@ class OverheadWatch:
 
     def _watched(self, running: Iterable[Running]) -> Iterable[Watched]:
         for one in running:
-            process = self._processes.process(one.id)
+            process = self.processes.process(one.id)
             if process is not None:
                 yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
 
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
-        blamed = to_blame(load, self._max_cores)
+        blamed = to_blame(load, self.max_cores)
         if blamed is None:
             if self.problem:
-                self._log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
+                self.shared.log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
             self.problem, self._too_much_since_s = "", None
             return
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
         if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
-            reason = in_words(load, blamed, self._max_cores)
+            reason = in_words(load, blamed, self.max_cores)
             if not self.problem:
-                self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
+                self.shared.log.warning(
+                    "runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason
+                )
             self.problem = reason
-        if ON_RUNTIME_OVERLOAD in self._shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
+        if ON_RUNTIME_OVERLOAD in self.shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
             why = "it printed so much that the runtime was overloaded"
-            self._shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
+            self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
+            self.stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed
