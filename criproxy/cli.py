@@ -182,8 +182,8 @@ def _show_bypass(proxy: "Proxy") -> None:
     """Where kubelet's calls go while criproxy does not say so itself."""
     from criproxy.daemon import bypass
 
-    switch = bypass.Bypass((bypass.DIRECTORY,))
-    if words := bypass.while_away(Path(proxy.listen_path), Path(proxy.runtime_path), proxy.bypass, switch):
+    listen, runtime = Path(proxy.listen_path), Path(proxy.runtime_path)
+    if words := bypass.Bypass((bypass.DIRECTORY,), listen, runtime, proxy.bypass).while_away():
         _fail(words)
 
 

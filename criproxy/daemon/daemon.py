@@ -31,8 +31,8 @@ from criproxy.control.clock import SystemClock
 from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.daemon import bypass, footprint
-from criproxy.daemon.bypass import ServiceBypass
+from criproxy.daemon import footprint
+from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
@@ -41,7 +41,7 @@ from criproxy.daemon.settings import Configurable, PartSettings, Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
-from criproxy.daemon.upgrade.upgrades import Parts, Upgrades
+from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
@@ -144,18 +144,17 @@ class Daemon:
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir), cpus, self._box, log=self._log)
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
-        switch = bypass.of_service(os.environ)
-        self._socket = ListenSocket(
-            Path(config.proxy.listen_path), os.getpid(), switch.socket, succeeds=predecessor is not None
-        )
+        listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
+        self._bypass = Bypass(switch, listen, self._link.path, config.proxy.bypass)
+        self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=predecessor is not None)
         self._make_proxy(settings, driver)
-        self._bypass = ServiceBypass(switch, self._socket, self._link.path, config.proxy.bypass, self._log)
         self._reload = Reload(
             watch,
             settings,
             timetable,
             self._apply,
             bypass=self._bypass,
+            socket=self._socket,
             recorder=self._recorder,
             metrics=self._metrics,
             notifier=self._notifier,
@@ -278,7 +277,7 @@ class Daemon:
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s = watchdog_interval_s(os.environ, os.getpid())
-        parts = Parts(
+        return Upgrades(
             engine=self._engine,
             socket=self._socket,
             admissions=self._admissions,
@@ -286,13 +285,16 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            learned=self._loop.checkpoint,
+            checkpoint=self._loop.checkpoint,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
             recorder=self._recorder,
+            tasks=self._tasks,
+            command=command_of(sys.argv, sys.orig_argv),
+            predecessor=predecessor,
+            log=self._log,
         )
-        return Upgrades(parts, self._tasks, command_of(sys.argv, sys.orig_argv), predecessor, self._log)
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon.bypass import ServiceBypass
+from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import PartSettings, Timetable
+from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
@@ -86,7 +87,8 @@ class Reload(Struct):
     settings: PartSettings
     timetable: Timetable
     apply: Callable[[PartSettings], None]
-    bypass: ServiceBypass
+    bypass: Bypass
+    socket: ListenSocket
     recorder: Recorder
     metrics: Metrics
     notifier: Notifier
@@ -100,7 +102,7 @@ class Reload(Struct):
 
     def begin(self, loaded: Loaded) -> None:
         """Report the config and the stage at the start, which the parts were made for."""
-        self.bypass.write()
+        self._tell_switch()
         self._tell_config(loaded)
         self._tell_stage()
 
@@ -128,7 +130,7 @@ class Reload(Struct):
                 raise
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self.bypass.write)
+                await run_apart("bypass", self._tell_switch)
 
     async def watch_config(self) -> None:
         """Reload when the file has changed. The first look is as long after that of a task before as all others."""
@@ -146,11 +148,27 @@ class Reload(Struct):
             await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
 
     def _follow_schedule(self) -> None:
-        self.bypass.leave()
+        self._leave_bypass()
         stage = self.timetable.stage(self.clock.wall_s())
         if stage != self.settings.stage:
             self._take(replace(self.settings, stage=stage))
             self._tell_stage()
+
+    def _leave_bypass(self) -> None:
+        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
+        if not self.socket.is_bypassed:
+            return
+        try:
+            self.socket.publish()
+        except SocketError as error:
+            self.log.warning("bypass_stays", error=str(error))
+        else:
+            self.log.info("bypass_left", socket=str(self.socket.path))
+
+    def _tell_switch(self) -> None:
+        """Blocks on the disk."""
+        if failed := self.bypass.tell():
+            self.log.warning("bypass_not_told", error=failed)
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""

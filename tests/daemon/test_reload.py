@@ -29,8 +29,8 @@ class Clock:
 
 def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
-    first, bypass = SimpleNamespace(config=None), SimpleNamespace(write=lambda: None)
-    others = dict.fromkeys(("recorder", "metrics", "notifier", "log"))
+    first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
+    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log"))
     return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
 
 

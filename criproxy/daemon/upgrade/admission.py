@@ -88,7 +88,7 @@ class Remote:
                 if not answer.done():
                     answer.set_result(_GONE)
 
-    async def _ask(self, question: AdmitMessage | ResizeMessage) -> None:
+    async def _ask(self, question: AdmitMessage) -> None:
         if self._gone:
             raise AdmissionError(_GONE)
         self._waiting[question.number] = answer = asyncio.get_running_loop().create_future()

@@ -14,15 +14,11 @@ from criproxy.control.series import PredictorState
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's.
-
-    `takes_listeners`: it takes the sockets at which the old one answers questions.
-    """
+    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
 
     version: str
     listen: str
     errors: tuple[str, ...] = ()
-    takes_listeners: bool = False
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
@@ -58,12 +54,8 @@ class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
     memory_bytes: int
 
 
-class ResizeMessage(msgspec.Struct, frozen=True, tag="resize"):
+class ResizeMessage(AdmitMessage, frozen=True, tag="resize"):
     """Take up a pod's resize by kubelet; answered as AdmitMessage is."""
-
-    number: int
-    place: str
-    memory_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -25,11 +25,10 @@ from criproxy.daemon.upgrade.channel import (
 from criproxy.model import AdmissionError
 from criproxy.pods.admission import AdmitsPods
 
-CHANNEL: Final = "CRIPROXY_HANDOVER"
-"""The environment variable with the descriptor of the new process's end of the channel."""
-
-LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
-"""As CHANNEL, of the way by which listening sockets come: a stream of text can't carry them beside it."""
+HANDOVER: Final = "CRIPROXY_HANDOVER"
+"""The environment variable with two descriptors, `7:8`: the new process's end of the channel, and of the way by which
+listening sockets come: a stream of text can't carry them beside it.
+"""
 
 _MAX_LISTENERS: Final = 8
 
@@ -42,7 +41,7 @@ class Predecessor(Struct):
     """
 
     end: socket.socket
-    way: socket.socket | None
+    way: socket.socket
     learned: dict[str, PredictorState] = {}
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _channel: Channel | None = None
@@ -51,11 +50,13 @@ class Predecessor(Struct):
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
-        given = environ.pop(CHANNEL, "")
-        of, _, listeners_of = environ.pop(LISTENERS, "").partition(":")
-        channel = _inherited(given)
-        listeners = _inherited(listeners_of) if of == given else None  # else a version before has left it
-        return None if channel is None else cls(channel, listeners)
+        try:
+            end, way = map(int, environ.pop(HANDOVER, "").split(":"))
+            for descriptor in (end, way):
+                os.set_inheritable(descriptor, False)
+            return cls(socket.socket(fileno=end), socket.socket(fileno=way))
+        except (OSError, ValueError):  # it is not set, or was left by somebody
+            return None
 
     async def turn(self, ready: Ready) -> Take | None:
         """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
@@ -71,12 +72,10 @@ class Predecessor(Struct):
 
     def listeners(self) -> list[socket.socket]:
         """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
-        if self.way is None:
-            return []
-        with self.way as way:
-            way.setblocking(False)
+        with self.way:
+            self.way.setblocking(False)
             try:
-                _, descriptors, _, _ = socket.recv_fds(way, 64, _MAX_LISTENERS)
+                _, descriptors, _, _ = socket.recv_fds(self.way, 64, _MAX_LISTENERS)
             except OSError:  # it has none, or has gone
                 return []
         for descriptor in descriptors:
@@ -99,7 +98,7 @@ class Predecessor(Struct):
                 match message:
                     case Main():
                         on_main()
-                    case AdmitMessage() | ResizeMessage():
+                    case AdmitMessage():
                         self._answering.add(task := asyncio.create_task(self._answer(message, admission)))
                         task.add_done_callback(self._answering.discard)
                     case Changed(started):
@@ -112,14 +111,14 @@ class Predecessor(Struct):
         on_main()  # it may have died before it could say so
         await on_changed()
 
-    async def _answer(self, question: AdmitMessage | ResizeMessage, admission: AdmitsPods) -> None:
+    async def _answer(self, question: AdmitMessage, admission: AdmitsPods) -> None:
         error = ""
         try:
             place = parse_placement(question.place)
-            if isinstance(question, AdmitMessage):
-                await admission.admit(place, question.memory_bytes)
-            else:
+            if isinstance(question, ResizeMessage):
                 await admission.update_pod(place, question.memory_bytes)
+            else:
+                await admission.admit(place, question.memory_bytes)
         except (AdmissionError, ValueError) as refusal:
             error = str(refusal) or type(refusal).__name__
         self._opened.send(Done(question.number, error))
@@ -128,16 +127,6 @@ class Predecessor(Struct):
     def _opened(self) -> Channel:
         assert self._channel is not None
         return self._channel
-
-
-def _inherited(descriptor: str) -> socket.socket | None:
-    if not descriptor.isdecimal():
-        return None
-    try:
-        os.set_inheritable(int(descriptor), False)
-        return socket.socket(fileno=int(descriptor))
-    except OSError:  # the variable was left by a version before the last
-        return None
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from criproxy.daemon.upgrade.channel import Channel, Learned, Message, Ready, Serving, Take
-from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
+from criproxy.daemon.upgrade.predecessor import HANDOVER
 
 _START_S: Final = 60.0
 """From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
@@ -28,6 +28,11 @@ _LAUNCH: Final = '"$@" </dev/null & echo $! >&0'
 those whose parent has gone. Standard input is the pipe for the pid, as the other two are the log's.
 """
 
+HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | Take]]
+"""The sockets where questions come in, which nobody else can have as long as one of the two processes does; and what
+the new process must know, the Take last.
+"""
+
 M = TypeVar("M", bound=Message)
 
 
@@ -38,16 +43,8 @@ class UpgradeError(Exception):
 class OldProcess(Protocol):
     """The process that hands over, as far as the hand-over itself needs it."""
 
-    async def rest(self) -> Sequence[Learned | Take]:
-        """Stop what writes, and say what the new process must know, the Take last. Raises UpgradeError."""
-        ...
-
-    def listeners(self) -> Sequence[socket.socket]:
-        """Where questions come in; after `rest`, nobody answers there."""
-        ...
-
-    def leave_listeners(self) -> None:
-        """Close them, so that the new process can listen there."""
+    async def rest(self) -> HandedOver:
+        """Stop what writes. Raises UpgradeError."""
         ...
 
     async def resume(self) -> None:
@@ -70,7 +67,7 @@ class Successor(Struct):
         giving, taking = socket.socketpair()
         with theirs, taking:
             ends = theirs.fileno(), taking.fileno()
-            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: f"{ends[0]}:{ends[1]}"}
+            environ = {**environ, HANDOVER: f"{ends[0]}:{ends[1]}"}
             environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
             try:
                 pid, handle = await asyncio.to_thread(_launch, command, environ, ends)
@@ -137,11 +134,8 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        messages = await old.rest()
-        if ready.takes_listeners:
-            successor.give(old.listeners())
-        else:
-            old.leave_listeners()
+        listeners, messages = await old.rest()
+        successor.give(listeners)
         for message in messages:
             successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)
