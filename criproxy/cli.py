@@ -20,10 +20,6 @@ _REDRAW: Final = "\x1b[H\x1b[2J"
 _TIMEOUT_S: Final = 12.0
 """Longer than criproxy waits for a file that hangs, so that its answer says so."""
 
-_NOT_WELL: Final = 1
-_NOT_RUNNING: Final = 3
-_NOT_KNOWN: Final = 4
-_NOT_ALLOWED: Final = 5
 _STATUS_ENDS: Final = (
     "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
     "command line; 3 criproxy does not run; 4 what answers is not criproxy; 5 only root may ask. With --why, 0 for any "
@@ -162,6 +158,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from criproxy.config import load
+    from criproxy.observe import client
 
     config = load(options.config).config
     socket = Path(config.proxy.status_path)
@@ -170,7 +167,7 @@ def _status(options: argparse.Namespace) -> int:
         if options.watch and sys.stdout.isatty():
             _print(_REDRAW, end="")
         end = show(socket, as_json=options.json)
-        if end in (_NOT_RUNNING, _NOT_KNOWN):
+        if end in (client.NotRunningError.exit_status, client.NotCriproxyError.exit_status):
             _show_bypass(config.proxy)
         if not options.watch:
             return end
@@ -194,7 +191,7 @@ def _show_status(socket: Path, *, as_json: bool) -> int:
     def show(text: str) -> int:
         status = from_json(text)
         _print(text if as_json else render(status), end="\n" if as_json else "")
-        return _NOT_WELL if status.problems else 0
+        return 1 if status.problems else 0
 
     return _show(socket, "/status", show)
 
@@ -215,20 +212,12 @@ def _show(socket: Path, question: str, show: Callable[[str], int]) -> int:
 
     try:
         return show(client.ask(socket, question, _TIMEOUT_S))
-    except client.NotAllowedError as error:
+    except client.AskError as error:
         _fail(str(error))
-        return _NOT_ALLOWED
-    except client.NotRunningError as error:
-        _fail(str(error))
-        return _NOT_RUNNING
-    except client.BusyError as error:
-        _fail(str(error))
-        return 1
-    except client.NotCriproxyError as error:
-        _fail(str(error))
+        return error.exit_status
     except ValueError as error:
         _fail(f"{socket} does not answer like criproxy {__version__} ({error}): is another program there?")
-    return _NOT_KNOWN
+        return client.NotCriproxyError.exit_status
 
 
 def _moment(text: str) -> float:

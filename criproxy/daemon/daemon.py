@@ -59,7 +59,7 @@ from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_s
 from criproxy.observe.recorder import Recorder
-from criproxy.observe.report import Reporter, Sources
+from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -246,7 +246,8 @@ class Daemon:
         private = UnixAddress(Path(config.proxy.status_path))
         inside = Listener(private, self._log)
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        sources = Sources(
+        reporter = Reporter(
+            meters=self._metrics,
             recorder=self._recorder,
             box=self._box,
             inventory=self._inventory,
@@ -264,12 +265,12 @@ class Daemon:
             relief=self._relief,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
-            bypass=self._bypass,
+            bypass=self._bypass.status,
             listeners=(inside, outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
         )
-        routes = Routes(Reporter(self._metrics, sources), private.path, pod_names=config.observe.pod_names)
+        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names)
         return {
             inside: HttpServer(routes.private, PRIVATE_S).serve,
             outside: HttpServer(routes.public, PUBLIC_S).serve,

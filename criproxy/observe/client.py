@@ -15,20 +15,34 @@ _MAX_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 
 
-class NotRunningError(Exception):
+class AskError(Exception):
+    """There is no answer. `exit_status`: with which `criproxy status` ends."""
+
+    exit_status: int
+
+
+class NotRunningError(AskError):
     """Nobody answers at the socket."""
 
+    exit_status = 3
 
-class NotAllowedError(Exception):
+
+class NotAllowedError(AskError):
     """This user may not ask."""
 
+    exit_status = 5
 
-class NotCriproxyError(Exception):
+
+class NotCriproxyError(AskError):
     """What answers is not to be believed, or not what was asked for."""
 
+    exit_status = 4
 
-class BusyError(Exception):
+
+class BusyError(AskError):
     """It is criproxy, and it can't answer this now."""
+
+    exit_status = 1
 
 
 def ask(path: Path, question: str, timeout_s: float) -> str:

@@ -49,7 +49,7 @@ class DiskWatch(Struct):
         before, self.disks = self.disks, disks
         if disks == before:
             return
-        if in_force := {one.disk: one.keeper for one in disks if one.keeper}:
+        if in_force := {one.name: one.kept_by for one in disks if one.kept_by}:
             self.log.info("disk_weight_in_force", disks=in_force)
-        if left := {one.disk: one.why for one in disks if not one.keeper}:
+        if left := {one.name: one.why for one in disks if not one.kept_by}:
             self.log.info("disk_weight_not_in_force", disks=left, remedy=_REMEDY)

@@ -28,11 +28,10 @@ from criproxy.model.attachment import AttachStatus
 from criproxy.model.modes import TABLE, Mode, Modes, Readiness, in_words
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
-from criproxy.observe.report import Reporter, Sources
+from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
-    DiskStatus,
     OverheadStatus,
     PodOverhead,
     ShareStatus,
@@ -186,9 +185,11 @@ class Bench:
             "listeners": (self.listener,),
             "placement_check": self.check,
             "attachment": lambda: self.attachment,
+            "bypass": self.bypass.status,
+            "meters": metrics,
         }
-        fields = Sources.__struct_fields__
-        self.endpoints = Reporter(metrics, Sources(**{name: parts.get(name, vars(self).get(name)) for name in fields}))  # type: ignore[arg-type]
+        fields = Reporter.__struct_fields__
+        self.endpoints = Reporter(**{name: parts.get(name, vars(self).get(name)) for name in fields})  # type: ignore[arg-type]
         self.configure(config, pass_through=pass_through)
 
     def configure(
@@ -661,7 +662,7 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
 def test_disks_are_told_with_what_keeps_the_weight() -> None:
     bench = Bench()
     bench.disk_watch.disks = (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
-    assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
+    assert bench.status().disks == (DiskWeight("sda", "bfq", ""), DiskWeight("sdb", "", "scheduler none"))
     assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
     assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0
 
