@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
+from criproxy.pods.shared import Trouble
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0
@@ -110,13 +111,13 @@ def _decode(data: bytes) -> Document:
 
 
 class Checkpointer(Struct):
-    """Writes what `states` gives each minute, off the event loop. One failing write is logged once, until one works."""
+    """Writes what `states` gives each minute, off the event loop."""
 
     file: CheckpointFile
     clock: Clock
     states: Callable[[], Mapping[str, PredictorState]]
     log: structlog.typing.FilteringBoundLogger
-    _failing: bool = False
+    _trouble: Trouble = field(default_factory=Trouble)
     _loading: bool = False
 
     async def load(self, restore: Callable[[Mapping[str, PredictorState], float], None]) -> None:
@@ -140,14 +141,9 @@ class Checkpointer(Struct):
         if self._loading:
             return
         states = self.states()
-        try:
+        path = str(self.file.path)
+        with self._trouble.logged_by(lambda e: self.log.warning("checkpoint_failed", file=path, error=str(e))):
             await run_apart("checkpoint", lambda: self.file.write(states, durable=durable))
-        except (OSError, RuntimeError) as error:
-            if not self._failing:
-                self.log.warning("checkpoint_failed", file=str(self.file.path), error=str(error))
-            self._failing = True
-        else:
-            self._failing = False
 
     async def save_last(self) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.

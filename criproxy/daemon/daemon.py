@@ -179,7 +179,7 @@ class Daemon:
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         self._overhead = OverheadWatch(
-            settings.runtime_max_cores(),
+            settings.config.colocation.runtime_max_cores,
             shared,
             self._placement_check,
             stopper=stopper,
@@ -188,7 +188,7 @@ class Daemon:
         )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         read_hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._relief = MemoryRelief(settings.relief(), shared, self._box, read_hard, self._disk_reader)
+        self._relief = MemoryRelief(settings.modes.writes, shared, self._box, read_hard, self._disk_reader)
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
@@ -324,9 +324,9 @@ class Daemon:
             (self._unbounded, PartSettings.unbounded),
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
-            (self._overhead, PartSettings.runtime_max_cores),
-            (self._relief, PartSettings.relief),
-            (self._bypass, PartSettings.bypass_after_s),
+            (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
+            (self._relief, lambda settings: settings.modes.writes),
+            (self._bypass, lambda settings: settings.config.proxy.bypass),
         )
         for part, of in parts:
             part.configure(of(settings))

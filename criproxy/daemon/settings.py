@@ -135,15 +135,6 @@ class PartSettings(Struct, frozen=True):
         }
         return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
 
-    def runtime_max_cores(self) -> float:
-        return self.config.colocation.runtime_max_cores
-
-    def relief(self) -> bool:
-        return self.modes.writes
-
-    def bypass_after_s(self) -> float | None:
-        return self.config.proxy.bypass
-
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits
         adopt = limits is not LimitsUse.KEPT

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.box import BoxState
 from criproxy.cgroup.disk_weight import DiskWeight, DiskWeights
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
+from criproxy.pods.shared import Trouble
 
 EVERY_S: Final = 60.0
 
@@ -25,7 +26,7 @@ class DiskWatch(Struct):
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     disks: tuple[DiskWeight, ...] = ()
-    _trouble: str = ""
+    _trouble: Trouble = field(default_factory=Trouble)
 
     async def run(self) -> None:
         """Looks, until cancelled."""
@@ -38,16 +39,10 @@ class DiskWatch(Struct):
         state = self.box()
         if not state.version:
             return
-        try:
-            disks = await self.worker.run("look at disks", lambda: self.weights.read(state.version, state.path))
-        except Exception as error:
-            if str(error) != self._trouble:
-                self.log.warning("disk_weight_not_known", error=str(error))
-            self._trouble = str(error)
-            return
-        self._trouble = ""
-        before, self.disks = self.disks, disks
-        if disks == before:
+        before = self.disks
+        with self._trouble.logged_by(lambda error: self.log.warning("disk_weight_not_known", error=str(error))):
+            self.disks = await self.worker.run("look at disks", lambda: self.weights.read(state.version, state.path))
+        if (disks := self.disks) == before:
             return
         if in_force := {one.name: one.kept_by for one in disks if one.kept_by}:
             self.log.info("disk_weight_in_force", disks=in_force)

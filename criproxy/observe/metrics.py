@@ -10,7 +10,7 @@ from typing import Final
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, type_unlimited
-from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
+from criproxy.observe.exposition import Histogram, Reading, Registry, Value
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -84,11 +84,11 @@ class Metrics:
         self.registry: Final = Registry()
         unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | _usages()
         self._counters = {
-            name: Counter(f"criproxy_{name}", text, labels, registry=self.registry)
+            name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
             for name, (text, *labels) in _COUNTERS.items()
         }
         self._gauges = {
-            name: Gauge(f"criproxy_{name}", text, labels, registry=self.registry)
+            name: Value("gauge", f"criproxy_{name}", text, labels, registry=self.registry)
             for name, (text, *labels) in (gauges | {name: (text,) for name, text in unknown.items()}).items()
         }
         self.set(**dict.fromkeys(unknown), info={version: 1})
@@ -104,11 +104,9 @@ class Metrics:
         )
         self._in_flight = 0
         dropped = "Lines of the log that whoever reads it did not take in time"
-        for name, words, kind, read in (
-            ("calls_in_flight", "CRI calls under way", "gauge", lambda: self._in_flight),
-            ("log_lines_dropped_total", dropped, "counter", log_lines_dropped),
-        ):
-            Reading(f"criproxy_{name}", words, kind, read, registry=self.registry)
+        words = "CRI calls under way"
+        Reading("gauge", "criproxy_calls_in_flight", words, lambda: self._in_flight, registry=self.registry)
+        Reading("counter", "criproxy_log_lines_dropped_total", dropped, log_lines_dropped, registry=self.registry)
         add_process_metrics(self.registry)
 
     def set(self, **values: float | type_unlimited | Mapping[str, float] | None) -> None:
@@ -214,7 +212,7 @@ def add_process_metrics(registry: Registry) -> None:
         ("open_fds", "Open file descriptors", "gauge", lambda: len(os.listdir("/proc/self/fd"))),
         ("max_fds", "Most file descriptors", "gauge", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     ):
-        Reading(f"process_{name}", text, kind, read, registry=registry)
+        Reading(kind, f"process_{name}", text, read, registry=registry)
 
 
 def _stat(number: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
@@ -19,7 +19,7 @@ from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import PodsShared
+from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
@@ -217,7 +217,7 @@ class OverheadWatch(Struct):
     problem: str = ""
     _last: tuple[float, OverheadCounters] | None = None
     _too_much_since_s: float | None = None
-    _trouble: str = ""
+    _trouble: Trouble = field(default_factory=Trouble)
 
     def configure(self, max_cores: float) -> None:
         """What runtime and shims may take while offline pods print."""
@@ -230,14 +230,8 @@ class OverheadWatch(Struct):
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
-        try:
+        with self._trouble.logged_by(lambda e: self.shared.log.warning("overhead_not_measured", error=str(e))):
             await self._look()
-        except Exception as error:
-            if str(error) != self._trouble:
-                self.shared.log.warning("overhead_not_measured", error=str(error))
-            self._trouble = str(error)
-        else:
-            self._trouble = ""
 
     async def _look(self) -> None:
         running = self.shared.inventory.running

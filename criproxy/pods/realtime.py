@@ -6,12 +6,12 @@ A pod gets no capability for that from us (`criproxy.hooks.rewrites`), but a pri
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.worker import Worker
-from criproxy.model import PodRef
-from criproxy.pods.shared import PodsShared
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 EVERY_S: Final = 60.0
@@ -28,7 +28,7 @@ class RealtimeWatch(Struct):
     threads: RealtimeThreads
     worker: Worker
     found: Mapping[PodRef, str] = {}
-    _trouble: str = ""
+    _trouble: Trouble = field(default_factory=Trouble)
 
     async def run(self) -> None:
         while True:
@@ -39,14 +39,11 @@ class RealtimeWatch(Struct):
         """Never raises: a failure is logged once, and the next look tries again."""
         placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.running_pods}
         placements = {id: sandbox.placement for id, sandbox in placed.items() if sandbox.placement is not None}
-        try:
+        with self._trouble.logged_by(lambda e: self.shared.log.warning("realtime_threads_not_known", error=str(e))):
             found = await self.worker.run("look for realtime threads", lambda: self.threads.read(placements))
-        except Exception as error:
-            if str(error) != self._trouble:
-                self.shared.log.warning("realtime_threads_not_known", error=str(error))
-            self._trouble = str(error)
-            return
-        self._trouble = ""
+            self._judge(placed, found)
+
+    def _judge(self, placed: Mapping[str, Sandbox], found: Mapping[str, str]) -> None:
         before, self.found = self.found, {placed[id].pod: words for id, words in found.items()}
         for id, words in found.items():
             pod = placed[id].pod

@@ -67,7 +67,7 @@ def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
     config: Config, dry_run: bool, active: bool, stops_by: set[str]
 ) -> None:
     parts = PartSettings(config, Timetable(config).stage(0.0), False, dry_run)
-    assert (parts.relief(), parts.stops_by()) == (active, stops_by)
+    assert (parts.modes.writes, parts.stops_by()) == (active, stops_by)
 
 
 ALWAYS = Stage(policy(Config()))
@@ -98,7 +98,7 @@ def test_parts_do_what_the_table_of_modes_says(
     config, stage, pass_through, dry_run = given
     parts = PartSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
-    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.relief())}
+    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.modes.writes)}
     intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
     applies = not parts.loop().dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
