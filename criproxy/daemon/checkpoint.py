@@ -114,9 +114,7 @@ class Checkpointer(Struct):
     """Writes what `states` gives each minute, off the event loop."""
 
     file: CheckpointFile
-    clock: Clock
     states: Callable[[], Mapping[str, PredictorState]]
-    log: structlog.typing.FilteringBoundLogger
     _trouble: Trouble = field(default_factory=Trouble)
     _loading: bool = False
 
@@ -126,14 +124,14 @@ class Checkpointer(Struct):
         try:
             restore(*await run_apart("checkpoint", self.file.load))
         except RuntimeError as error:  # the machine has no more threads
-            self.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
+            self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
         finally:
             self._loading = False
 
     async def run(self) -> None:
         """Until cancelled. The last minute is the caller's to save, with `save_last`."""
         while True:
-            await self.clock.sleep(EVERY_S)
+            await self.file.clock.sleep(EVERY_S)
             await self.save()
 
     async def save(self, *, durable: bool = True) -> None:
@@ -142,7 +140,7 @@ class Checkpointer(Struct):
             return
         states = self.states()
         path = str(self.file.path)
-        with self._trouble.logged_by(lambda e: self.log.warning("checkpoint_failed", file=path, error=str(e))):
+        with self._trouble.logged_by(lambda e: self.file.log.warning("checkpoint_failed", file=path, error=str(e))):
             await run_apart("checkpoint", lambda: self.file.write(states, durable=durable))
 
     async def save_last(self) -> None:
@@ -154,4 +152,6 @@ class Checkpointer(Struct):
             async with asyncio.timeout(LAST_S):
                 await self.save(durable=False)
         except TimeoutError:
-            self.log.warning("checkpoint_given_up", file=str(self.file.path), reason=f"it took more than {LAST_S} s")
+            self.file.log.warning(
+                "checkpoint_given_up", file=str(self.file.path), reason=f"it took more than {LAST_S} s"
+            )

@@ -212,7 +212,7 @@ class Daemon:
             on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
+        self._checkpointer = Checkpointer(checkpoint, self._loop.checkpoint)
 
     def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""

@@ -82,19 +82,18 @@ def parse_state(content: bytes) -> CpuAssignments:
     return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class CpusOfBox:
+class CpusOfBox(Struct):
     """The CPUs that kubelet's CPU manager leaves to the box, by the state that was read last. Safe in any thread."""
 
-    def __init__(self, inventory: Inventory) -> None:
-        self._inventory = inventory
-        self.state = NOBODY_BOUND
+    inventory: Inventory
+    state: CpuAssignments = NOBODY_BOUND
 
     def cpus(self) -> Cpus | type_unlimited:
         """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
         state = self.state
         if state.shared is None:
             return UNLIMITED
-        uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
+        uids = {sandbox.pod.uid for sandbox in self.inventory.placed} if state.exclusive else set()
         return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
+from msgspec import Struct, field
+
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.observe import why
 from criproxy.observe.http import Answer
@@ -140,15 +142,14 @@ class Routes:
         return self._worker
 
 
-class _Shared:
+class _Shared(Struct):
     """One answer for all who wait for it, begun after the last of them has asked; at most ten a second."""
 
-    def __init__(self, build: Callable[[], Awaitable[Answer]], clock: Callable[[], float]) -> None:
-        self._build = build
-        self._clock = clock
-        self._turn = asyncio.Lock()
-        self._not_before_s = -math.inf
-        self._next: asyncio.Task[Answer] | None = None
+    build: Callable[[], Awaitable[Answer]]
+    clock: Callable[[], float]
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _not_before_s: float = -math.inf
+    _next: asyncio.Task[Answer] | None = None
 
     async def get(self) -> Answer:
         if self._next is None:
@@ -157,10 +158,10 @@ class _Shared:
 
     async def _begin(self) -> Answer:
         async with self._turn:
-            await asyncio.sleep(max(0.0, self._not_before_s - self._clock()))
+            await asyncio.sleep(max(0.0, self._not_before_s - self.clock()))
             self._next = None
-            self._not_before_s = self._clock() + _EVERY_S
-            return await self._build()
+            self._not_before_s = self.clock() + _EVERY_S
+            return await self.build()
 
 
 def _probe(problem: str | None) -> Answer:

@@ -7,7 +7,7 @@ the runtime only as a whole; the growth of the pods' logs shows whose share that
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.runtime import Running
+from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
 
@@ -38,13 +38,8 @@ DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
 
 
-class Watched(Struct, frozen=True):
-    """A sandbox or container of the box. `pid` 0: not known; `log` "": it has none."""
-
-    id: str
-    sandbox: Sandbox
-    pid: int
-    log: str
+Watched = tuple[Running, Process]
+"""A sandbox or container of the box, and its first process."""
 
 
 class OverheadCounters(Struct, frozen=True):
@@ -156,17 +151,17 @@ class OverheadReader:
         known, self._shims = self._shims, {}
         shims: dict[tuple[int, int], tuple[str, float]] = {}
         logs: dict[str, tuple[str, int, int]] = {}
-        for one in watched:
-            if shim := known.get(one.id) or self._find_shim(one):
+        for one, process in watched:
+            if shim := known.get(one.id) or self._find_shim(one, process.pid):
                 self._count(one, shim, shims)
-            if one.log and (file := _file(one.log)) is not None:
+            if process.log and (file := _file(process.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
         return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
     def _stat(self, pid: int) -> ProcessStat | None:
         return read_stat(self._proc, pid, self._ticks_per_s)
 
-    def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
+    def _count(self, one: Running, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         if shim not in shims:  # containers of a pod have one in common
             now = self._stat(shim[0])
             if now is None or now.started != shim[1]:  # it has ended, and its number may be another's
@@ -174,16 +169,16 @@ class OverheadReader:
             shims[shim] = (one.sandbox.id, now.cpu_s)
         self._shims[one.id] = shim
 
-    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
+    def _find_shim(self, one: Running, pid: int | None) -> tuple[int, int] | None:
         """The process that the runtime keeps beside this one (a shim, a conmon); None: there is none.
 
         It is the parent of the first process. In the box, it is bounded and does not count.
         """
-        if not one.pid or one.sandbox.placement is None:
+        if not pid or one.sandbox.placement is None:
             return None
         box = parse_placement(one.sandbox.placement).box.path
-        first = self._stat(one.pid)
-        if first is None or first.parent <= 1 or not self._in_box(one.pid, box) or self._in_box(first.parent, box):
+        first = self._stat(pid)
+        if first is None or first.parent <= 1 or not self._in_box(pid, box) or self._in_box(first.parent, box):
             return None
         shim = self._stat(first.parent)
         return None if shim is None else (first.parent, shim.started)
@@ -235,7 +230,7 @@ class OverheadWatch(Struct):
 
     async def _look(self) -> None:
         running = self.shared.inventory.running
-        watched = tuple(self._watched(running))
+        watched = tuple((one, process) for one in running if (process := self.processes.process(one.id)) is not None)
         runtime_pid = self.shared.runtime.pid
         after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
         now_s = self.shared.clock.boottime_s()
@@ -243,18 +238,12 @@ class OverheadWatch(Struct):
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
-        self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
+        self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one, _ in watched}, seconds)
         count = self.shared.counters.count
         count("runtime_cpu_seconds", by=(load.runtime_cores or 0.0) * seconds)
         count("offline_shim_cpu_seconds", by=load.shim_cores * seconds)
         count("offline_log_bytes", by=load.log_bytes_per_s * seconds)
         self._judge(load, last[0], now_s)
-
-    def _watched(self, running: Iterable[Running]) -> Iterable[Watched]:
-        for one in running:
-            process = self.processes.process(one.id)
-            if process is not None:
-                yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
 
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
         blamed = to_blame(load, self.max_cores)

@@ -140,7 +140,7 @@ class Proc:
     def pod(self, pid: int = 20, shim: int = 10, **of_shim: Any) -> Watched:
         self.process(shim, **of_shim)
         self.process(pid, shim, cgroup="/offline/poda/x")
-        return Watched("sa", A, pid, "")
+        return watched_of("sa", A, pid, "")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_shim_is_the_parent_of_the_first_process(proc: Proc) -> None:
 def test_shim_of_a_whole_pod_counts_once(proc: Proc) -> None:
     sandbox = proc.pod(cpu_s=3.0)
     proc.process(21, 10, cgroup="/offline/poda/y")
-    assert len(proc.reader.read(0, [sandbox, Watched("c1", A, 21, "")]).shims) == 1
+    assert len(proc.reader.read(0, [sandbox, watched_of("c1", A, 21, "")]).shims) == 1
 
 
 def test_shim_in_the_box_is_bounded_and_does_not_count(proc: Proc) -> None:
@@ -182,7 +182,7 @@ def test_shim_whose_number_went_to_another_is_looked_for_anew(proc: Proc) -> Non
 
 def test_process_without_a_shim_has_none(proc: Proc) -> None:
     proc.process(20, 1, cgroup="/offline/poda/x")
-    assert proc.reader.read(0, [Watched("sa", A, 20, ""), Watched("sb", B, 0, "")]).shims == {}
+    assert proc.reader.read(0, [watched_of("sa", A, 20, ""), watched_of("sb", B, 0, "")]).shims == {}
 
 
 def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
@@ -191,13 +191,21 @@ def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
     log.write_text("x" * 100)
     pipe = proc.root / "pipe"
     os.mkfifo(pipe)
-    watched = [Watched("c1", A, 0, str(log)), Watched("c2", A, 0, "/not/there"), Watched("c3", A, 0, str(pipe))]
+    watched = [
+        watched_of("c1", A, 0, str(log)),
+        watched_of("c2", A, 0, "/not/there"),
+        watched_of("c3", A, 0, str(pipe)),
+    ]
     found = proc.reader.read(5, watched)
     assert (found.runtime, found.logs) == ((9, 2.0), {"c1": ("sa", log.stat().st_ino, 100)})
     assert proc.reader.read(6, []).runtime is None
 
 
 # --- the watch ---------------------------------------------------------------------------------------------------
+
+
+def watched_of(id: str, sandbox: Sandbox, pid: int, log: str) -> Watched:
+    return Running(sandbox, id, ""), Process(pid, log=log)
 
 
 @dataclass
@@ -236,7 +244,7 @@ class Bench:
         return Process(20, log="/var/log/x")
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
-        assert (runtime_pid, [one.id for one in watched]) == (5, [one.id for one in self.running])
+        assert (runtime_pid, [one.id for one, _ in watched]) == (5, [one.id for one in self.running])
         if self.fails:
             raise self.fails
         return self.counters
