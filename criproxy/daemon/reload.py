@@ -109,8 +109,8 @@ class Reload(Struct):
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for part in (self.reload_when_asked(), self.watch_config(), self.follow_schedule()):
-                group.create_task(part)
+            group.create_task(self.reload_when_asked())
+            group.create_task(self.look_around())
 
     async def reload_when_asked(self) -> None:
         """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
@@ -132,20 +132,19 @@ class Reload(Struct):
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
                 await run_apart("bypass", self._tell_switch)
 
-    async def watch_config(self) -> None:
-        """Reload when the file has changed. The first look is as long after that of a task before as all others."""
+    async def look_around(self) -> None:
+        """Follow the schedule, and reload when the file has changed.
+
+        The first look at that is as long after that of a task before as all others.
+        """
         while True:
+            self._follow_schedule()
             if self.watch.settling:
                 await self.clock.sleep(_AT_REST_AFTER_S)
             else:
                 await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
             if self.watch.changed():
                 self.asked.set()
-
-    async def follow_schedule(self) -> None:
-        while True:
-            self._follow_schedule()
-            await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
 
     def _follow_schedule(self) -> None:
         self._leave_bypass()

@@ -118,8 +118,7 @@ class Inventory:
             return known
         if not sandbox_id:
             return None
-        answer = await self._runtime.sandboxes(sandbox_id)
-        for listed in answer:
+        for listed in await self._runtime.sandboxes(sandbox_id):
             if listed.id.startswith(sandbox_id):
                 return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
         return None
@@ -128,8 +127,7 @@ class Inventory:
         """The sandbox of a container, asked for like `sandbox`."""
         known = self._containers.get(container_id)
         if known is None and container_id:
-            answer = await self._runtime.containers(container_id)
-            for listed in answer:
+            for listed in await self._runtime.containers(container_id):
                 if listed.id.startswith(container_id):
                     known = self._containers.setdefault(listed.id, listed)
         return await self.sandbox(known.sandbox_id) if known is not None else None

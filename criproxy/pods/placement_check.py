@@ -14,7 +14,7 @@ from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import PodRef
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import PodsShared
+from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
@@ -66,7 +66,7 @@ class PlacementCheck(PodObserver, Struct):
     """Sandboxes without a process."""
     _unknown: dict[str, Finding] = {}
     _unbounded: dict[str, Finding] = {}
-    _trouble: str = ""
+    _trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
         self.shared.inventory.watch(self)
@@ -111,20 +111,19 @@ class PlacementCheck(PodObserver, Struct):
 
     async def round(self) -> None:
         """Look at what is due. Never raises: a failure is logged once, and the next look at everything tries again."""
+
+        def log(error: Exception) -> None:
+            known = isinstance(error, ConnectionError)
+            self.shared.log.warning("placement_not_verified", error=str(error), exc_info=None if known else error)
+
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
-        try:
+        with self._trouble.logged_by(log):
             running = {one.id: one for one in self.shared.inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
-            failures = await self._check(due, fresh)
-        except Exception as error:
-            failures = [error]
-        trouble = str(failures[0]) if failures else ""
-        if trouble and trouble != self._trouble:
-            known = isinstance(failures[0], ConnectionError)
-            self.shared.log.warning("placement_not_verified", error=trouble, exc_info=None if known else failures[0])
-        self._trouble = trouble
+            if failures := await self._check(due, fresh):
+                raise failures[0]
 
     def _forget_others(self, running: Collection[str]) -> None:
         for known in (self._processes, self._pids, self._unknown, self._unbounded):

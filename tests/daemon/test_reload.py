@@ -27,6 +27,11 @@ class Clock:
         self.shared.append(slack_s > 0.0)
 
 
+@pytest.fixture(autouse=True)
+def no_schedule(monkeypatch):
+    monkeypatch.setattr(Reload, "_follow_schedule", lambda _: None)
+
+
 def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
     first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
@@ -40,7 +45,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
     reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
-        asyncio.run(reload.watch_config())
+        asyncio.run(reload.look_around())
     assert looks == [0.5, 1.0, 1.5, 2.0]
 
 
@@ -50,7 +55,7 @@ def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake
     reload = reload_of(watch, clock)
     file.write_text("new")
     with pytest.raises(TimeoutError):
-        asyncio.run(reload.watch_config())
+        asyncio.run(reload.look_around())
     assert reload.asked.is_set()
     assert clock.shared == [True, False, True, True]
 

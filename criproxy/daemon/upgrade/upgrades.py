@@ -185,15 +185,12 @@ class Upgrades(Struct):
                 self._successor = await hand_over(self, self.socket.path, self.command, os.environ)
             except Exception as error:  # all is as it was, whatever it is
                 self._asked.clear()
-                self._failed(error)
+                self.recorder.upgrade_failed(str(error))
+                trouble = None if isinstance(error, UpgradeError) else error
+                self.log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
             else:
                 self.active.leave_sockets()
                 return
-
-    def _failed(self, error: Exception) -> None:
-        self.recorder.upgrade_failed(str(error))
-        trouble = None if isinstance(error, UpgradeError) else error
-        self.log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
 
     async def _retire(self, successor: Successor) -> None:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
