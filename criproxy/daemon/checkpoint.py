@@ -62,14 +62,11 @@ class CheckpointFile(Struct):
                 raise OSError(errno.ESTALE, "a later checkpoint is on its way", str(temporary))
         temporary.replace(self.path)
         if durable:
-            self._sync_directory()
-
-    def _sync_directory(self) -> None:
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def load(self) -> tuple[Mapping[str, PredictorState], float]:
         """The states, and what to add to their times to make them ours (0 within one boot); nothing when unusable."""

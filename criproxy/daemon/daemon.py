@@ -70,7 +70,7 @@ from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -174,21 +174,15 @@ class Daemon:
         self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
-        self._overhead = OverheadWatch(
-            settings.config.colocation.runtime_max_cores,
-            shared,
-            self._placement_check,
-            stopper=stopper,
-            reader=OverheadReader(),
-            worker=self._disk_reader,
-        )
+        most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
+        self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
-        read_hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._relief = MemoryRelief(settings.modes.writes, shared, self._box, read_hard, self._disk_reader)
+        hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
+        self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""

@@ -20,16 +20,13 @@ from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
 """It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
-
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, and it would go on."""
 
 LOUD_BYTES_PER_S: Final = 1_000_000.0
 """Logs that grow by less do not explain a busy runtime."""

@@ -15,15 +15,12 @@ from criproxy.model import PodRef
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
 every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
-
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped right after its start may not start again: it would land there again."""
 
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.

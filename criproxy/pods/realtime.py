@@ -12,12 +12,9 @@ from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
 
 EVERY_S: Final = 60.0
-
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, with the same threads."""
 
 
 class RealtimeWatch(Struct):

@@ -16,6 +16,9 @@ ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
 """The settings by which single pods are stopped."""
 
+HOLD_S: Final = 300.0
+"""For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
+
 
 class StopsPods(Protocol):
     """Whoever stops single pods of the box, and tries again until they have stopped."""

@@ -13,7 +13,6 @@ import structlog
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.overhead import (
     EVERY_S,
-    HOLD_S,
     LOUD_BYTES_PER_S,
     OVERLOAD_S,
     OutsideLoad,
@@ -27,7 +26,7 @@ from criproxy.pods.overhead import (
 )
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
 
 T = TypeVar("T")
 

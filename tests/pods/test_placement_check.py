@@ -12,10 +12,10 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck
+from criproxy.pods.placement_check import CONFIRM_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
