@@ -391,7 +391,8 @@ class Observe(Struct, frozen=True, kw_only=True):
 
     @property
     def host_port(self) -> tuple[str, int]:
-        return _host_port(self.address)
+        host, _, port = self.address.rpartition(":")
+        return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -411,11 +412,6 @@ class Config(Struct, frozen=True, kw_only=True):
 
 def _socket_path(value: str) -> str:
     return posixpath.normpath("/" + value.removeprefix("unix://").lstrip("/"))
-
-
-def _host_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
 
 
 def _days(text: str) -> frozenset[int]:

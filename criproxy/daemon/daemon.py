@@ -48,7 +48,7 @@ from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
+from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.model import Sandbox
 from criproxy.model.attachment import AttachStatus
 from criproxy.observe import log as logs
@@ -141,7 +141,7 @@ class Daemon:
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
-        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir), cpus, self._box, log=self._log)
+        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)

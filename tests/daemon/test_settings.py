@@ -7,11 +7,16 @@ from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
-from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
+from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
+
+
+def guard(config: Config) -> GuardLaw | None:
+    config = replace(config, colocation=Colocation(enabled=True))
+    return PartSettings(config, Stage(policy(config)), False, False).guard().law
 
 
 def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> PartSettings:
