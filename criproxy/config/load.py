@@ -210,8 +210,8 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
         known.setdefault(setting.section, []).append(setting.name)
     for section, table in document.items():
         if section not in known:
-            names = [*known, *_everywhere(known, section)]
-            errors.append(_unknown(section, section, table, names, guess=len(errors) < MAX_ERRORS))
+            elsewhere = [f"{one}.{section}" for one, names in known.items() if section in names]  # a key of a section
+            errors.append(_unknown(section, section, table, [*known, *elsewhere], guess=len(errors) < MAX_ERRORS))
         elif not isinstance(table, dict):
             remedy = f"write [{section}] and its keys below it"
             errors.append(_error(section, table, "is a section, not a key", remedy))
@@ -221,11 +221,6 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
                     guess = len(errors) < MAX_ERRORS
                     errors.append(_unknown(f"{section}.{name}", name, value, known[section], guess=guess))
     return errors
-
-
-def _everywhere(known: Mapping[str, list[str]], name: str) -> list[str]:
-    """Where a key that was written outside of its section belongs."""
-    return [f"{section}.{name}" for section, names in known.items() if name in names]
 
 
 def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess: bool) -> ConfigError:

@@ -65,7 +65,11 @@ def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
         try:
             connection.settimeout(timeout_s)
             connection.connect(os.fspath(path))
-            _check_peer(path, connection)
+            pid, uid = peer(connection)
+            if uid not in (0, os.geteuid()):
+                raise NotCriproxyError(
+                    f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed"
+                )
             connection.sendall(f"GET {question} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             return _parsed(path, _read(connection, end_s))
         except PermissionError as error:
@@ -81,12 +85,6 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """The pid and user of the process that began to listen there, whoever accepts. Raises OSError."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
-
-
-def _check_peer(path: Path, connection: socket.socket) -> None:
-    pid, uid = peer(connection)
-    if uid not in (0, os.geteuid()):
-        raise NotCriproxyError(f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed")
 
 
 def _read(connection: socket.socket, end_s: float) -> bytes:

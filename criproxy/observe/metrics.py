@@ -82,7 +82,9 @@ class Metrics:
 
     def __init__(self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0) -> None:
         self.registry: Final = Registry()
-        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | _usages()
+        sampled = [(row.unit, row.sampling) for row in RESOURCES.values() if row.sampling is not None]
+        usages = {f"usage_{unit}": (sampling.usage_help, "scope") for unit, sampling in sampled}
+        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages
         self._counters = {
             name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
             for name, (text, *labels) in _COUNTERS.items()
@@ -191,11 +193,6 @@ def _of_resources() -> dict[str, str]:
             f"limit_{name}": f"The box's limit on {share.title}",
         }
     return found
-
-
-def _usages() -> dict[str, tuple[str, ...]]:
-    rows = RESOURCES.values()
-    return {f"usage_{row.unit}": (row.sampling.usage_help, "scope") for row in rows if row.sampling is not None}
 
 
 def _titled(words: str) -> str:
