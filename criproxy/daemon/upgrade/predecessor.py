@@ -25,10 +25,11 @@ from criproxy.daemon.upgrade.channel import (
 from criproxy.model import AdmissionError
 from criproxy.pods.admission import AdmitsPods
 
-HANDOVER: Final = "CRIPROXY_HANDOVER"
-"""The environment variable with two descriptors, `7:8`: the new process's end of the channel, and of the way by which
-listening sockets come: a stream of text can't carry them beside it.
-"""
+CHANNEL: Final = "CRIPROXY_HANDOVER"
+"""The environment variable with the descriptor of the new process's end of the channel."""
+
+LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
+"""The same, `7:8`, and that of the way by which listening sockets come: a stream of text can't carry them beside it."""
 
 _MAX_LISTENERS: Final = 8
 
@@ -50,8 +51,9 @@ class Predecessor(Struct):
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
+        given = environ.pop(CHANNEL, ""), environ.pop(LISTENERS, "").partition(":")[2]
         try:
-            end, way = map(int, environ.pop(HANDOVER, "").split(":"))
+            end, way = map(int, given)
             for descriptor in (end, way):
                 os.set_inheritable(descriptor, False)
             return cls(socket.socket(fileno=end), socket.socket(fileno=way))

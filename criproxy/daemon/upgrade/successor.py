@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from criproxy.daemon.upgrade.channel import Channel, Learned, Message, Ready, Serving, Take
-from criproxy.daemon.upgrade.predecessor import HANDOVER
+from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
 
 _START_S: Final = 60.0
 """From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
@@ -67,7 +67,7 @@ class Successor(Struct):
         giving, taking = socket.socketpair()
         with theirs, taking:
             ends = theirs.fileno(), taking.fileno()
-            environ = {**environ, HANDOVER: f"{ends[0]}:{ends[1]}"}
+            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: f"{ends[0]}:{ends[1]}"}
             environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
             try:
                 pid, handle = await asyncio.to_thread(_launch, command, environ, ends)

@@ -14,7 +14,7 @@ from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
-from criproxy.daemon.upgrade.predecessor import HANDOVER, Predecessor
+from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
 from criproxy.model import AdmissionError
 
 PLACE = parse_placement("/offline/pod1")
@@ -64,7 +64,8 @@ async def handed_over() -> AsyncIterator[Two]:
     ours, theirs = socket.socketpair()
     giving, taking = socket.socketpair()
     giving.close()
-    environ = {HANDOVER: f"{theirs.detach()}:{taking.detach()}", "PATH": "/bin"}
+    end, way = theirs.detach(), taking.detach()
+    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", "PATH": "/bin"}
     predecessor = Predecessor.of_environment(environ)
     assert predecessor is not None
     assert environ == {"PATH": "/bin"}
@@ -102,8 +103,8 @@ async def until(condition: object) -> None:
 
 def test_nobody_hands_over_without_the_variable() -> None:
     assert Predecessor.of_environment({}) is None
-    assert Predecessor.of_environment({HANDOVER: "junk"}) is None
-    assert Predecessor.of_environment({HANDOVER: "9998:9999"}) is None
+    assert Predecessor.of_environment({CHANNEL: "junk"}) is None
+    assert Predecessor.of_environment({CHANNEL: "9998", LISTENERS: "9998:9999"}) is None
 
 
 def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None:
