@@ -20,10 +20,6 @@ _REDRAW: Final = "\x1b[H\x1b[2J"
 _TIMEOUT_S: Final = 12.0
 """Longer than criproxy waits for a file that hangs, so that its answer says so."""
 
-_NOT_WELL: Final = 1
-_NOT_RUNNING: Final = 3
-_NOT_KNOWN: Final = 4
-_NOT_ALLOWED: Final = 5
 _STATUS_ENDS: Final = (
     "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
     "command line; 3 criproxy does not run; 4 what answers is not criproxy; 5 only root may ask. With --why, 0 for any "
@@ -162,15 +158,15 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from criproxy.config import load
+    from criproxy.observe import client
 
     config = load(options.config).config
     socket = Path(config.proxy.status_path)
-    show = _show_status if options.why is None else functools.partial(_show_why, at_s=options.why)
     while True:
         if options.watch and sys.stdout.isatty():
             _print(_REDRAW, end="")
-        end = show(socket, as_json=options.json)
-        if end in (_NOT_RUNNING, _NOT_KNOWN):
+        end = _show(socket, as_json=options.json, at_s=options.why)
+        if end in (client.NotRunningError.exit_status, client.NotCriproxyError.exit_status):
             _show_bypass(config.proxy)
         if not options.watch:
             return end
@@ -182,53 +178,36 @@ def _show_bypass(proxy: "Proxy") -> None:
     """Where kubelet's calls go while criproxy does not say so itself."""
     from criproxy.daemon import bypass
 
-    switch = bypass.Bypass((bypass.DIRECTORY,))
-    if words := bypass.while_away(Path(proxy.listen_path), Path(proxy.runtime_path), proxy.bypass, switch):
+    listen, runtime = Path(proxy.listen_path), Path(proxy.runtime_path)
+    if words := bypass.Bypass((bypass.DIRECTORY,), listen, runtime, proxy.bypass).while_away():
         _fail(words)
 
 
-def _show_status(socket: Path, *, as_json: bool) -> int:
-    from criproxy.observe.status import from_json
-    from criproxy.observe.status_text import render
-
-    def show(text: str) -> int:
-        status = from_json(text)
-        _print(text if as_json else render(status), end="\n" if as_json else "")
-        return _NOT_WELL if status.problems else 0
-
-    return _show(socket, "/status", show)
-
-
-def _show_why(socket: Path, *, as_json: bool, at_s: float) -> int:
-    from criproxy.observe.why import from_json, render
-
-    def show(text: str) -> int:
-        _print(text if as_json else render(from_json(text)), end="\n" if as_json else "")
-        return 0
-
-    return _show(socket, "/why" if math.isnan(at_s) else f"/why?at={at_s}", show)
-
-
-def _show(socket: Path, question: str, show: Callable[[str], int]) -> int:
-    """Give what criproxy answers to `show`, which returns the exit status; or say why there is no answer."""
+def _show(socket: Path, *, as_json: bool, at_s: float | None) -> int:
+    """The status, or why the limits are what they were at a moment (NaN: now); returns the exit status."""
     from criproxy.observe import client
 
+    end = 0
     try:
-        return show(client.ask(socket, question, _TIMEOUT_S))
-    except client.NotAllowedError as error:
+        if at_s is None:
+            from criproxy.observe import status, status_text
+
+            text = client.ask(socket, "/status", _TIMEOUT_S)
+            found = status.from_json(text)
+            shown, end = status_text.render(found), 1 if found.problems else 0
+        else:
+            from criproxy.observe import why
+
+            text = client.ask(socket, "/why" if math.isnan(at_s) else f"/why?at={at_s}", _TIMEOUT_S)
+            shown = why.render(why.from_json(text))
+    except client.AskError as error:
         _fail(str(error))
-        return _NOT_ALLOWED
-    except client.NotRunningError as error:
-        _fail(str(error))
-        return _NOT_RUNNING
-    except client.BusyError as error:
-        _fail(str(error))
-        return 1
-    except client.NotCriproxyError as error:
-        _fail(str(error))
+        return error.exit_status
     except ValueError as error:
         _fail(f"{socket} does not answer like criproxy {__version__} ({error}): is another program there?")
-    return _NOT_KNOWN
+        return client.NotCriproxyError.exit_status
+    _print(text if as_json else shown, end="\n" if as_json else "")
+    return end
 
 
 def _moment(text: str) -> float:

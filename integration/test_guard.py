@@ -128,9 +128,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
 
 
 class Silent:
-    def guard_squeezed(self) -> None: ...
-
-    def guard_false_alarm(self) -> None: ...
+    def count(self, name: str) -> None: ...
 
 
 async def until(condition: object, what: str) -> None:

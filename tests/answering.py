@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
-from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Endpoints, Routes
+from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.observe.status import Status
 from criproxy.observe.why import Why
 from integration.lab.ports import free_ports
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Answers(Struct):
-    """A fake of `routes.Endpoints`."""
+    """A fake of a `Reporter`."""
 
     page: Callable[[], str]
     metrics: Callable[[], bytes]
@@ -38,14 +38,14 @@ class Answers(Struct):
 class Served:
     """Both ends of a daemon's answering: `port` of TCP, and the status socket `path`."""
 
-    def __init__(self, path: Path, endpoints: Endpoints, *, host: str = HOST, pod_names: bool = False) -> None:
+    def __init__(self, path: Path, endpoints: Answers, *, host: str = HOST, pod_names: bool = False) -> None:
         self.host = host
         self.path = path
         self.port = free_ports(1)[0]
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._routes = self.run(lambda: Routes(endpoints, self.path, pod_names=pod_names))
+        self._routes = self.run(lambda: Routes(endpoints, self.path, pod_names=pod_names))  # type: ignore[arg-type]
         self.public, self.private = self._listeners()
 
     def run(self, job: Callable[[], T]) -> T:
@@ -95,7 +95,7 @@ class Served:
 
 
 @contextmanager
-def answering(path: Path, endpoints: Endpoints, *, host: str = HOST, pod_names: bool = False) -> Iterator[Served]:
+def answering(path: Path, endpoints: Answers, *, host: str = HOST, pod_names: bool = False) -> Iterator[Served]:
     served = Served(path, endpoints, host=host, pod_names=pod_names)
     try:
         yield served.open()

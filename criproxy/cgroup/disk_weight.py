@@ -38,10 +38,10 @@ class Disk(Struct, frozen=True):
 
 
 class DiskWeight(Struct, frozen=True):
-    """`keeper`: what keeps the box's weight on this disk (bfq, cfq, io.cost); "": nothing does, and `why`."""
+    """What keeps the box's lowest weight on a disk (bfq, cfq, io.cost); "": nothing does, and `why`."""
 
-    disk: str
-    keeper: str
+    name: str
+    kept_by: str
     why: str = ""
 
 

@@ -41,7 +41,7 @@ def _lines() -> Iterator[str]:
 
 
 def _about(setting: Setting) -> str:
-    text = f"{setting.meta.description} {setting.expects[0].upper()}{setting.expects[1:]}."
+    text = f"{setting.description} {setting.expects[0].upper()}{setting.expects[1:]}."
     if setting.item_example and not setting.default:
         text += f"\nFor example: [{setting.item_example}]"
     return f"{text} Takes effect after a restart." if setting.needs_restart else text

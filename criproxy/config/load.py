@@ -4,8 +4,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -140,7 +139,7 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:
     for file, data in sources:
         document, syntax_error = _salvage(data)
         found = [syntax_error] if syntax_error else []
-        found += _described(_unknown_keys(document))
+        found += _unknown_keys(document)
         errors += [replace(error, file=file) for error in found]
         for section, table in document.items():
             if isinstance(table, dict):
@@ -204,44 +203,33 @@ def _failed_line(message: str, text: str) -> int:
 # --- tables to settings ----------------------------------------------------------------------------------------------
 
 
-_UNTOLD: Final = ConfigError("", "", "", "", "")
-"""One more error, only to be counted."""
-
-
-def _described(errors: Iterable[Callable[[], ConfigError]]) -> list[ConfigError]:
-    """All errors, the first of which in words: these take time."""
-    return [error() if index < MAX_ERRORS else _UNTOLD for index, error in enumerate(errors)]
-
-
-def _unknown_keys(document: Mapping[str, Any]) -> Iterator[Callable[[], ConfigError]]:
+def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
+    errors: list[ConfigError] = []
     known: dict[str, list[str]] = {}
     for setting in settings():
         known.setdefault(setting.section, []).append(setting.name)
     for section, table in document.items():
         if section not in known:
-            names = [*known, *_everywhere(known, section)]
-            yield partial(_unknown, section, section, table, names)
+            elsewhere = [f"{one}.{section}" for one, names in known.items() if section in names]  # a key of a section
+            errors.append(_unknown(section, section, table, [*known, *elsewhere], guess=len(errors) < MAX_ERRORS))
         elif not isinstance(table, dict):
             remedy = f"write [{section}] and its keys below it"
-            yield partial(_error, section, table, "is a section, not a key", remedy)
+            errors.append(_error(section, table, "is a section, not a key", remedy))
         else:
             for name, value in table.items():
                 if name not in known[section]:
-                    yield partial(_unknown, f"{section}.{name}", name, value, known[section])
+                    guess = len(errors) < MAX_ERRORS
+                    errors.append(_unknown(f"{section}.{name}", name, value, known[section], guess=guess))
+    return errors
 
 
-def _everywhere(known: Mapping[str, list[str]], name: str) -> list[str]:
-    """Where a key that was written outside of its section belongs."""
-    return [f"{section}.{name}" for section, names in known.items() if name in names]
-
-
-def _unknown(key: str, name: str, value: object, known: Iterable[str]) -> ConfigError:
-    names = list(known)
-    # Bounded: difflib takes quadratic time.
+def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess: bool) -> ConfigError:
+    """`guess` what was meant: only for errors that are shown, as it takes time."""
     import difflib  # a config without mistakes does without
 
-    near = difflib.get_close_matches(name[:SHOWN], names, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(names)})"
+    # Bounded: difflib takes quadratic time.
+    near = difflib.get_close_matches(name[:SHOWN], known, n=1, cutoff=0.5) if guess else ()
+    remedy = f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})"
     return _error(bare(key), value, "there is no such key", remedy)
 
 
@@ -275,17 +263,17 @@ def _convert_bad(setting: Setting, given: object, error: Exception) -> tuple[Any
         try:
             good.append(msgspec.convert(item, setting.item_type))
         except (msgspec.ValidationError, RecursionError) as item_error:
-            errors += _item_errors(setting, key, item, item_error) if len(errors) < MAX_ERRORS else [_UNTOLD]
+            errors += _item_errors(setting, key, item, item_error, guess=len(errors) < MAX_ERRORS)
     return tuple(good), errors
 
 
-def _item_errors(setting: Setting, key: str, item: object, error: Exception) -> list[ConfigError]:
+def _item_errors(setting: Setting, key: str, item: object, error: Exception, *, guess: bool) -> list[ConfigError]:
     if not setting.item_example or not isinstance(item, dict):
         return [_expected(setting, key, item)]
     known = setting.item_type.__struct_fields__
-    strange = [name for name in item if name not in known]
-    if unknown := _described(partial(_unknown, f"{key}.{name}", name, item[name], known) for name in strange):
-        return unknown
+    if strange := [name for name in item if name not in known]:
+        guesses = [guess and at < MAX_ERRORS for at in range(len(strange))]
+        return [_unknown(f"{key}.{n}", n, item[n], known, guess=one) for n, one in zip(strange, guesses, strict=True)]
     problem = _first_line(str(error)).replace(" - at `$.", " at `").replace("`", "")
     return [_error(key, item, problem, f"write, for example, {setting.item_example}")]
 

@@ -1,7 +1,7 @@
 """The settings as a list, and what must hold between them."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
 import msgspec
@@ -22,7 +22,9 @@ class Setting(Struct, frozen=True):
     section: str
     name: str
     type: Any
-    meta: Meta
+    bounds: Meta
+    description: str
+    extra: Mapping[str, str | bool]
     default: Any
 
     @property
@@ -38,16 +40,16 @@ class Setting(Struct, frozen=True):
     @property
     def item_example(self) -> str:
         """A valid item of a list of tables; "" when the setting is none."""
-        return str((self.meta.extra or {}).get("example", ""))
+        return str(self.extra.get("example", ""))
 
     @property
     def needs_restart(self) -> bool:
-        return bool((self.meta.extra or {}).get("restart"))
+        return bool(self.extra.get("restart"))
 
     @property
     def expects(self) -> str:
         """What a valid value is, in words."""
-        if words := (self.meta.extra or {}).get("expects"):
+        if words := self.extra.get("expects"):
             return str(words)
         inner = self.item_type or get_args(self.type)[0]
         if choices := [c for c in get_args(inner) if isinstance(c, str)]:
@@ -56,7 +58,7 @@ class Setting(Struct, frozen=True):
         if inner is bool:
             return "true or false"
         kind = "a whole number" if int in (inner, *get_args(inner)) else "a number"
-        return f"{kind} from {_number(self.meta.ge)} to {_number(self.meta.le)}"
+        return f"{kind} from {_number(self.bounds.ge)} to {_number(self.bounds.le)}"
 
 
 def settings() -> tuple[Setting, ...]:
@@ -71,7 +73,9 @@ def settings() -> tuple[Setting, ...]:
 def _setting(section: str, field: msgspec.structs.FieldInfo) -> Setting:
     # An optional setting's type is `Annotated[...] | None`; a file can't say None.
     kind = field.type if hasattr(field.type, "__metadata__") else get_args(field.type)[0]
-    return Setting(section, field.name, kind, kind.__metadata__[0], field.default)
+    first, last = kind.__metadata__[0], kind.__metadata__[-1]  # the type's bounds, if any, and what `doc` makes
+    extra = {**(first.extra or {}), **last.extra}
+    return Setting(section, field.name, kind, first, last.description, extra, field.default)
 
 
 class Conflict(Struct, frozen=True):

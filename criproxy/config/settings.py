@@ -17,49 +17,51 @@ _DAY: Final = f"({'|'.join(DAY_NAMES)})"
 _DAYS: Final = f"^{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*$"
 
 
+Socket = Annotated[
+    str, Meta(pattern=_SOCKET, extra={"expects": "an absolute path of a socket (/path or unix:///path)"})
+]
+Cores = Annotated[float, Meta(ge=0.01, le=4096.0)]
+Bytes = Annotated[int, Meta(ge=4 << 20, le=1 << 44)]
+
+
+def doc(description: str, **extra: str | bool) -> Meta:
+    """What a key is for. `expects`: valid values in words, `example`: of an item, `restart`: a change waits for one."""
+    return Meta(description=description, extra=extra)
+
+
 class Proxy(Struct, frozen=True, kw_only=True):
     """Where kubelet finds criproxy, and where criproxy finds the runtime."""
 
-    listen: Annotated[
-        str,
-        Meta(
-            pattern=_SOCKET,
-            description="The socket for kubelet's --container-runtime-endpoint.",
-            extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
-        ),
-    ] = "/run/criproxy/criproxy.sock"
-    runtime: Annotated[
-        str,
-        Meta(
-            pattern=_SOCKET,
-            description="The container runtime's own socket.",
-            extra={"expects": "an absolute path of a socket (/path or unix:///path)", "restart": True},
-        ),
-    ] = "/run/containerd/containerd.sock"
+    listen: Annotated[Socket, doc("The socket for kubelet's --container-runtime-endpoint.", restart=True)] = (
+        "/run/criproxy/criproxy.sock"
+    )
+    runtime: Annotated[Socket, doc("The container runtime's own socket.", restart=True)] = (
+        "/run/containerd/containerd.sock"
+    )
     engine: Annotated[
         Literal["grpc", "relay"],
-        Meta(
-            description="What carries the calls. relay forwards HTTP/2 frames and opens the calls alone that hooks "
+        doc(
+            "What carries the calls. relay forwards HTTP/2 frames and opens the calls alone that hooks "
             "name: it costs less, and an upgrade fails no call. grpc ends each call and makes it anew.",
-            extra={"restart": True},
+            restart=True,
         ),
     ] = "relay"
     blind: Annotated[
         bool,
-        Meta(
-            description="For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
+        doc(
+            "For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
             "engine. Offline pods that start then are not bounded (see colocation.on_unbounded), calls are not "
             "counted, and an upgrade cuts calls that last longer than 20 seconds.",
-            extra={"restart": True},
+            restart=True,
         ),
     ] = False
     bypass_after_s: Annotated[
         Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
-        Meta(
-            description="When criproxy has been down for this many seconds, kubelet's calls go to the runtime past it, "
+        doc(
+            "When criproxy has been down for this many seconds, kubelet's calls go to the runtime past it, "
             "until it is back; offline pods that start meanwhile are not bounded (see colocation.on_unbounded). "
             "After 30 seconds without a runtime, kubelet starts and stops no pods.",
-            extra={"expects": 'a number from 1 to 3_600, or "never"'},
+            expects='a number from 1 to 3_600, or "never"',
         ),
     ] = 10.0
 
@@ -95,10 +97,11 @@ class Kubelet(Struct, frozen=True, kw_only=True):
 
     root_dir: Annotated[
         str,
-        Meta(
-            pattern=_PATH,
-            description="Kubelet's --root-dir, which holds its cpu_manager_state.",
-            extra={"expects": "an absolute path of a directory", "restart": True},
+        Meta(pattern=_PATH),
+        doc(
+            "Kubelet's --root-dir, which holds its cpu_manager_state.",
+            expects="an absolute path of a directory",
+            restart=True,
         ),
     ] = "/var/lib/kubelet"
 
@@ -133,20 +136,18 @@ class RuleTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Colocation(Struct, frozen=True, kw_only=True):
     """The node's switch, and which pods are offline."""
 
-    enabled: Annotated[
-        bool, Meta(description="The node's switch. While it is off, offline pods start as ordinary ones.")
-    ] = False
+    enabled: Annotated[bool, doc("The node's switch. While it is off, offline pods start as ordinary ones.")] = False
     on_disable: Annotated[
         Literal["release", "evict"],
-        Meta(
-            description="What becomes of running offline pods when the switch goes off: the box's limits are lifted "
+        doc(
+            "What becomes of running offline pods when the switch goes off: the box's limits are lifted "
             "(release), or the pods are stopped (evict)."
         ),
     ] = "release"
     on_unbounded: Annotated[
         Literal["report", "evict"],
-        Meta(
-            description="What becomes of a running offline pod that is found outside the box (the runtime put it "
+        doc(
+            "What becomes of a running offline pod that is found outside the box (the runtime put it "
             "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
             "the box's limits: the log, the metrics and `criproxy status` show it (report), or it is stopped as "
             "well, so that it starts anew (evict)."
@@ -154,34 +155,30 @@ class Colocation(Struct, frozen=True, kw_only=True):
     ] = "report"
     on_runtime_overload: Annotated[
         Literal["report", "evict"],
-        Meta(
-            description="What becomes of the offline pod for which the runtime works most, outside the box, when that "
+        doc(
+            "What becomes of the offline pod for which the runtime works most, outside the box, when that "
             "is too much for a minute (a pod that prints without end): the log, the metrics and `criproxy "
             "status` show it (report), or it is stopped as well (evict)."
         ),
     ] = "report"
     runtime_max_cores: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=4096.0,
-            description="Too much is what the runtime and the shims of offline pods take over this, while those pods' "
-            "logs grow by 1 MB/s or more, or when their shims alone take it.",
+        Cores,
+        doc(
+            "Too much is what the runtime and the shims of offline pods take over this, while those pods' "
+            "logs grow by 1 MB/s or more, or when their shims alone take it."
         ),
     ] = 0.25
     presets: Annotated[
         tuple[Literal["koordinator", "caelus", "bilibili"], ...],
-        Meta(description="Other systems' marks of offline pods, taken in addition to the rules."),
+        doc("Other systems' marks of offline pods, taken in addition to the rules."),
     ] = ()
     rules: Annotated[
         tuple[RuleTable, ...],
-        Meta(
-            description="A pod is offline when any rule matches. A rule has one subject (label, annotation, or "
+        doc(
+            "A pod is offline when any rule matches. A rule has one subject (label, annotation, or "
             "namespace = true) and one test (equals, prefix, or present = true). Static pods of kube-system never are.",
-            extra={
-                "expects": "a list of tables, each with one subject and one test",
-                "example": '{ label = "key", equals = "value" }',
-            },
+            expects="a list of tables, each with one subject and one test",
+            example='{ label = "key", equals = "value" }',
         ),
     ] = (RuleTable(label=DEFAULT_RULE.key, equals=DEFAULT_RULE.value),)
 
@@ -194,47 +191,32 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """The box's CPU limit: capacity x watermark - predicted online usage, within min and max."""
 
     watermark_ratio: Annotated[
-        float, Meta(ge=0.1, le=1.0, description="The share of the node's CPUs that online and offline may fill.")
+        float, Meta(ge=0.1, le=1.0), doc("The share of the node's CPUs that online and offline may fill.")
     ] = 0.9
-    min_cores: Annotated[
-        float, Meta(ge=0.01, le=4096.0, description="Offline pods keep this much, however busy the node is.")
-    ] = 0.1
-    max_cores: (
-        Annotated[float, Meta(ge=0.01, le=4096.0, description="Offline pods never get more. Not set: no such bound.")]
-        | None
-    ) = None
+    min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = 0.1
+    max_cores: Annotated[Cores, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_cores: Annotated[
-        float,
-        Meta(ge=0.0, le=4096.0, description="Of the node, so much is never given to offline pods (but min_cores)."),
+        float, Meta(ge=0.0, le=4096.0), doc("Of the node, so much is never given to offline pods (but min_cores).")
     ] = 0.0
-    static_cores: (
-        Annotated[float, Meta(ge=0.01, le=4096.0, description='The limit under control.policy = "static".')] | None
-    ) = None
+    static_cores: Annotated[Cores, doc('The limit under control.policy = "static".')] | None = None
 
 
 class Memory(Struct, frozen=True, kw_only=True):
     """The box's memory limit, by the same law."""
 
     watermark_ratio: Annotated[
-        float, Meta(ge=0.1, le=1.0, description="The share of the node's memory that online and offline may fill.")
+        float, Meta(ge=0.1, le=1.0), doc("The share of the node's memory that online and offline may fill.")
     ] = 0.9
-    min_bytes: Annotated[
-        int, Meta(ge=4 << 20, le=1 << 44, description="Offline pods keep this much, however full the node is.")
-    ] = 128 << 20
-    max_bytes: (
-        Annotated[int, Meta(ge=4 << 20, le=1 << 44, description="Offline pods never get more. Not set: no such bound.")]
-        | None
-    ) = None
+    min_bytes: Annotated[Bytes, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
+    max_bytes: Annotated[Bytes, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 44, description="Of the node, so much is never given to offline pods (but min_bytes).")
+        int, Meta(ge=0, le=1 << 44), doc("Of the node, so much is never given to offline pods (but min_bytes).")
     ] = 0
-    static_bytes: (
-        Annotated[int, Meta(ge=4 << 20, le=1 << 44, description='The limit under control.policy = "static".')] | None
-    ) = None
+    static_bytes: Annotated[Bytes, doc('The limit under control.policy = "static".')] | None = None
     on_over_limit: Annotated[
         Literal["evict", "report"],
-        Meta(
-            description="When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
+        doc(
+            "When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
             "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
             "reclaimed: the largest offline pod is stopped, one each 10 s, until that is over (evict), or it is only "
             "reported (report)."
@@ -247,12 +229,11 @@ class Pids(Struct, frozen=True, kw_only=True):
 
     max_ratio: Annotated[
         float,
-        Meta(
-            ge=0.001,
-            le=1.0,
-            description="Offline pods together never have more than this share of the processes and threads that the "
+        Meta(ge=0.001, le=1.0),
+        doc(
+            "Offline pods together never have more than this share of the processes and threads that the "
             "node can have (the least of kernel.pid_max, kernel.threads-max and what kubelet leaves to pods), so that "
-            "a fork bomb in one leaves the rest to online pods. Beside it, each pod has kubelet's podPidsLimit.",
+            "a fork bomb in one leaves the rest to online pods. Beside it, each pod has kubelet's podPidsLimit."
         ),
     ] = 0.33
 
@@ -260,49 +241,45 @@ class Pids(Struct, frozen=True, kw_only=True):
 class Control(Struct, frozen=True, kw_only=True):
     """The loop that measures, predicts and sets the box's limits."""
 
-    interval_s: Annotated[float, Meta(ge=0.1, le=60.0, description="Seconds from one decision to the next.")] = 1.0
+    interval_s: Annotated[float, Meta(ge=0.1, le=60.0), doc("Seconds from one decision to the next.")] = 1.0
     policy: Annotated[
         Literal["dynamic", "static", "schedule"],
-        Meta(
-            description="Limits from the prediction (dynamic), cpu.static_cores and memory.static_bytes (static), or "
+        doc(
+            "Limits from the prediction (dynamic), cpu.static_cores and memory.static_bytes (static), or "
             "either or none, by the time of the week (schedule, see below)."
         ),
     ] = "dynamic"
     predictor: Annotated[
         Literal["histogram", "calibrated"],
-        Meta(
-            description="A percentile of the recent past (histogram), or one with a margin learned from its own errors "
+        doc(
+            "A percentile of the recent past (histogram), or one with a margin learned from its own errors "
             "(calibrated)."
         ),
     ] = "calibrated"
     half_life_s: Annotated[
-        float, Meta(ge=0.1, le=604800.0, description="Seconds after which a sample counts half as much.")
+        float, Meta(ge=0.1, le=604800.0), doc("Seconds after which a sample counts half as much.")
     ] = 900.0
     percentile: Annotated[
-        float, Meta(ge=0.5, le=0.999, description="The percentile, by area, of past online usage that is predicted.")
+        float, Meta(ge=0.5, le=0.999), doc("The percentile, by area, of past online usage that is predicted.")
     ] = 0.9
     raise_threshold_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="A limit is raised at once by this share of capacity or more.")
+        float, Meta(ge=0.0, le=1.0), doc("A limit is raised at once by this share of capacity or more.")
     ] = 0.05
     raise_after_s: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="A smaller raise waits this many seconds. Lowering never waits.")
+        float, Meta(ge=0.0, le=3600.0), doc("A smaller raise waits this many seconds. Lowering never waits.")
     ] = 60.0
     max_raise_ratio: Annotated[
         float,
-        Meta(
-            ge=0.001,
-            le=1.0,
-            description="A limit is raised by at most this share of capacity per decision, so that each next decision "
-            "sees what the last one did to online.",
+        Meta(ge=0.001, le=1.0),
+        doc(
+            "A limit is raised by at most this share of capacity per decision, so that each next decision "
+            "sees what the last one did to online."
         ),
     ] = 0.1
     checkpoint: Annotated[
         str,
-        Meta(
-            pattern=_PATH,
-            description="Where the predictor's memory survives a restart.",
-            extra={"expects": "an absolute path of a file", "restart": True},
-        ),
+        Meta(pattern=_PATH),
+        doc("Where the predictor's memory survives a restart.", expects="an absolute path of a file", restart=True),
     ] = "/var/lib/criproxy/predictor.json"
 
 
@@ -313,8 +290,8 @@ class WindowTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     start: Annotated[str, Meta(pattern=_TIME)]
     end: Annotated[str, Meta(pattern=_TIME)]
     policy: WindowMode
-    cores: Annotated[float, Meta(ge=0.01, le=4096.0)] | None = None
-    bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 44)] | None = None
+    cores: Cores | None = None
+    bytes: Bytes | None = None
 
     def __post_init__(self) -> None:
         if self.policy != "static" and (self.cores is not None or self.bytes is not None):
@@ -333,38 +310,35 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     time_zone: Annotated[
         str,
-        Meta(
-            description="The clock that windows go by, daylight saving included.",
-            extra={"expects": 'a name of the time zone database, such as "Europe/Berlin"'},
+        doc(
+            "The clock that windows go by, daylight saving included.",
+            expects='a name of the time zone database, such as "Europe/Berlin"',
         ),
     ] = "UTC"
     windows: Annotated[
         tuple[WindowTable, ...],
-        Meta(
-            max_length=32,
-            description="On days (not set: every day) from start to end, or into the next day, policy holds: dynamic, "
+        Meta(max_length=32),
+        doc(
+            "On days (not set: every day) from start to end, or into the next day, policy holds: dynamic, "
             "static (with cores and bytes, or cpu.static_cores and memory.static_bytes) or off. Of windows that "
             "overlap, the first.",
-            extra={
-                "expects": "a list of at most 32 tables",
-                "example": '{ days = "mon-fri", start = "22:00", end = "06:00", policy = "dynamic" }',
-            },
+            expects="a list of at most 32 tables",
+            example='{ days = "mon-fri", start = "22:00", end = "06:00", policy = "dynamic" }',
         ),
     ] = ()
-    outside: Annotated[WindowMode, Meta(description="What holds outside of all windows.")] = "off"
+    outside: Annotated[WindowMode, doc("What holds outside of all windows.")] = "off"
     grace_s: Annotated[
         float,
-        Meta(
-            ge=0.0,
-            le=86400.0,
-            description="So long before the schedule turns off, new offline pods are refused already (kubelet tries "
-            "again), and as long as it is off.",
+        Meta(ge=0.0, le=86400.0),
+        doc(
+            "So long before the schedule turns off, new offline pods are refused already (kubelet tries "
+            "again), and as long as it is off."
         ),
     ] = 300.0
     on_close: Annotated[
         Literal["evict", "squeeze"],
-        Meta(
-            description="What becomes of running offline pods when the schedule turns off: they are stopped, and start "
+        doc(
+            "What becomes of running offline pods when the schedule turns off: they are stopped, and start "
             "again when it is on (evict), or stay with cpu.min_cores and what memory can't be reclaimed (squeeze)."
         ),
     ] = "evict"
@@ -382,13 +356,12 @@ class Schedule(Struct, frozen=True, kw_only=True):
 class Guard(Struct, frozen=True, kw_only=True):
     """Squeezes the box between two decisions, as soon as online takes more CPU than was predicted or waits for it."""
 
-    enabled: Annotated[bool, Meta(description="Off: the box's limits change with the decisions only.")] = True
+    enabled: Annotated[bool, doc("Off: the box's limits change with the decisions only.")] = True
     interval_ms: Annotated[
-        int, Meta(ge=10, le=1000, description="Milliseconds from one look at online's CPU usage to the next.")
+        int, Meta(ge=10, le=1000), doc("Milliseconds from one look at online's CPU usage to the next.")
     ] = 50
     hold_s: Annotated[
-        float,
-        Meta(ge=0.0, le=600.0, description="Seconds for which a squeeze holds, before the CPU is given back by steps."),
+        float, Meta(ge=0.0, le=600.0), doc("Seconds for which a squeeze holds, before the CPU is given back by steps.")
     ] = 2.0
 
 
@@ -397,27 +370,29 @@ class Observe(Struct, frozen=True, kw_only=True):
 
     address: Annotated[
         str,
-        Meta(
-            pattern=_ADDRESS,
-            description="Loopback only: the endpoints have no authentication.",
-            extra={"expects": "a loopback address with a port, such as 127.0.0.1:9464 or [::1]:9464", "restart": True},
+        Meta(pattern=_ADDRESS),
+        doc(
+            "Loopback only: the endpoints have no authentication.",
+            expects="a loopback address with a port, such as 127.0.0.1:9464 or [::1]:9464",
+            restart=True,
         ),
     ] = "127.0.0.1:9464"
     pod_names: Annotated[
         bool,
-        Meta(
-            description="Whether /status is there over TCP as well: then every user of this machine, and every pod on "
+        doc(
+            "Whether /status is there over TCP as well: then every user of this machine, and every pod on "
             "its network, may read the names and namespaces of offline pods.",
-            extra={"restart": True},
+            restart=True,
         ),
     ] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least severe events that are logged.")
+        Literal["debug", "info", "warning", "error"], doc("The least severe events that are logged.")
     ] = "info"
 
     @property
     def host_port(self) -> tuple[str, int]:
-        return _host_port(self.address)
+        host, _, port = self.address.rpartition(":")
+        return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -437,11 +412,6 @@ class Config(Struct, frozen=True, kw_only=True):
 
 def _socket_path(value: str) -> str:
     return posixpath.normpath("/" + value.removeprefix("unix://").lstrip("/"))
-
-
-def _host_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
 
 
 def _days(text: str) -> frozenset[int]:

@@ -85,11 +85,9 @@ class PressureReports(Protocol):
 
 
 class GuardObserver(Protocol):
-    """Who counts each squeeze that was made, and each that proved needless."""
+    """Who counts each squeeze that was made (`guard_squeezes`), and that proved needless (`guard_false_alarms`)."""
 
-    def guard_squeezed(self) -> None: ...
-
-    def guard_false_alarm(self) -> None: ...
+    def count(self, name: str) -> None: ...
 
 
 class GuardSettings(Struct, frozen=True):
@@ -201,7 +199,7 @@ class CpuGuard:
         self._hurried = _HURRIED_LOOKS
         try:
             await self._box.squeeze(self._state.ceiling.cores)
-            self._observer.guard_squeezed()
+            self._observer.count("guard_squeezes")
         except Exception as error:
             self._failed(error)
         else:
@@ -224,7 +222,7 @@ class CpuGuard:
             return
         before, self._state = self._state, watch(sample, self._pressure.take(), outlook, self._state, law)
         if self._state.false_alarms > before.false_alarms:
-            self._observer.guard_false_alarm()
+            self._observer.count("guard_false_alarms")
 
     def _read(self) -> _Reading | None:
         """None: there is no pod to watch, so the guard rests, or the counters could not be read at one moment."""

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import structlog
 from msgspec import Struct
 
-from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.status import BypassStatus
 
 DIRECTORY: Final = Path("/run/criproxy")
@@ -25,24 +23,30 @@ _USES: Final = "bypass.uses"
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
 
 
-class BypassError(Exception):
-    """What the switch must know could not be written; it goes by what it knew."""
+class Bypass(Struct):
+    """The way past a criproxy that listens at `listen`, to `runtime`: it opens when that is away for `after_s`.
 
-
-class Bypass(Struct, frozen=True):
-    """`directories`: where the switch reads; the last one's word counts. None: nobody would open a bypass."""
+    None: it never opens. `directories`: where the switch reads; the last one's word counts. None: nobody would open it.
+    """
 
     directories: tuple[Path, ...]
+    listen: Path
+    runtime: Path
+    after_s: float | None
 
     @property
     def socket(self) -> Path | None:
         """The forwarder's socket; None: there is no bypass."""
         return self.directories[-1] / SOCKET.name if self.directories else None
 
-    def tell(self, listen: Path, runtime: Path, after_s: float | None) -> None:
-        """Write down what the switch must know. Raises BypassError, after all directories were tried."""
-        after = "never" if after_s is None else f"{after_s:g}"
-        facts = {"LISTEN": str(listen), "RUNTIME": str(runtime), "BYPASS_AFTER_S": after}
+    def configure(self, after_s: float | None) -> None:
+        """In force for the status at once, and for the switch with the next `tell`."""
+        self.after_s = after_s
+
+    def tell(self) -> str:
+        """Write down what the switch must know. What failed, in words: there, it goes by what it knew. Blocks."""
+        after = "never" if self.after_s is None else f"{self.after_s:g}"
+        facts = {"LISTEN": str(self.listen), "RUNTIME": str(self.runtime), "BYPASS_AFTER_S": after}
         text = "".join(f'CRIPROXY_{name}="{value.translate(_ESCAPED)}"\n' for name, value in facts.items())
         failures = []
         for directory in self.directories:
@@ -50,72 +54,35 @@ class Bypass(Struct, frozen=True):
                 _write(directory / _FACTS, text)
             except OSError as error:
                 failures.append(f"{directory / _FACTS}: {error.strerror}: make room there, or let criproxy write")
-        if failures:
-            raise BypassError("; ".join(failures))
+        return "; ".join(failures)
 
-    def status(self, listen: Path, after_s: float | None) -> BypassStatus | None:
+    def status(self) -> BypassStatus | None:
         """How it is; None: there is no bypass."""
         if self.socket is None:
             return None
         uses, last_s = _uses(self.socket.with_name(_USES))
-        return BypassStatus(after_s, open_since_s(listen, self.socket), uses, last_s)
+        return BypassStatus(self.after_s, open_since_s(self.listen, self.socket), uses, last_s)
+
+    def while_away(self) -> str | None:
+        """Where calls end now that no criproxy answers, in words; None: nothing is known of a bypass."""
+        if (status := self.status()) is None or not self.directories[-1].is_dir():
+            return None
+        if status.open_since_s is not None:
+            reached = f"calls to {self.listen} reach {self.runtime}"
+            return f"the bypass is open: {reached}, and pods that start now are not bounded"
+        if self.after_s is None:
+            return f"calls to {self.listen} fail until criproxy is back: the bypass is off (proxy.bypass_after_s)"
+        return f"calls to {self.listen} fail: the bypass opens {self.after_s:g} s after criproxy's end"
 
 
-class ServiceBypass:
-    """The bypass as a part of the daemon that serves at `listen`: it opens when that is away for `after_s`.
-
-    None: it never opens. `runtime` is the runtime's socket. Sockets that wait for a restart are not in force yet.
-    """
-
-    def __init__(
-        self,
-        bypass: Bypass,
-        listen: ListenSocket,
-        runtime: Path,
-        after_s: float | None,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._bypass = bypass
-        self._listen = listen
-        self._runtime = runtime
-        self._after_s = after_s
-        self._log = log
-
-    def configure(self, after_s: float | None) -> None:
-        """In force for the status at once, and for the switch with the next `write`."""
-        self._after_s = after_s
-
-    def status(self) -> BypassStatus | None:
-        """How it is; None: there is no bypass."""
-        return self._bypass.status(self._listen.path, self._after_s)
-
-    def write(self) -> None:
-        """Tell the switch. Blocks on the disk."""
-        try:
-            self._bypass.tell(self._listen.path, self._runtime, self._after_s)
-        except BypassError as error:
-            self._log.warning("bypass_not_told", error=str(error))
-
-    def leave(self) -> None:
-        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
-        if not self._listen.is_bypassed:
-            return
-        try:
-            self._listen.publish()
-        except SocketError as error:
-            self._log.warning("bypass_stays", error=str(error))
-        else:
-            self._log.info("bypass_left", socket=str(self._listen.path))
-
-
-def of_service(environ: Mapping[str, str]) -> Bypass:
-    """The bypass of the service that this process is: it is there where systemd gave us a runtime directory of ours.
+def directories_of_service(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where the switch of the service that this process is reads; none unless systemd gave us a directory of ours.
 
     Source: systemd.exec(5), RUNTIME_DIRECTORY and STATE_DIRECTORY.
     """
     runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     state = environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return Bypass(tuple(Path(d) for d in (state, runtime) if d)) if runtime else Bypass(())
+    return tuple(Path(d) for d in (state, runtime) if d) if runtime else ()
 
 
 def open_since_s(listen: Path, socket: Path = SOCKET) -> float | None:
@@ -124,17 +91,6 @@ def open_since_s(listen: Path, socket: Path = SOCKET) -> float | None:
         if os.readlink(listen) == str(socket):
             return listen.lstat().st_mtime
     return None
-
-
-def while_away(listen: Path, runtime: Path, after_s: float | None, bypass: Bypass) -> str | None:
-    """Where calls to `listen` end now that no criproxy answers, in words; None: nothing is known of a bypass."""
-    if (status := bypass.status(listen, after_s)) is None or not bypass.directories[-1].is_dir():
-        return None
-    if status.open_since_s is not None:
-        return f"the bypass is open: calls to {listen} reach {runtime}, and pods that start now are not bounded"
-    if after_s is None:
-        return f"calls to {listen} fail until criproxy is back: the bypass is off (proxy.bypass_after_s)"
-    return f"calls to {listen} fail: the bypass opens {after_s:g} s after criproxy's end"
 
 
 def _write(file: Path, text: str) -> None:

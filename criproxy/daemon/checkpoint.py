@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
+from criproxy.pods.shared import Trouble
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0
@@ -35,13 +36,12 @@ class Document(Struct, frozen=True):
     predictors: dict[str, PredictorState]
 
 
-class CheckpointFile:
+class CheckpointFile(Struct):
     """One file. What can't be used is set aside as `<name>.bad`, with one line in the log."""
 
-    def __init__(self, path: Path, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
-        self.path = path
-        self._clock = clock
-        self._log = log
+    path: Path
+    clock: Clock
+    log: structlog.typing.FilteringBoundLogger
 
     def write(self, states: Mapping[str, PredictorState], *, durable: bool = True) -> None:
         """The old file or the new one is there, whole, whenever the power fails; but not for long after one that is
@@ -49,7 +49,7 @@ class CheckpointFile:
 
         Raises OSError, also when another write has begun since, whatever process it is of. Blocks.
         """
-        document = Document(VERSION, self._clock.wall_s(), self._clock.boottime_s(), dict(states))
+        document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         temporary.unlink(missing_ok=True)
@@ -62,14 +62,11 @@ class CheckpointFile:
                 raise OSError(errno.ESTALE, "a later checkpoint is on its way", str(temporary))
         temporary.replace(self.path)
         if durable:
-            self._sync_directory()
-
-    def _sync_directory(self) -> None:
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def load(self) -> tuple[Mapping[str, PredictorState], float]:
         """The states, and what to add to their times to make them ours (0 within one boot); nothing when unusable."""
@@ -78,17 +75,17 @@ class CheckpointFile:
         except FileNotFoundError:
             return {}, 0.0
         except OSError as error:
-            self._log.warning("checkpoint_unreadable", file=str(self.path), error=str(error), remedy="starting cold")
+            self.log.warning("checkpoint_unreadable", file=str(self.path), error=str(error), remedy="starting cold")
             return {}, 0.0
         try:
             document = _decode(data)
-            age_s = self._clock.wall_s() - document.wall_s
+            age_s = self.clock.wall_s() - document.wall_s
             if not -WALL_SLACK_S <= age_s <= MAX_AGE_S:
                 raise ValueError(f"it is {age_s:.0f} s old by the wall clock, not within 0 and {MAX_AGE_S:.0f}")
         except ValueError as error:
             self._set_aside(str(error))
             return {}, 0.0
-        since_s = self._clock.boottime_s() - document.boottime_s
+        since_s = self.clock.boottime_s() - document.boottime_s
         shift_s = since_s - max(age_s, 0.0)
         same_boot = since_s >= 0.0 and abs(shift_s) <= WALL_SLACK_S
         return document.predictors, 0.0 if same_boot else shift_s
@@ -97,7 +94,7 @@ class CheckpointFile:
         aside = self.path.with_name(f"{self.path.name}.bad")
         with contextlib.suppress(OSError):
             self.path.replace(aside)
-        self._log.warning(
+        self.log.warning(
             "checkpoint_set_aside", file=str(self.path), to=str(aside), reason=reason, remedy="starting cold"
         )
 
@@ -110,51 +107,38 @@ def _decode(data: bytes) -> Document:
     return msgspec.json.decode(data, type=Document)
 
 
-class Checkpointer:
-    """Writes what `states` gives each minute, off the event loop. One failing write is logged once, until one works."""
+class Checkpointer(Struct):
+    """Writes what `states` gives each minute, off the event loop."""
 
-    def __init__(
-        self,
-        file: CheckpointFile,
-        clock: Clock,
-        states: Callable[[], Mapping[str, PredictorState]],
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._file = file
-        self._clock = clock
-        self._states = states
-        self._log = log
-        self._failing = self._loading = False
+    file: CheckpointFile
+    states: Callable[[], Mapping[str, PredictorState]]
+    _trouble: Trouble = field(default_factory=Trouble)
+    _loading: bool = False
 
     async def load(self, restore: Callable[[Mapping[str, PredictorState], float], None]) -> None:
         """Have what the file holds restored. Until then nothing is saved over it."""
         self._loading = True
         try:
-            restore(*await run_apart("checkpoint", self._file.load))
+            restore(*await run_apart("checkpoint", self.file.load))
         except RuntimeError as error:  # the machine has no more threads
-            self._log.warning("checkpoint_unreadable", file=str(self._file.path), error=str(error))
+            self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
         finally:
             self._loading = False
 
     async def run(self) -> None:
         """Until cancelled. The last minute is the caller's to save, with `save_last`."""
         while True:
-            await self._clock.sleep(EVERY_S)
+            await self.file.clock.sleep(EVERY_S)
             await self.save()
 
     async def save(self, *, durable: bool = True) -> None:
         """Never raises: without a checkpoint only the next start is colder."""
         if self._loading:
             return
-        states = self._states()
-        try:
-            await run_apart("checkpoint", lambda: self._file.write(states, durable=durable))
-        except (OSError, RuntimeError) as error:
-            if not self._failing:
-                self._log.warning("checkpoint_failed", file=str(self._file.path), error=str(error))
-            self._failing = True
-        else:
-            self._failing = False
+        states = self.states()
+        path = str(self.file.path)
+        with self._trouble.logged_by(lambda e: self.file.log.warning("checkpoint_failed", file=path, error=str(e))):
+            await run_apart("checkpoint", lambda: self.file.write(states, durable=durable))
 
     async def save_last(self) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.
@@ -165,4 +149,6 @@ class Checkpointer:
             async with asyncio.timeout(LAST_S):
                 await self.save(durable=False)
         except TimeoutError:
-            self._log.warning("checkpoint_given_up", file=str(self._file.path), reason=f"it took more than {LAST_S} s")
+            self.file.log.warning(
+                "checkpoint_given_up", file=str(self.file.path), reason=f"it took more than {LAST_S} s"
+            )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -30,8 +31,8 @@ from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.daemon import bypass, footprint
-from criproxy.daemon.bypass import ServiceBypass
+from criproxy.daemon import footprint
+from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
@@ -40,14 +41,14 @@ from criproxy.daemon.settings import Configurable, PartSettings, Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
-from criproxy.daemon.upgrade.upgrades import Parts, Upgrades
+from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cpu_manager import CpuManager, CpusOfBox
+from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
@@ -55,9 +56,9 @@ from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.notify import Notifier, notify_address
+from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_s
 from criproxy.observe.recorder import Recorder
-from criproxy.observe.report import Reporter, Sources
+from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -68,7 +69,7 @@ from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -139,21 +140,20 @@ class Daemon:
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
-        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir), cpus, self._box, log=self._log)
+        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
-        switch = bypass.of_service(os.environ)
-        self._socket = ListenSocket(
-            Path(config.proxy.listen_path), os.getpid(), switch.socket, succeeds=predecessor is not None
-        )
+        listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
+        self._bypass = Bypass(switch, listen, self._link.path, config.proxy.bypass)
+        self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=predecessor is not None)
         self._make_proxy(settings, driver)
-        self._bypass = ServiceBypass(switch, self._socket, self._link.path, config.proxy.bypass, self._log)
         self._reload = Reload(
             watch,
             settings,
             timetable,
             self._apply,
             bypass=self._bypass,
+            socket=self._socket,
             recorder=self._recorder,
             metrics=self._metrics,
             notifier=self._notifier,
@@ -173,21 +173,15 @@ class Daemon:
         self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock)
+        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
-        self._overhead = OverheadWatch(
-            settings.runtime_max_cores(),
-            shared,
-            self._placement_check,
-            stopper=stopper,
-            reader=OverheadReader(),
-            worker=self._disk_reader,
-        )
+        most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
+        self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
-        read_hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._relief = MemoryRelief(settings.relief(), shared, self._box, read_hard, self._disk_reader)
+        hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
+        self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
@@ -211,7 +205,7 @@ class Daemon:
             on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint, self._clock, self._loop.checkpoint, self._log)
+        self._checkpointer = Checkpointer(checkpoint, self._loop.checkpoint)
 
     def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
@@ -245,7 +239,8 @@ class Daemon:
         private = UnixAddress(Path(config.proxy.status_path))
         inside = Listener(private, self._log)
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        sources = Sources(
+        reporter = Reporter(
+            meters=self._metrics,
             recorder=self._recorder,
             box=self._box,
             inventory=self._inventory,
@@ -263,19 +258,20 @@ class Daemon:
             relief=self._relief,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
-            bypass=self._bypass,
+            bypass=self._bypass.status,
             listeners=(inside, outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
         )
-        routes = Routes(Reporter(self._metrics, sources), private.path, pod_names=config.observe.pod_names)
+        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names)
         return {
             inside: HttpServer(routes.private, PRIVATE_S).serve,
             outside: HttpServer(routes.public, PUBLIC_S).serve,
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
-        parts = Parts(
+        interval_s = watchdog_interval_s(os.environ, os.getpid())
+        return Upgrades(
             engine=self._engine,
             socket=self._socket,
             admissions=self._admissions,
@@ -283,13 +279,16 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            learned=self._loop.checkpoint,
+            checkpoint=self._loop.checkpoint,
             active=self._active,
-            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, os.environ, os.getpid()),
+            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
             recorder=self._recorder,
+            tasks=self._tasks,
+            command=command_of(sys.argv, sys.orig_argv),
+            predecessor=predecessor,
+            log=self._log,
         )
-        return Upgrades(parts, self._tasks, command_of(sys.argv, sys.orig_argv), predecessor, self._log)
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
@@ -318,9 +317,9 @@ class Daemon:
             (self._unbounded, PartSettings.unbounded),
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
-            (self._overhead, PartSettings.runtime_max_cores),
-            (self._relief, PartSettings.relief),
-            (self._bypass, PartSettings.bypass_after_s),
+            (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
+            (self._relief, lambda settings: settings.modes.writes),
+            (self._bypass, lambda settings: settings.config.proxy.bypass),
         )
         for part, of in parts:
             part.configure(of(settings))
@@ -395,22 +394,21 @@ class Daemon:
         self._tasks.keep(self._kubelets_driver.find())
 
 
-class _PodsOfDaemon(PodObserver):
+class _PodsOfDaemon(PodObserver, Struct):
     """What box, guard and the other process of a hand-over need to know of pods."""
 
-    def __init__(self, box: Box, guard: CpuGuard, admissions: Admissions) -> None:
-        self._box = box
-        self._guard = guard
-        self._admissions = admissions
+    box: Box
+    guard: CpuGuard
+    admissions: Admissions
 
     def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
-            self._box.started(parse_placement(running.sandbox.placement).name)
-        self._guard.wake()
-        self._admissions.changed()
+            self.box.started(parse_placement(running.sandbox.placement).name)
+        self.guard.wake()
+        self.admissions.changed()
 
     def pod_removed(self, sandbox: Sandbox) -> None:
-        self._admissions.changed()
+        self.admissions.changed()
 
 
 async def _settle_soon() -> None:

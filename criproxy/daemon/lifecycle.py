@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import structlog
+from msgspec import Struct, field
 
 from criproxy.cgroup.worker import Worker
 from criproxy.observe.listener import Listener, Serve
-from criproxy.observe.notify import Notifier, watchdog_interval_s
+from criproxy.observe.notify import Notifier
 
 T = TypeVar("T")
 
@@ -29,14 +30,13 @@ async def run_apart(name: str, job: Callable[[], T]) -> T:
         worker.close()
 
 
-class Tasks:
+class Tasks(Struct):
     """`stop` is set when all is to end. `failure`: what a part has failed of, None: all is well."""
 
-    def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
-        self._log = log
-        self._kept: list[asyncio.Task[None]] = []
-        self.stop = asyncio.Event()
-        self.failure: BaseException | None = None
+    log: structlog.typing.FilteringBoundLogger
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: BaseException | None = None
+    _kept: list[asyncio.Task[None]] = []
 
     def spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A part that fails ends the daemon: better to be started anew than to go on without it."""
@@ -64,7 +64,7 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
                 error = error.exceptions[0]
-            self._log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
+            self.log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
             self.failure = self.failure or error
             self.stop.set()
 
@@ -76,31 +76,24 @@ async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Watchdog:
-    """Tells the service manager that this process, `pid`, is ready and goes on: from `begin`, when it is the main one.
+class Watchdog(Struct):
+    """Tells the service manager that this process is ready and goes on: from `begin`, when it is the main one.
 
-    `unhealthy` says why the watchdog is not to be fed; None: it is.
+    `interval_s`: how often; None: the service manager does not ask for it. `unhealthy` says why the watchdog is not to
+    be fed; None: it is.
     """
 
-    def __init__(
-        self,
-        notifier: Notifier,
-        unhealthy: Callable[[], str | None],
-        tasks: Tasks,
-        environ: Mapping[str, str],
-        pid: int,
-    ) -> None:
-        self._notifier = notifier
-        self._unhealthy = unhealthy
-        self._tasks = tasks
-        self._interval_s = watchdog_interval_s(environ, pid)
-        self._feeding: asyncio.Task[None] | None = None
+    notifier: Notifier
+    unhealthy: Callable[[], str | None]
+    tasks: Tasks
+    interval_s: float | None
+    _feeding: asyncio.Task[None] | None = None
 
     def begin(self, status: str) -> None:
         """The service manager listens to us now; may be called again."""
         if self._feeding is None:
-            self._notifier.ready(status)
-            self._feeding = self._tasks.keep(self._feed())
+            self.notifier.ready(status)
+            self._feeding = self.tasks.keep(self._feed())
 
     def end(self) -> None:
         if self._feeding is not None:
@@ -108,65 +101,59 @@ class Watchdog:
 
     async def _feed(self) -> None:
         """Systemd hears of us while the loop goes on."""
-        if self._interval_s is None:
+        if self.interval_s is None:
             return
         while True:
-            if self._unhealthy() is None:
-                self._notifier.watchdog()
-            await asyncio.sleep(self._interval_s)
+            if self.unhealthy() is None:
+                self.notifier.watchdog()
+            await asyncio.sleep(self.interval_s)
 
 
-class ActiveParts:
+class ActiveParts(Struct):
     """The parts that write or act on the config, and where questions come in: of two criproxys, one has them.
 
     `parts` makes them anew each time. At `listeners` questions are answered, by what stands beside each.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        parts: Callable[[], Sequence[Coroutine[Any, Any, None]]],
-        listeners: Mapping[Listener, Serve],
-    ) -> None:
-        self._tasks = tasks
-        self._parts = parts
-        self._listeners = listeners
-        self._running: list[asyncio.Task[None]] = []
+    tasks: Tasks
+    parts: Callable[[], Sequence[Coroutine[Any, Any, None]]]
+    listeners: Mapping[Listener, Serve]
+    _running: list[asyncio.Task[None]] = []
 
     @property
     def goes_on(self) -> bool:
         return bool(self._running)
 
     def begin(self) -> None:
-        self._running = [self._tasks.spawn(part) for part in self._parts()]
-        for listener, serve in self._listeners.items():
+        self._running = [self.tasks.spawn(part) for part in self.parts()]
+        for listener, serve in self.listeners.items():
             listener.open(serve)
 
     async def cease(self) -> None:
         """End the parts, and answer no more for now; they can begin again."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.pause()
         running, self._running = self._running, []
         await cancelled(running)
 
     def sockets(self) -> list[socket.socket]:
         """Where questions come in, for another process to answer there."""
-        return [listener.socket for listener in self._listeners if listener.socket is not None]
+        return [listener.socket for listener in self.listeners if listener.socket is not None]
 
     def adopt(self, inherited: Iterable[socket.socket]) -> None:
         """Answer at these sockets, where they are those that the config names; the others are closed."""
         sockets = list(inherited)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.adopt(sockets)
         for unused in set(sockets) - set(self.sockets()):
             unused.close()
 
     def leave_sockets(self) -> None:
         """Another process answers there."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
 
     def release_sockets(self) -> None:
         """Nobody answers there any more."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.release()

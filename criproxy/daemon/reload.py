@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon.bypass import ServiceBypass
+from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import PartSettings, Timetable
+from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
@@ -75,128 +77,135 @@ class FileWatch:
         return found
 
 
-class Reload:
-    """`first` is what holds at the start; `apply` configures the parts whenever something else holds."""
+class Reload(Struct):
+    """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
-    def __init__(
-        self,
-        watch: FileWatch,
-        first: PartSettings,
-        timetable: Timetable,
-        apply: Callable[[PartSettings], None],
-        *,
-        bypass: ServiceBypass,
-        recorder: Recorder,
-        metrics: Metrics,
-        notifier: Notifier,
-        clock: Clock,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._watch = watch
-        self._settings = first
-        self._first_config: Config = first.config
-        self._timetable = timetable
-        self._apply = apply
-        self._bypass = bypass
-        self._recorder = recorder
-        self._metrics = metrics
-        self._notifier = notifier
-        self._clock = clock
-        self._log = log
-        self.asked = asyncio.Event()
-        """To be set when the file is to be read at once, changed or not."""
+    `asked` is to be set when the file is to be read at once, changed or not.
+    """
+
+    watch: FileWatch
+    settings: PartSettings
+    timetable: Timetable
+    apply: Callable[[PartSettings], None]
+    bypass: Bypass
+    socket: ListenSocket
+    recorder: Recorder
+    metrics: Metrics
+    notifier: Notifier
+    clock: Clock
+    log: structlog.typing.FilteringBoundLogger
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _first_config: Config = Config()
+
+    def __post_init__(self) -> None:
+        self._first_config = self.settings.config
 
     def begin(self, loaded: Loaded) -> None:
         """Report the config and the stage at the start, which the parts were made for."""
-        self._bypass.write()
+        self._tell_switch()
         self._tell_config(loaded)
         self._tell_stage()
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for part in (self.reload_when_asked(), self.watch_config(), self.follow_schedule()):
-                group.create_task(part)
+            group.create_task(self.reload_when_asked())
+            group.create_task(self.look_around())
 
     async def reload_when_asked(self) -> None:
         """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
         while True:
             await self.asked.wait()
             self.asked.clear()
-            self._watch.read()
+            self.watch.read()
             try:
-                loaded = await run_apart("config", lambda: load(self._watch.file))
+                loaded = await run_apart("config", lambda: load(self.watch.file))
             except RuntimeError as error:
-                self._log.warning("config_not_read", error=str(error), consequence="tried again")
+                self.log.warning("config_not_read", error=str(error), consequence="tried again")
                 self.asked.set()
-                await self._clock.sleep(_AGAIN_S)
+                await self.clock.sleep(_AGAIN_S)
                 continue
             except BaseException:  # a hand-over begins, and may fail: then this begins anew
                 self.asked.set()
                 raise
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self._bypass.write)
+                await run_apart("bypass", self._tell_switch)
 
-    async def watch_config(self) -> None:
-        """Reload when the file has changed. The first look is as long after that of a task before as all others."""
-        while True:
-            if self._watch.settling:
-                await self._clock.sleep(_AT_REST_AFTER_S)
-            else:
-                await self._clock.sleep(_LOOK_AFTER_S, _SLACK_S)
-            if self._watch.changed():
-                self.asked.set()
+    async def look_around(self) -> None:
+        """Follow the schedule, and reload when the file has changed.
 
-    async def follow_schedule(self) -> None:
+        The first look at that is as long after that of a task before as all others.
+        """
         while True:
             self._follow_schedule()
-            await self._clock.sleep(_LOOK_AFTER_S, _SLACK_S)
+            if self.watch.settling:
+                await self.clock.sleep(_AT_REST_AFTER_S)
+            else:
+                await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
+            if self.watch.changed():
+                self.asked.set()
 
     def _follow_schedule(self) -> None:
-        self._bypass.leave()
-        stage = self._timetable.stage(self._clock.wall_s())
-        if stage != self._settings.stage:
-            self._take(replace(self._settings, stage=stage))
+        self._leave_bypass()
+        stage = self.timetable.stage(self.clock.wall_s())
+        if stage != self.settings.stage:
+            self._take(replace(self.settings, stage=stage))
             self._tell_stage()
+
+    def _leave_bypass(self) -> None:
+        """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""
+        if not self.socket.is_bypassed:
+            return
+        try:
+            self.socket.publish()
+        except SocketError as error:
+            self.log.warning("bypass_stays", error=str(error))
+        else:
+            self.log.info("bypass_left", socket=str(self.socket.path))
+
+    def _tell_switch(self) -> None:
+        """Blocks on the disk."""
+        if failed := self.bypass.tell():
+            self.log.warning("bypass_not_told", error=failed)
 
     def _take_up(self, loaded: Loaded) -> None:
         """The new config, or, with errors in it, the old one on."""
-        self._notifier.reloading()
+        self.notifier.reloading()
         if not loaded.errors:
-            self._timetable = Timetable(loaded.config)
-            stage = self._timetable.stage(self._clock.wall_s())
-            self._take(replace(self._settings, config=loaded.config, stage=stage, pass_through=False))
+            self.timetable = Timetable(loaded.config)
+            stage = self.timetable.stage(self.clock.wall_s())
+            self._take(replace(self.settings, config=loaded.config, stage=stage, pass_through=False))
             logs.configure(loaded.config.observe.log_level)
-        self._metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
+        self.metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
         self._tell_config(loaded)
         self._tell_stage()
-        self._notifier.ready(self._recorder.headline())
+        self.notifier.ready(self.recorder.headline())
 
     def _take(self, settings: PartSettings) -> None:
-        self._settings = settings
-        self._apply(settings)
+        self.settings = settings
+        self.apply(settings)
 
     def _tell_stage(self) -> None:
-        stage = self._settings.stage
-        self._recorder.scheduled(self._settings.modes, stage.words)
+        stage = self.settings.stage
+        self.recorder.scheduled(self.settings.modes, stage.words)
         if stage.words:
-            self._log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
+            self.log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
     def _tell_config(self, loaded: Loaded) -> None:
-        settings = self._settings
+        settings = self.settings
         pending = restart_keys(self._first_config, settings.config)
         errors = tuple(map(str, loaded.errors))
-        self._recorder.configured(
-            ConfigStatus(str(self._watch.file), errors, pending), settings.config.control.interval_s
+        self.recorder.configured(
+            ConfigStatus(str(self.watch.file), errors, pending), settings.config.control.interval_s
         )
         if errors:
-            self._log.error(
+            self.log.error(
                 "config_refused",
                 errors=list(errors),
                 consequence="nothing new is placed" if settings.pass_through else "the old one holds",
             )
         else:
-            self._log.info(
-                "config_taken", file=str(self._watch.file), enabled=settings.modes.judges, needs_restart=list(pending)
+            self.log.info(
+                "config_taken", file=str(self.watch.file), enabled=settings.modes.judges, needs_restart=list(pending)
             )

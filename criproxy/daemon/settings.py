@@ -40,11 +40,18 @@ class Stage(Struct, frozen=True):
 
 
 class Timetable:
-    """The stages of one config. A phase is kept while it holds, so that asking each second costs nothing."""
+    """The stages of one config. A phase is kept while it holds, so that asking each second costs nothing.
+
+    Raises KeyError, ValueError or OSError as `config.schedule.zone` does.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._schedule = schedule(config)
+        self._schedule: WeekSchedule | None = None
+        """None: the policy is not a schedule."""
+        if config.control.policy == "schedule":
+            table = config.schedule
+            self._schedule = WeekSchedule(tuple(one.window for one in table.windows), table.outside, table.zone)
         self._phase: SchedulePhase | None = None
 
     def stage(self, wall_s: float) -> Stage:
@@ -119,8 +126,13 @@ class PartSettings(Struct, frozen=True):
         return LoopSettings(law, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
 
     def guard(self) -> GuardSettings:
-        law = guard(self.config) if self.modes.writes else None
-        return GuardSettings(law, self.config.guard.interval_ms / 1000)
+        config, interval_s = self.config, self.config.guard.interval_ms / 1000
+        if not (config.guard.enabled and self.modes.writes):
+            return GuardSettings(None, interval_s)
+        # The first tick after a squeeze has seen only a part of the step.
+        hold_s = max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s)
+        law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
+        return GuardSettings(law, interval_s)
 
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.modes.writes else None
@@ -134,15 +146,6 @@ class PartSettings(Struct, frozen=True):
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
         }
         return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
-
-    def runtime_max_cores(self) -> float:
-        return self.config.colocation.runtime_max_cores
-
-    def relief(self) -> bool:
-        return self.modes.writes
-
-    def bypass_after_s(self) -> float | None:
-        return self.config.proxy.bypass
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits
@@ -164,14 +167,6 @@ def policy(
     return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)
 
 
-def schedule(config: Config) -> WeekSchedule | None:
-    """None: the policy is not a schedule. Raises KeyError, ValueError or OSError as `config.schedule.zone` does."""
-    if config.control.policy != "schedule":
-        return None
-    table = config.schedule
-    return WeekSchedule(tuple(window.window for window in table.windows), table.outside, table.zone)
-
-
 def predictor(config: Config) -> PredictorSettings:
     control = config.control
     return PredictorSettings(
@@ -179,19 +174,6 @@ def predictor(config: Config) -> PredictorSettings:
         half_life_s=control.half_life_s,
         percentile_ratio=control.percentile,
         horizon_s=max(_HORIZON_S, _HORIZON_TICKS * control.interval_s),
-    )
-
-
-def guard(config: Config) -> GuardLaw | None:
-    """None: switched off."""
-    if not config.guard.enabled:
-        return None
-    return GuardLaw(
-        floor_cores=config.cpu.min_cores,
-        watermark_ratio=config.cpu.watermark_ratio,
-        reserve_cores=config.cpu.reserve_cores,
-        # The first tick after a squeeze has seen only a part of the step.
-        hold_s=max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s),
     )
 
 

@@ -41,7 +41,7 @@ sandbox has to be made first.
 
 _READ_S: Final = 5.0
 _LARGEST_BYTES: Final = 16 << 20
-_FILE: Final = "cpu_manager_state"
+STATE_FILE: Final = "cpu_manager_state"
 _STATIC: Final = "static"
 
 
@@ -82,42 +82,40 @@ def parse_state(content: bytes) -> CpuAssignments:
     return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
 
 
-class CpusOfBox:
+class CpusOfBox(Struct):
     """The CPUs that kubelet's CPU manager leaves to the box, by the state that was read last. Safe in any thread."""
 
-    def __init__(self, inventory: Inventory) -> None:
-        self._inventory = inventory
-        self.state = NOBODY_BOUND
+    inventory: Inventory
+    state: CpuAssignments = NOBODY_BOUND
 
     def cpus(self) -> Cpus | type_unlimited:
         """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
         state = self.state
         if state.shared is None:
             return UNLIMITED
-        uids = {sandbox.pod.uid for sandbox in self._inventory.placed} if state.exclusive else set()
+        uids = {sandbox.pod.uid for sandbox in self.inventory.placed} if state.exclusive else set()
         return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
 
-class CpuManager:
-    """Kubelet's CPU manager, as far as its file in `root_dir` (kubelet's --root-dir) says; keeps the box to `of_box`.
+class CpuManager(Struct):
+    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`."""
 
-    `problem`: what is wrong with that, in words; "": nothing.
-    """
-
-    def __init__(self, root_dir: Path, of_box: CpusOfBox, box: Box, *, log: FilteringBoundLogger) -> None:
-        self.file: Final = root_dir / _FILE
-        self._of_box = of_box
-        self._box = box
-        self._reader = Worker("cpu-manager-reader", _READ_S)
-        self._seen: tuple[int, int, int] | None = None
-        self._in_force: Cpus | type_unlimited = UNLIMITED
-        self._due = asyncio.Event()
-        self._resting = False
-        self._unreadable = self._unfollowed = self._contradicted = ""
-        self._log = log
+    file: Path
+    of_box: CpusOfBox
+    box: Box
+    log: FilteringBoundLogger
+    _reader: Worker = field(default_factory=lambda: Worker("cpu-manager-reader", _READ_S))
+    _seen: tuple[int, int, int] | None = None
+    _in_force: Cpus | type_unlimited = UNLIMITED
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _resting: bool = False
+    _unreadable: str = ""
+    _unfollowed: str = ""
+    _contradicted: str = ""
 
     @property
     def problem(self) -> str:
+        """What is wrong, in words; "": nothing."""
         return self._unreadable or self._unfollowed or self._contradicted
 
     # --- for requests -----------------------------------------------------------------------------------------------
@@ -131,10 +129,10 @@ class CpuManager:
 
         Raises AdmissionError, also when none of `asked` is among them.
         """
-        cpus = self._of_box.cpus()
+        cpus = self.of_box.cpus()
         if cpus is UNLIMITED or not asked <= cpus:
             await self.look()
-            cpus = self._of_box.cpus()
+            cpus = self.of_box.cpus()
         if cpus is UNLIMITED:
             self._contradicted = (
                 f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
@@ -184,7 +182,7 @@ class CpuManager:
         """One look and what follows from it; returns in how many s to look again. Never raises."""
         self._due.clear()
         await self.look()
-        cpus = self._of_box.cpus()
+        cpus = self.of_box.cpus()
         unfollowed = ""
         try:
             if cpus != self._in_force:
@@ -192,7 +190,7 @@ class CpuManager:
         except CgroupError as error:
             unfollowed = f"offline pods are not kept to the CPUs that kubelet leaves them: {error}"
             if unfollowed != self._unfollowed:
-                self._log.error("box_not_confined", error=str(error))
+                self.log.error("box_not_confined", error=str(error))
         self._unfollowed = unfollowed
         return IDLE_EVERY_S if cpus is UNLIMITED and not unfollowed else STATIC_EVERY_S
 
@@ -204,16 +202,16 @@ class CpuManager:
         except (CgroupError, OSError, ValueError, RecursionError) as error:
             unreadable = f"{self.file} is not to be read, so the CPUs that it named last are offline pods': {error}"
             if unreadable != self._unreadable:
-                self._log.error("cpu_manager_state_unreadable", file=str(self.file), error=str(error))
+                self.log.error("cpu_manager_state_unreadable", file=str(self.file), error=str(error))
         self._unreadable = unreadable
 
     def close(self) -> None:
         self._reader.close()
 
     async def _confine(self, cpus: Cpus | type_unlimited) -> None:
-        await self._box.confine()
+        await self.box.confine()
         self._in_force = cpus
-        self._log.info("box_confined", cpus="all" if cpus is UNLIMITED else format_cpus(cpus), source=str(self.file))
+        self.log.info("box_confined", cpus="all" if cpus is UNLIMITED else format_cpus(cpus), source=str(self.file))
 
     def _read(self) -> None:
         """On the thread. A file that is gone comes back when kubelet starts."""
@@ -226,5 +224,5 @@ class CpuManager:
             return
         if status.st_size > _LARGEST_BYTES:
             raise ValueError(f"it has {status.st_size} bytes")
-        self._of_box.state = parse_state(self.file.read_bytes())
+        self.of_box.state = parse_state(self.file.read_bytes())
         self._seen = seen

@@ -15,20 +15,34 @@ _MAX_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 
 
-class NotRunningError(Exception):
+class AskError(Exception):
+    """There is no answer. `exit_status`: with which `criproxy status` ends."""
+
+    exit_status: int
+
+
+class NotRunningError(AskError):
     """Nobody answers at the socket."""
 
+    exit_status = 3
 
-class NotAllowedError(Exception):
+
+class NotAllowedError(AskError):
     """This user may not ask."""
 
+    exit_status = 5
 
-class NotCriproxyError(Exception):
+
+class NotCriproxyError(AskError):
     """What answers is not to be believed, or not what was asked for."""
 
+    exit_status = 4
 
-class BusyError(Exception):
+
+class BusyError(AskError):
     """It is criproxy, and it can't answer this now."""
+
+    exit_status = 1
 
 
 def ask(path: Path, question: str, timeout_s: float) -> str:
@@ -51,7 +65,11 @@ def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
         try:
             connection.settimeout(timeout_s)
             connection.connect(os.fspath(path))
-            _check_peer(path, connection)
+            pid, uid = peer(connection)
+            if uid not in (0, os.geteuid()):
+                raise NotCriproxyError(
+                    f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed"
+                )
             connection.sendall(f"GET {question} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             return _parsed(path, _read(connection, end_s))
         except PermissionError as error:
@@ -67,12 +85,6 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """The pid and user of the process that began to listen there, whoever accepts. Raises OSError."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
-
-
-def _check_peer(path: Path, connection: socket.socket) -> None:
-    pid, uid = peer(connection)
-    if uid not in (0, os.geteuid()):
-        raise NotCriproxyError(f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed")
 
 
 def _read(connection: socket.socket, end_s: float) -> bytes:

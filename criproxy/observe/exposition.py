@@ -54,13 +54,12 @@ class Metric(abc.ABC):
     def samples(self) -> list[Sample]: ...
 
 
-class Gauge(Metric):
-    """A value that goes up and down, one per combination of labels."""
+class Value(Metric):
+    """One value per combination of labels: a gauge's goes up and down, a counter's only grows."""
 
-    kind = "gauge"
-
-    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
+    def __init__(self, kind: str, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
         super().__init__(name, text, labels, registry=registry)
+        self.kind = kind
         self._values: Final[dict[tuple[str, ...], float]] = {} if labels else {(): 0.0}
 
     def set(self, value: float, *labels: str) -> None:
@@ -73,15 +72,6 @@ class Gauge(Metric):
 
     def samples(self) -> list[Sample]:
         return [Sample("", tuple(zip(self.labels, key, strict=True)), value) for key, value in self._values.items()]
-
-
-class Counter(Gauge):
-    """A count that only grows. `name` is without its "_total"."""
-
-    kind = "counter"
-
-    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: Registry) -> None:
-        super().__init__(f"{name}_total", text, labels, registry=registry)
 
 
 class Histogram(Metric):
@@ -124,7 +114,7 @@ class Histogram(Metric):
 class Reading(Metric):
     """A metric that is read when it is asked for."""
 
-    def __init__(self, name: str, text: str, kind: str, read: Callable[[], float], *, registry: Registry) -> None:
+    def __init__(self, kind: str, name: str, text: str, read: Callable[[], float], *, registry: Registry) -> None:
         super().__init__(name, text, registry=registry)
         self.kind = kind
         self._read = read

@@ -33,16 +33,15 @@ class Answer(Struct, frozen=True):
         return cls(status, TEXT, f"{line}\n".encode("utf-8", "backslashreplace"))
 
 
-class HttpServer:
+class HttpServer(Struct):
     """Answers with what `answer` says to a path and a query.
 
     Nobody waits for a client that is slow: each has `deadline_s` for all, and beyond 32 the oldest one makes room.
     """
 
-    def __init__(self, answer: Callable[[str, str], Awaitable[Answer]], deadline_s: float) -> None:
-        self._answer = answer
-        self._deadline_s = deadline_s
-        self._clients: dict[asyncio.Task[None], None] = {}
+    answer: Callable[[str, str], Awaitable[Answer]]
+    deadline_s: float
+    _clients: dict[asyncio.Task[None], None] = {}
 
     def serve(self, client: socket.socket) -> None:
         """Take a connection that does not block, and close it in the end."""
@@ -58,7 +57,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         with client:
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(self.deadline_s):
                     if (head := await _head(client)) is not None:
                         await loop.sock_sendall(client, await self._response(head))
                         client.shutdown(socket.SHUT_WR)
@@ -74,7 +73,7 @@ class HttpServer:
             return _written(Answer.text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"))
         path, _, query = target.partition("?")
         try:
-            answer = await self._answer(path, query)
+            answer = await self.answer(path, query)
         except Exception:
             structlog.get_logger().exception("observe_failed", path=path)
             answer = Answer.text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why")

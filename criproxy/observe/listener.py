@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 from msgspec import Struct
@@ -35,13 +35,10 @@ class TcpAddress(Struct, frozen=True):
 
     host: str
     port: int
+    remedy: ClassVar[str] = "stop who listens there, or set observe.address to a free port and restart criproxy"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-    @property
-    def remedy(self) -> str:
-        return "stop who listens there, or set observe.address to a free port and restart criproxy"
 
     def bind(self) -> socket.socket:
         """A socket that listens there and does not block. Raises OSError."""
@@ -68,13 +65,10 @@ class UnixAddress(Struct, frozen=True):
     """A socket's file, for its owner alone. What a process that has died left there is replaced."""
 
     path: Path
+    remedy: ClassVar[str] = "look at what is in its place, and at its directory"
 
     def __str__(self) -> str:
         return str(self.path)
-
-    @property
-    def remedy(self) -> str:
-        return "look at what is in its place, and at its directory"
 
     def bind(self) -> socket.socket:
         if self.path.is_socket() and _is_abandoned(self.path):

@@ -1,7 +1,6 @@
 """The log: one JSON line per event on stderr, with ts, level, event and the event's fields."""
 
 import atexit
-import contextlib
 import datetime
 import json
 import logging
@@ -24,6 +23,7 @@ _LAST_LINES_S: Final = 1.0
 def configure(level: str, stream: TextIO | None = None) -> None:
     """Log events of `level` ("debug", "info", "warning", "error") and above to `stream`, stderr unless given.
 
+    A call must not fail because the log's reader has gone: writing to what `take_stderr` made never does.
     May be called again, to change the level. Raises KeyError for another level.
     """
     structlog.configure(
@@ -35,7 +35,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(_Tolerant(stream or sys.stderr)),  # type: ignore[arg-type]
+        logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
     )
 
 
@@ -52,21 +52,6 @@ def _lines_lost(count: int) -> str:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     reason = "whoever reads the log did not keep up, or could not be written to"
     return json.dumps({"ts": now, "level": "warning", "event": "log_lines_dropped", "lines": count, "reason": reason})
-
-
-class _Tolerant:
-    """A stream that drops what it can't write: a call must not fail because the log's reader has gone."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
 
 
 def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -10,8 +10,7 @@ from typing import Final
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, type_unlimited
-from criproxy.observe.exposition import Counter, Gauge, Histogram, Reading, Registry
-from criproxy.observe.status import BypassStatus
+from criproxy.observe.exposition import Histogram, Reading, Registry, Value
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -83,13 +82,15 @@ class Metrics:
 
     def __init__(self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0) -> None:
         self.registry: Final = Registry()
-        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | _usages()
+        sampled = [(row.unit, row.sampling) for row in RESOURCES.values() if row.sampling is not None]
+        usages = {f"usage_{unit}": (sampling.usage_help, "scope") for unit, sampling in sampled}
+        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages
         self._counters = {
-            name: Counter(f"criproxy_{name}", text, labels, registry=self.registry)
+            name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
             for name, (text, *labels) in _COUNTERS.items()
         }
         self._gauges = {
-            name: Gauge(f"criproxy_{name}", text, labels, registry=self.registry)
+            name: Value("gauge", f"criproxy_{name}", text, labels, registry=self.registry)
             for name, (text, *labels) in (gauges | {name: (text,) for name, text in unknown.items()}).items()
         }
         self.set(**dict.fromkeys(unknown), info={version: 1})
@@ -105,11 +106,9 @@ class Metrics:
         )
         self._in_flight = 0
         dropped = "Lines of the log that whoever reads it did not take in time"
-        for name, words, kind, read in (
-            ("calls_in_flight", "CRI calls under way", "gauge", lambda: self._in_flight),
-            ("log_lines_dropped_total", dropped, "counter", log_lines_dropped),
-        ):
-            Reading(f"criproxy_{name}", words, kind, read, registry=self.registry)
+        words = "CRI calls under way"
+        Reading("gauge", "criproxy_calls_in_flight", words, lambda: self._in_flight, registry=self.registry)
+        Reading("counter", "criproxy_log_lines_dropped_total", dropped, log_lines_dropped, registry=self.registry)
         add_process_metrics(self.registry)
 
     def set(self, **values: float | type_unlimited | Mapping[str, float] | None) -> None:
@@ -122,9 +121,9 @@ class Metrics:
             else:
                 gauge.set(math.nan if value is None else math.inf if value is UNLIMITED else value)
 
-    def count(self, name: str, by: int = 1) -> None:
-        """One more of the counter without labels, or so many."""
-        self._counters[name].inc(by=by)
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """`by` more of a counter, by its name without "criproxy_" and "_total"."""
+        self._counters[name].inc(*labels, by=by)
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -145,31 +144,6 @@ class Metrics:
         """The gRPC engine serves so many clients in the relay's place, for now."""
         self.set(relay_given_up=clients)
 
-    # --- pods -------------------------------------------------------------------------------------------------------
-
-    def on_rewrite(self, operation: str) -> None:
-        self._counters["rewrites"].inc(operation)
-
-    def on_refusal(self, operation: str, reason: str) -> None:
-        self._counters["refusals"].inc(operation, reason)
-
-    def on_misplaced(self) -> None:
-        """A container of the box was found outside it."""
-        self._counters["misplacements"].inc()
-
-    def on_memory_eviction(self) -> None:
-        """An offline pod was stopped, lest kubelet evict an online one."""
-        self._counters["memory_evictions"].inc()
-
-    def box_swept(self, count: int) -> None:
-        self._counters["box_swept"].inc(by=count)
-
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
-        """CPU time of the runtime and of offline pods' shims, and what their logs grew by, since it was last told."""
-        self._counters["runtime_cpu_seconds"].inc(by=runtime_s)
-        self._counters["offline_shim_cpu_seconds"].inc(by=shims_s)
-        self._counters["offline_log_bytes"].inc(by=log_bytes)
-
     # --- the box's limits -------------------------------------------------------------------------------------------
 
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: Iterable[LimitChange], seconds: float) -> None:
@@ -183,23 +157,11 @@ class Metrics:
                 self.set(**{f"capacity_{unit}": sample.capacity})
                 self.set(**{f"prediction_{unit}": predicted.level, f"prediction_hour_{unit}": predicted.hour})
         self.set(box_throttled_ratio=snapshot.throttled_ratio)
-        self._counters["box_drift"].inc(by=sum(change.drift for change in changes))
+        self.count("box_drift", by=sum(change.drift for change in changes))
 
     def tick_failed(self, seconds: float) -> None:
         self._tick_seconds.observe(seconds)
-        self._counters["tick_failures"].inc()
-
-    def guard_squeezed(self) -> None:
-        """The guard has lowered the box's CPU limit."""
-        self._counters["guard_squeezes"].inc()
-
-    def guard_false_alarm(self) -> None:
-        """A squeeze has proved needless."""
-        self._counters["guard_false_alarms"].inc()
-
-    def guard_ceiling(self, cores: float | None) -> None:
-        """None: the guard is at rest."""
-        self.set(guard_ceiling_cores=UNLIMITED if cores is None else cores)
+        self.count("tick_failures")
 
     def box_held(self, limits: Limits | None, memory_bytes: int | None) -> None:
         """What the kernel holds, and the memory that it counts; None: there is no box, or nothing was read."""
@@ -212,17 +174,6 @@ class Metrics:
         for name in SHARES:
             held = found.get(name)
             self.set(**{f"box_{name}": held.used if held else None, f"limit_{name}": held.limit if held else None})
-
-    # --- the process ------------------------------------------------------------------------------------------------
-
-    def bypass(self, status: BypassStatus | None) -> None:
-        """None: there is no bypass."""
-        if status is not None:
-            self.set(
-                bypass_after_seconds=UNLIMITED if status.after_s is None else status.after_s,
-                bypass_open=status.open_since_s is not None,
-                bypass_uses=status.uses,
-            )
 
 
 def _of_resources() -> dict[str, str]:
@@ -244,11 +195,6 @@ def _of_resources() -> dict[str, str]:
     return found
 
 
-def _usages() -> dict[str, tuple[str, ...]]:
-    rows = RESOURCES.values()
-    return {f"usage_{row.unit}": (row.sampling.usage_help, "scope") for row in rows if row.sampling is not None}
-
-
 def _titled(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}"
 
@@ -263,7 +209,7 @@ def add_process_metrics(registry: Registry) -> None:
         ("open_fds", "Open file descriptors", "gauge", lambda: len(os.listdir("/proc/self/fd"))),
         ("max_fds", "Most file descriptors", "gauge", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     ):
-        Reading(f"process_{name}", text, kind, read, registry=registry)
+        Reading(kind, f"process_{name}", text, read, registry=registry)
 
 
 def _stat(number: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, Literal
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
@@ -23,43 +24,37 @@ _HEADLINE_EVERY_S: Final = 10.0
 Colocation = Literal["on", "off", "pass-through"]
 
 
-class Recorder:
+class Recorder(Struct):
     """The control loop's observer, and whom the reconciler, the config and a hand-over tell. `clock`: monotonic, in s.
 
-    What is public may be read from any thread.
+    What is public may be read from any thread. `discarded`: how many readings in a row were no measurements, and why
+    the last was none. `modes` are those that the config, the schedule and the command line bring about. `schedule`:
+    what it says; "": there is none.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        box: Box,
-        inventory: Inventory,
-        link: RuntimeLink,
-        *,
-        notifier: Notifier,
-        clock: Callable[[], float],
-    ) -> None:
-        self._metrics = metrics
-        self._box = box
-        self._inventory = inventory
-        self._link = link
-        self._notifier = notifier
-        self.clock: Final = clock
-        self.started_s: Final = clock()
-        self._ticked_s = self._headline_s = self.started_s
-        self._stalled_s = _STALLED_S
-        self._last: tuple[Snapshot, Decision, Colocation] | None = None
-        self.tick_failures = 0
-        self.tick_failed_last = False
-        self.discarded, self.discarded_for = 0, ""
-        """How many readings in a row were no measurements, and why the last was none."""
-        self.above: Final = AboveBound()
-        self.modes = Modes({Mode.DISABLED: ""})
-        """Those that the config, the schedule and the command line bring about."""
-        self.schedule = ""
-        """What the schedule says; "": there is none."""
-        self.config = ConfigStatus("", (), ())
-        self.upgrade = UpgradeStatus()
+    metrics: Metrics
+    box: Box
+    inventory: Inventory
+    link: RuntimeLink
+    notifier: Notifier
+    clock: Callable[[], float]
+    above: AboveBound = field(default_factory=AboveBound)
+    tick_failures: int = 0
+    tick_failed_last: bool = False
+    discarded: int = 0
+    discarded_for: str = ""
+    modes: Modes = Modes({Mode.DISABLED: ""})
+    schedule: str = ""
+    config: ConfigStatus = ConfigStatus("", (), ())
+    upgrade: UpgradeStatus = UpgradeStatus()
+    started_s: float = 0.0
+    _ticked_s: float = 0.0
+    _headline_s: float = 0.0
+    _stalled_s: float = _STALLED_S
+    _last: tuple[Snapshot, Decision, Colocation] | None = None
+
+    def __post_init__(self) -> None:
+        self.started_s = self._ticked_s = self._headline_s = self.clock()
 
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
@@ -68,26 +63,26 @@ class Recorder:
         self.tick_failed_last = False
         self.discarded = 0
         self._last = (snapshot, decision, self.colocation)
-        self.above.look(self._box.state(), self._ticked_s)
-        self._metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)
+        self.above.look(self.box.state(), self._ticked_s)
+        self.metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
             self._headline_s = self._ticked_s
-            self._notifier.status(self.headline())
+            self.notifier.status(self.headline())
 
     def tick_failed(self, seconds: float) -> None:
         self._ticked_s = self.clock()
         self.tick_failures += 1
         self.tick_failed_last = True
-        self.above.look(self._box.state(), self._ticked_s)
-        self._metrics.tick_failed(seconds)
+        self.above.look(self.box.state(), self._ticked_s)
+        self.metrics.tick_failed(seconds)
 
     def sample_discarded(self, reason: str) -> None:
         self._ticked_s = self.clock()
         self.discarded, self.discarded_for = self.discarded + 1, reason
-        self._metrics.count("samples_discarded")
+        self.metrics.count("samples_discarded")
 
     def ticks_missed(self, count: int) -> None:
-        self._metrics.count("ticks_missed", count)
+        self.metrics.count("ticks_missed", by=count)
 
     # --- the rest of the daemon -------------------------------------------------------------------------------------
 
@@ -102,7 +97,7 @@ class Recorder:
 
     def upgrade_failed(self, problem: str) -> None:
         self.upgrade = replace(self.upgrade, failed=self.upgrade.failed + 1, problem=problem)
-        self._metrics.count("upgrade_failures")
+        self.metrics.count("upgrade_failures")
 
     def predecessor(self, *, there: bool) -> None:
         """Whether the criproxy before this one still finishes its calls."""
@@ -126,8 +121,8 @@ class Recorder:
 
     def headline(self) -> str:
         """One line, for `systemctl status`."""
-        runtime = "runtime ready" if self._link.ready else "waiting for the runtime"
-        return f"colocation {self.colocation}, {runtime}, {len(self._inventory.running_pods)} offline pods"
+        runtime = "runtime ready" if self.link.ready else "waiting for the runtime"
+        return f"colocation {self.colocation}, {runtime}, {len(self.inventory.running_pods)} offline pods"
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon itself, in words; None: nothing is."""
@@ -142,7 +137,7 @@ class Recorder:
         reason = f"what the kernel holds, as colocation is {colocation}"
         if colocation == "on":
             reason = "what the kernel holds until the next tick, the first since colocation is on"
-        limits = self._box.state().limits or {}
+        limits = self.box.state().limits or {}
         held = {
             name: replace(one, limit=limits.get(name, UNLIMITED), reason=reason)
             for name, one in decision.resources.items()

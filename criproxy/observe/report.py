@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -14,7 +14,7 @@ from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
-from criproxy.model import MEMORY, AttachStatus, PodRef
+from criproxy.model import MEMORY, UNLIMITED, AttachStatus, PodRef
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
 from criproxy.observe.disk_watch import DiskWatch
@@ -26,7 +26,6 @@ from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
     CgroupStatus,
-    DiskStatus,
     OfflinePod,
     OverheadStatus,
     PlacementStatus,
@@ -59,15 +58,13 @@ _ANY: Final = PodRef("", "", "")
 """Stands for any pod: what holds this one holds every pod that starts."""
 
 
-class BypassView(Protocol):
-    """The bypass of this service: how it is; None: there is none."""
+class Reporter(Struct, frozen=True):
+    """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
 
-    def status(self) -> BypassStatus | None: ...
+    `meters` are the metrics. `bypass` says how that is, None: there is none. `attachment`: whether kubelet uses us.
+    """
 
-
-class Sources(Struct, frozen=True):
-    """The parts that are asked how they are. `attachment` says whether kubelet uses criproxy."""
-
+    meters: Metrics
     recorder: Recorder
     box: Box
     inventory: Inventory
@@ -85,57 +82,56 @@ class Sources(Struct, frozen=True):
     relief: MemoryRelief
     cpu_manager: CpuManager
     disk_watch: DiskWatch
-    bypass: BypassView
+    bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
     attachment: Callable[[], AttachStatus]
 
-
-class Reporter:
-    """The `routes.Endpoints` of a daemon. It only reads, as it is asked from other threads, too."""
-
-    def __init__(self, metrics: Metrics, sources: Sources) -> None:
-        self._metrics = metrics
-        self._of = sources
-
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
     def page(self) -> str:
-        return f"criproxy {__version__}: {self._of.recorder.headline()}"
+        """A line for people, without pods' names."""
+        return f"criproxy {__version__}: {self.recorder.headline()}"
 
     def metrics(self) -> bytes:
-        of, metrics = self._of, self._metrics
-        state, eviction = of.box.state(), of.relief.status()
-        metrics.guard_ceiling(of.guard.status().ceiling_cores)
-        metrics.bypass(of.bypass.status())
+        metrics, state, eviction = self.meters, self.box.state(), self.relief.status()
+        ceiling_cores, bypass = self.guard.status().ceiling_cores, self.bypass()
+        if bypass is not None:
+            metrics.set(
+                bypass_after_seconds=UNLIMITED if bypass.after_s is None else bypass.after_s,
+                bypass_open=bypass.open_since_s is not None,
+                bypass_uses=bypass.uses,
+            )
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
-            runtime_ready=of.link.ready,
-            offline_sandboxes=len(of.inventory.running_pods),
-            misplaced_containers=len(of.placement_check.unbounded),
-            unverified_containers=len(of.placement_check.unknown),
-            unbounded_pods=len(of.unbounded.pods()),
-            runtime_overloaded=bool(of.overhead.problem),
-            realtime_pods=len(of.realtime.found),
-            disk_weight_in_force={disk.disk: bool(disk.keeper) for disk in of.disk_watch.disks},
+            guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
+            runtime_ready=self.link.ready,
+            offline_sandboxes=len(self.inventory.running_pods),
+            misplaced_containers=len(self.placement_check.unbounded),
+            unverified_containers=len(self.placement_check.unknown),
+            unbounded_pods=len(self.unbounded.pods()),
+            runtime_overloaded=bool(self.overhead.problem),
+            realtime_pods=len(self.realtime.found),
+            disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
-            box_above_bound_seconds=of.recorder.above.seconds(of.recorder.clock()),
+            box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock()),
         )
         return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
-        return self._of.recorder.unhealthy()
+        """What is wrong with the daemon, in words; None: nothing is."""
+        return self.recorder.unhealthy()
 
     def unready(self) -> str | None:
-        """No mode makes a running criproxy unready: see `model.modes.Row`."""
-        return None if self._of.link.ready else f"the runtime is not ready: {self._of.link.problem}"
+        """Why kubelet's calls can't be served; None: they can. No mode is a reason: see `model.modes.Row`."""
+        return None if self.link.ready else f"the runtime is not ready: {self.link.problem}"
 
     def status(self) -> Status:
-        of, recorder = self._of, self._of.recorder
-        info, check, attached, modes = of.link.info, of.placement_check, of.attachment(), self._modes()
+        info, check, recorder = self.link.info, self.placement_check, self.recorder
+        attached, modes = self.attachment(), self._modes()
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -144,59 +140,59 @@ class Reporter:
             colocation=recorder.colocation,
             schedule=ScheduleStatus(recorder.schedule, modes.why.get(Mode.CLOSED, "") if recorder.modes.judges else ""),
             runtime=RuntimeStatus(
-                socket=str(of.link.path),
-                ready=of.link.ready,
+                socket=str(self.link.path),
+                ready=self.link.ready,
                 version=f"{info.name} {info.version}, CRI {info.api}" if info else "",
-                problem=of.link.problem,
+                problem=self.link.problem,
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in of.inventory.running_pods),
-            guard=of.guard.status(),
-            bypass=of.bypass.status(),
-            unbounded=tuple(str(pod) for pod in of.unbounded.pods().values()),
+            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in self.inventory.running_pods),
+            guard=self.guard.status(),
+            bypass=self.bypass(),
+            unbounded=tuple(str(pod) for pod in self.unbounded.pods().values()),
             problems=tuple(self._problems(modes, attached)),
-            engine=of.engine.name,
+            engine=self.engine.name,
             cgroup=self._cgroup_status(),
             placement=PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown)),
-            decisions=latest_decisions(of.history.records(), _DECISIONS),
+            decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
-            overhead=_overhead(of.overhead.load),
-            disks=tuple(DiskStatus(one.disk, one.keeper, one.why) for one in of.disk_watch.disks),
-            eviction=of.relief.status(),
+            overhead=_overhead(self.overhead.load),
+            disks=self.disk_watch.disks,
+            eviction=self.relief.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
         )
 
     def why(self, asked_s: float | None) -> why.Why:
+        """For a moment (UTC), None: for now."""
         if asked_s is not None:
-            return why.answer(self._of.history, asked_s)
-        state = self._of.box.state()
-        return why.answer(self._of.history, None, state.limits, _used(state))
+            return why.answer(self.history, asked_s)
+        state = self.box.state()
+        return why.answer(self.history, None, state.limits, _used(state))
 
     # --- what they are made of --------------------------------------------------------------------------------------
 
     def _modes(self) -> Modes:
         """All modes in force, each with why, in words."""
-        of, modes = self._of, self._of.recorder.modes
-        state, bypass = of.box.state(), of.bypass.status()
+        modes, state, bypass = self.recorder.modes, self.box.state(), self.bypass()
         found: dict[Mode, str | None] = dict(modes.why)
         if Mode.PASS_THROUGH in modes:
             found[Mode.PASS_THROUGH] = "the config file has errors, so nothing new is placed"
-        if of.recorder.colocation == "on":
+        if self.recorder.colocation == "on":
             if not state.version:
                 found[Mode.NO_CGROUPS] = "this machine has no cgroup hierarchy for a box, so offline pods are refused"
             if not state.welcome:
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
-            found[Mode.HELD] = of.holds.held(_ANY) or None
-        found[Mode.BLIND if of.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = of.engine.problem
+            found[Mode.HELD] = self.holds.held(_ANY) or None
+        found[Mode.BLIND if self.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = self.engine.problem
         if bypass is not None and bypass.open_since_s is not None:
             found[Mode.BYPASS] = "kubelet's calls pass by criproxy: the bypass is open"
         return Modes({mode: reason for mode, reason in found.items() if reason is not None})
 
     def _problems(self, modes: Modes, attached: AttachStatus) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
-        of, recorder = self._of, self._of.recorder
+        recorder = self.recorder
         yield from filter(None, (self.unhealthy(), self.unready()))
         yield from (modes.why[mode] for mode, row in TABLE.items() if mode in modes and not row.well)
         if recorder.config.errors and Mode.PASS_THROUGH not in modes:
@@ -204,37 +200,37 @@ class Reporter:
         if recorder.tick_failed_last:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from recorder.above.problems(recorder.clock())
-        yield from of.relief.problems()
+        yield from self.relief.problems()
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
-        if misplaced := len(of.placement_check.unbounded):
+        if misplaced := len(self.placement_check.unbounded):
             yield f"{misplaced} containers of offline pods run outside the box"
-        if unbounded := len(of.unbounded.pods()):
+        if unbounded := len(self.unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"
-        for pod, words in of.realtime.found.items():
+        for pod, words in self.realtime.found.items():
             yield f"{words} in offline pod {pod}, and no limit of the box holds it"
-        yield from filter(None, (of.cpu_manager.problem, of.overhead.problem))
+        yield from filter(None, (self.cpu_manager.problem, self.overhead.problem))
         if recorder.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {recorder.upgrade.problem}"
-        yield from filter(None, (listener.problem for listener in of.listeners))
-        if missing := of.log_writer.missing:
+        yield from filter(None, (listener.problem for listener in self.listeners))
+        if missing := self.log_writer.missing:
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
 
     def _cgroup_status(self) -> CgroupStatus:
-        box, driver = self._of.box.state(), self._of.kubelets_driver.driver
+        box, driver = self.box.state(), self.kubelets_driver.driver
         if driver is None and box.path is not None:
             driver = parse_box(box.path).driver
         return CgroupStatus(box.version, None if driver is None else driver.value)
 
     def _box_status(self) -> BoxStatus:
-        box, last = self._of.box.state(), self._of.recorder.last
+        box, last = self.box.state(), self.recorder.last
         return BoxStatus(
             path=box.path,
             drift=box.drift,
-            swept=self._of.reconciler.swept,
-            tick_failures=self._of.recorder.tick_failures,
+            swept=self.reconciler.swept,
+            tick_failures=self.recorder.tick_failures,
             resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
             shares=share_status(box.in_use),

@@ -17,13 +17,16 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import parse_qs
+
+from msgspec import Struct, field
 
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.observe import why
 from criproxy.observe.http import Answer
-from criproxy.observe.status import Status, to_json
+from criproxy.observe.report import Reporter
+from criproxy.observe.status import to_json
 
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 JSON: Final = "application/json"
@@ -40,33 +43,21 @@ _BUILD_S: Final = 10.0
 _PATHS: Final = "/metrics /healthz /readyz"
 
 
-class Endpoints(Protocol):
-    """What the answers are made of. `status` and `why` are called from a thread, the others from the event loop.
-
-    `page` is a line for people, without pods' names. `unhealthy` says in words what is wrong with the daemon, `unready`
-    why kubelet's calls can't be served; None: nothing is, and they can. `why` is asked for a moment (UTC), None: now.
-    """
-
-    def page(self) -> str: ...
-    def metrics(self) -> bytes: ...
-    def unhealthy(self) -> str | None: ...
-    def unready(self) -> str | None: ...
-    def status(self) -> Status: ...
-    def why(self, asked_s: float | None) -> why.Why: ...
-
-
 class Routes:
-    """`public` answers over TCP, `private` at the socket `private_path`. `pod_names`: TCP has /status as well."""
+    """`public` answers over TCP, `private` at the socket `private_path`. `pod_names`: TCP has /status as well.
+
+    The reporter's `status` and `why` are called from a thread, the others from the event loop.
+    """
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        reporter: Reporter,
         private_path: Path,
         *,
         pod_names: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endpoints = endpoints
+        self._reporter = reporter
         self._pod_names = pod_names
         self._clock = clock
         self._moved = f"ask at {private_path}, as root: `criproxy status`, or curl --unix-socket {private_path} "
@@ -100,15 +91,15 @@ class Routes:
     def _common(self, path: str, paths: str) -> Answer:
         match path:
             case "/":
-                return Answer.text(HTTPStatus.OK, f"{self._endpoints.page()}\n{paths}")
+                return Answer.text(HTTPStatus.OK, f"{self._reporter.page()}\n{paths}")
             case "/healthz":
-                return _probe(self._endpoints.unhealthy())
+                return _probe(self._reporter.unhealthy())
             case "/readyz":
-                return _probe(self._endpoints.unready())
+                return _probe(self._reporter.unready())
         return Answer.text(HTTPStatus.NOT_FOUND, paths)
 
     def _built_metrics(self) -> Answer:
-        answer = Answer(HTTPStatus.OK, METRICS, self._endpoints.metrics())
+        answer = Answer(HTTPStatus.OK, METRICS, self._reporter.metrics())
         self._recent["/metrics"] = self._clock(), answer
         return answer
 
@@ -117,7 +108,7 @@ class Routes:
         return answer if self._clock() - made_s < _RECENT_S else None
 
     async def _build_status(self) -> Answer:
-        answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._endpoints.status()).encode()))
+        answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._reporter.status()).encode()))
         if answer.status is HTTPStatus.OK:
             self._recent["/status"] = self._clock(), answer
         return answer
@@ -131,9 +122,7 @@ class Routes:
         if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
             return Answer.text(HTTPStatus.BAD_REQUEST, "at is a moment in seconds since 1970")
         asked_s = at_s[0] if at_s else None
-        return await self._aside(
-            lambda: Answer(HTTPStatus.OK, JSON, why.to_json(self._endpoints.why(asked_s)).encode())
-        )
+        return await self._aside(lambda: Answer(HTTPStatus.OK, JSON, why.to_json(self._reporter.why(asked_s)).encode()))
 
     async def _aside(self, build: Callable[[], Answer]) -> Answer:
         """What `build` makes, in a thread."""
@@ -153,15 +142,14 @@ class Routes:
         return self._worker
 
 
-class _Shared:
+class _Shared(Struct):
     """One answer for all who wait for it, begun after the last of them has asked; at most ten a second."""
 
-    def __init__(self, build: Callable[[], Awaitable[Answer]], clock: Callable[[], float]) -> None:
-        self._build = build
-        self._clock = clock
-        self._turn = asyncio.Lock()
-        self._not_before_s = -math.inf
-        self._next: asyncio.Task[Answer] | None = None
+    build: Callable[[], Awaitable[Answer]]
+    clock: Callable[[], float]
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _not_before_s: float = -math.inf
+    _next: asyncio.Task[Answer] | None = None
 
     async def get(self) -> Answer:
         if self._next is None:
@@ -170,10 +158,10 @@ class _Shared:
 
     async def _begin(self) -> Answer:
         async with self._turn:
-            await asyncio.sleep(max(0.0, self._not_before_s - self._clock()))
+            await asyncio.sleep(max(0.0, self._not_before_s - self.clock()))
             self._next = None
-            self._not_before_s = self._clock() + _EVERY_S
-            return await self._build()
+            self._not_before_s = self.clock() + _EVERY_S
+            return await self.build()
 
 
 def _probe(problem: str | None) -> Answer:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
@@ -165,14 +166,6 @@ class OverheadStatus(Struct, frozen=True):
     pods: tuple[PodOverhead, ...] = ()
 
 
-class DiskStatus(Struct, frozen=True):
-    """A disk. `kept_by`: what keeps the box's lowest weight there (bfq, cfq, io.cost); "": nothing does, and `why`."""
-
-    name: str
-    kept_by: str
-    why: str
-
-
 class DecisionStatus(Struct, frozen=True):
     """A decision that changed a limit: the limits, and why, by resource.
 
@@ -225,7 +218,7 @@ class Status(Struct, frozen=True):
     upgrade: UpgradeStatus = UpgradeStatus()
     attached: AttachStatus = AttachStatus("unknown", "")
     overhead: OverheadStatus = OverheadStatus()
-    disks: tuple[DiskStatus, ...] = ()
+    disks: tuple[DiskWeight, ...] = ()
     eviction: EvictionStatus | None = None
     modes: tuple[str, ...] = ()
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES, Resource
@@ -18,7 +19,6 @@ from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
     DecisionStatus,
-    DiskStatus,
     OverheadStatus,
     PlacementStatus,
     Status,
@@ -95,7 +95,7 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
 
 
-def _disk_lines(disks: Sequence[DiskStatus]) -> Iterator[str]:
+def _disk_lines(disks: Sequence[DiskWeight]) -> Iterator[str]:
     if kept := [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]:
         yield _row("disk weight", f"in force on {', '.join(kept[:_SHOWN])}")
     reasons: dict[str, list[str]] = {}

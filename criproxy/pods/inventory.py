@@ -7,12 +7,10 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
-
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.model import Pod, PodRef, Sandbox
-from criproxy.pods.runtime import ListedSandbox, Running, Runtime
+from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
 _Edit = Callable[["Inventory"], object]
 
@@ -30,11 +28,6 @@ class PodObserver:
         """Everything was listed anew."""
 
 
-class _KnownContainer(Struct, frozen=True):
-    sandbox_id: str
-    name: str
-
-
 class Inventory:
     """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
@@ -46,7 +39,7 @@ class Inventory:
         self._cgroups: Final = cgroups
         self._observers: list[PodObserver] = []
         self._sandboxes: dict[str, Sandbox] = {}
-        self._containers: dict[str, _KnownContainer] = {}
+        self._containers: dict[str, ListedContainer] = {}
         self._running: set[str] = set()
         self._outside: dict[str, Pod] = {}
         self._journals: list[list[_Edit]] = []
@@ -104,7 +97,7 @@ class Inventory:
             self._journals.remove(journal)
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
         self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
-        self._containers = {listed.id: _KnownContainer(listed.sandbox_id, listed.name) for listed in containers}
+        self._containers = {listed.id: listed for listed in containers}
         self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
         self._outside = {
             listed.id: Pod(listed.pod, listed.labels, listed.annotations)
@@ -125,8 +118,7 @@ class Inventory:
             return known
         if not sandbox_id:
             return None
-        answer = await self._runtime.sandboxes(sandbox_id)
-        for listed in answer:
+        for listed in await self._runtime.sandboxes(sandbox_id):
             if listed.id.startswith(sandbox_id):
                 return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
         return None
@@ -135,10 +127,9 @@ class Inventory:
         """The sandbox of a container, asked for like `sandbox`."""
         known = self._containers.get(container_id)
         if known is None and container_id:
-            answer = await self._runtime.containers(container_id)
-            for listed in answer:
+            for listed in await self._runtime.containers(container_id):
                 if listed.id.startswith(container_id):
-                    known = self._containers.setdefault(listed.id, _KnownContainer(listed.sandbox_id, listed.name))
+                    known = self._containers.setdefault(listed.id, listed)
         return await self.sandbox(known.sandbox_id) if known is not None else None
 
     def sandbox_started(self, sandbox: Sandbox) -> None:
@@ -147,7 +138,8 @@ class Inventory:
         self._tell_started(sandbox, sandbox.id, "")
 
     def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
-        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, _KnownContainer(sandbox_id, name)))
+        created = ListedContainer(container_id, sandbox_id, name, running=False)
+        self._edit(lambda inventory: inventory._containers.__setitem__(container_id, created))
 
     def container_started(self, container_id: str) -> None:
         self._edit(lambda inventory: inventory._running.add(container_id))

@@ -3,6 +3,7 @@
 import contextlib
 from typing import Final
 
+from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
@@ -17,19 +18,15 @@ ASKED_MOST: Final = 5
 """How many pods are looked at: one suffices, unless it is a virtual machine's or has just ended."""
 
 
-class KubeletsDriver:
-    """`driver` is None until a pod has shown it."""
+class KubeletsDriver(Struct):
+    """`driver` is None until a pod has shown it; the last one's cgroup was in `_learned_below`."""
 
-    def __init__(
-        self, inventory: Inventory, runtime: Runtime, proc_cgroups: ProcCgroupReader, *, log: FilteringBoundLogger
-    ) -> None:
-        self.driver: Driver | None = None
-        self._inventory = inventory
-        self._runtime = runtime
-        self._proc_cgroups = proc_cgroups
-        self._learned_below = ""
-        """The parent of the cgroup of the pod that showed it last."""
-        self._log = log
+    inventory: Inventory
+    runtime: Runtime
+    proc_cgroups: ProcCgroupReader
+    log: FilteringBoundLogger
+    driver: Driver | None = None
+    _learned_below: str = ""
 
     def pod_starts(self, pod: Pod) -> None:
         below = pod.cgroup_parent.rpartition("/")[0]
@@ -39,14 +36,14 @@ class KubeletsDriver:
 
     async def find(self) -> None:
         """Look at the pods that run, unless the driver is known. Never raises."""
-        for sandbox_id, pod in list(self._inventory.outside.items())[:ASKED_MOST]:
+        for sandbox_id, pod in list(self.inventory.outside.items())[:ASKED_MOST]:
             if self.driver is not None:
                 return
             try:
-                process = await self._runtime.process_of(Running(Sandbox(sandbox_id, pod.ref, None), sandbox_id, ""))
-                cgroups = (await self._proc_cgroups.read([process.pid])).values() if process.pid else ()
+                process = await self.runtime.process_of(Running(Sandbox(sandbox_id, pod.ref, None), sandbox_id, ""))
+                cgroups = (await self.proc_cgroups.read([process.pid])).values() if process.pid else ()
             except (ConnectionError, ValueError, CgroupError) as error:
-                self._log.warning("driver_not_found", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
+                self.log.warning("driver_not_found", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
                 continue
             for text in cgroups:
                 self.driver = self.driver or driver_of_process(text)

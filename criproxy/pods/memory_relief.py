@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
@@ -41,32 +41,30 @@ LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
 
 
-class MemoryRelief:
-    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread."""
+class MemoryRelief(Struct):
+    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread.
 
-    def __init__(
-        self, active: bool, shared: PodsShared, box: Box, read_hard: Callable[[], EvictionHard], worker: Worker
-    ) -> None:
-        self._active = active
-        self._shared = shared
-        self._log = shared.log
-        self._box = box
-        self._stopper = PodStopper(shared.runtime, shared.log)
-        self._read_hard = read_hard
-        self._worker = worker
-        self.hard = EvictionHard(problem="it was not read yet")
-        """kubelet's threshold, as far as known."""
-        self._state = PressureState()
-        self._over = False
-        self._evidence: Evidence | None = None
-        self._due = asyncio.Event()
-        self._tried: dict[str, float] = {}
-        """Sandboxes that were to be stopped, and when."""
-        self._last = ""
+    `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known. `_tried`: the sandboxes
+    that were to be stopped, and when.
+    """
+
+    active: bool
+    shared: PodsShared
+    box: Box
+    stopper: PodStopper
+    read_hard: Callable[[], EvictionHard]
+    worker: Worker
+    hard: EvictionHard = EvictionHard(problem="it was not read yet")
+    _state: PressureState = PressureState()
+    _over: bool = False
+    _evidence: Evidence | None = None
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _tried: dict[str, float] = {}
+    _last: str = ""
 
     def configure(self, active: bool) -> None:
-        """Whether the box's limits are ours to set; `Holds` has to know before whether pods are stopped."""
-        self._active = active
+        """`Holds` has to know before whether pods are stopped."""
+        self.active = active
         self._hold_everybody()
 
     async def run(self) -> None:
@@ -78,7 +76,7 @@ class MemoryRelief:
     @property
     def _stops(self) -> bool:
         """Otherwise it is only logged."""
-        return ON_OVER_LIMIT in self._shared.holds.stops_by
+        return ON_OVER_LIMIT in self.shared.holds.stops_by
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -104,14 +102,14 @@ class MemoryRelief:
 
     def sampled(self, snapshot: Snapshot) -> None:
         """Judge this moment, also when the limits could not be written: then it is needed most."""
-        held, memory = self._box.state().memory, snapshot.of[MEMORY]
+        held, memory = self.box.state().memory, snapshot.of[MEMORY]
         bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
         self._evidence = Evidence(
             t_s=snapshot.t_s,
             capacity=memory.capacity,
             node=memory.node,
             box=memory.box,
-            bound=bound if self._active else None,
+            bound=bound if self.active else None,
             hard=self.hard,
         )
         verdict, self._state = decide(self._evidence, self._state)
@@ -123,7 +121,7 @@ class MemoryRelief:
     def _hold_everybody(self) -> None:
         """A pod that starts would take memory that the box is over already."""
         holds = self._over and self._stops
-        self._shared.holds.hold_everybody(self._words() if holds else "")
+        self.shared.holds.hold_everybody(self._words() if holds else "")
 
     def _log_change(self, verdict: Verdict) -> None:
         if verdict.over and not self._over:
@@ -131,10 +129,10 @@ class MemoryRelief:
             if self._stops:
                 remedy = "the largest offline pod is stopped"
             self._over = True
-            self._log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
+            self.shared.log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
         elif self._over and not verdict.over:
             self._over = False
-            self._log.info("memory_within_limit")
+            self.shared.log.info("memory_within_limit")
 
     def _words(self) -> str:
         seen = self._evidence
@@ -155,53 +153,55 @@ class MemoryRelief:
 
     async def stop_largest(self) -> None:
         """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
-        now_s = self._shared.clock.boottime_s()
+        now_s = self.shared.clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
         try:
             largest = await self._largest()
             if largest is None:
-                self._log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
+                self.shared.log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
                 return
             if not self._stops:  # by now
                 return
             sandbox, size_bytes = largest
             self._tried[sandbox.id] = now_s
             reason = "the node was near kubelet's eviction of pods for memory"
-            self._shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
+            self.shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
             why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
-                await self._stopper.stop_all({sandbox.id: (sandbox.pod, why)})
+                await self.stopper.stop_all({sandbox.id: (sandbox.pod, why)})
         except (CgroupError, ConnectionError, TimeoutError) as error:
-            self._log.error("memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time")
+            self.shared.log.error(
+                "memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time"
+            )
         else:
             self._last = f"{sandbox.pod}: {why}"
-            self._shared.counters.on_memory_eviction()
+            self.shared.counters.count("memory_evictions")
 
     async def _largest(self) -> tuple[Sandbox, int] | None:
-        untried = (one for one in self._shared.inventory.running_pods if one.id not in self._tried)
+        untried = (one for one in self.shared.inventory.running_pods if one.id not in self._tried)
         pods = {one.placement: one for one in untried if one.placement}
-        sizes = await self._box.memory_of(tuple(pods))
+        sizes = await self.box.memory_of(tuple(pods))
         largest = max(sizes, key=lambda pod: sizes[pod], default=None)
         return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
 
     async def _follow_kubelet(self) -> None:
         """The first calls come before that."""
-        await self._shared.clock.sleep(SOON_S)
+        await self.shared.clock.sleep(SOON_S)
         while True:
             await self.read_threshold()
-            await self._shared.clock.sleep(READ_EVERY_S)
+            await self.shared.clock.sleep(READ_EVERY_S)
 
     async def read_threshold(self) -> None:
         """Say what has changed."""
         try:
-            hard = await self._worker.run("read kubelet's evictionHard", self._read_hard)
+            hard = await self.worker.run("read kubelet's evictionHard", self.read_hard)
         except Exception as error:  # what was known holds
             hard = structs.replace(self.hard, problem=f"it can't be read now: {error}")
         if hard != self.hard:
             words = f"{hard.ratio:.1%}" if hard.ratio else bytes_in_words(hard.size_bytes)
             if hard.problem:
                 remedy = f"{words} is assumed, kubelet's default"
-                self._log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
+                self.shared.log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
             else:
-                self._log.info("eviction_threshold", memory_available=words, source=hard.source)
+                self.shared.log.info("eviction_threshold", memory_available=words, source=hard.source)
         self.hard = hard

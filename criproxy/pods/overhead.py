@@ -7,29 +7,26 @@ the runtime only as a whole; the growth of the pods' logs shows whose share that
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.runtime import Running
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopsPods
+from criproxy.pods.runtime import Process, Running
+from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopsPods
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
 """It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
-
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, and it would go on."""
 
 LOUD_BYTES_PER_S: Final = 1_000_000.0
 """Logs that grow by less do not explain a busy runtime."""
@@ -38,13 +35,8 @@ DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
 
 
-class Watched(Struct, frozen=True):
-    """A sandbox or container of the box. `pid` 0: not known; `log` "": it has none."""
-
-    id: str
-    sandbox: Sandbox
-    pid: int
-    log: str
+Watched = tuple[Running, Process]
+"""A sandbox or container of the box, and its first process."""
 
 
 class OverheadCounters(Struct, frozen=True):
@@ -156,17 +148,17 @@ class OverheadReader:
         known, self._shims = self._shims, {}
         shims: dict[tuple[int, int], tuple[str, float]] = {}
         logs: dict[str, tuple[str, int, int]] = {}
-        for one in watched:
-            if shim := known.get(one.id) or self._find_shim(one):
+        for one, process in watched:
+            if shim := known.get(one.id) or self._find_shim(one, process.pid):
                 self._count(one, shim, shims)
-            if one.log and (file := _file(one.log)) is not None:
+            if process.log and (file := _file(process.log)) is not None:
                 logs[one.id] = (one.sandbox.id, file.st_ino, file.st_size)
         return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
     def _stat(self, pid: int) -> ProcessStat | None:
         return read_stat(self._proc, pid, self._ticks_per_s)
 
-    def _count(self, one: Watched, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
+    def _count(self, one: Running, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         if shim not in shims:  # containers of a pod have one in common
             now = self._stat(shim[0])
             if now is None or now.started != shim[1]:  # it has ended, and its number may be another's
@@ -174,16 +166,16 @@ class OverheadReader:
             shims[shim] = (one.sandbox.id, now.cpu_s)
         self._shims[one.id] = shim
 
-    def _find_shim(self, one: Watched) -> tuple[int, int] | None:
+    def _find_shim(self, one: Running, pid: int | None) -> tuple[int, int] | None:
         """The process that the runtime keeps beside this one (a shim, a conmon); None: there is none.
 
         It is the parent of the first process. In the box, it is bounded and does not count.
         """
-        if not one.pid or one.sandbox.placement is None:
+        if not pid or one.sandbox.placement is None:
             return None
         box = parse_placement(one.sandbox.placement).box.path
-        first = self._stat(one.pid)
-        if first is None or first.parent <= 1 or not self._in_box(one.pid, box) or self._in_box(first.parent, box):
+        first = self._stat(pid)
+        if first is None or first.parent <= 1 or not self._in_box(pid, box) or self._in_box(first.parent, box):
             return None
         shim = self._stat(first.parent)
         return None if shim is None else (first.parent, shim.started)
@@ -204,90 +196,70 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class OverheadWatch:
+class OverheadWatch(Struct):
     """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
 
-    def __init__(
-        self,
-        max_cores: float,
-        shared: PodsShared,
-        processes: PlacementCheck,
-        *,
-        stopper: StopsPods,
-        reader: OverheadReader,
-        worker: Worker,
-    ) -> None:
-        self.load = OutsideLoad()
-        self.problem = ""
-        self._max_cores = max_cores
-        self._shared = shared
-        self._log = shared.log
-        self._processes = processes
-        self._reader = reader
-        self._worker = worker
-        self._stopper = stopper
-        self._last: tuple[float, OverheadCounters] | None = None
-        self._too_much_since_s: float | None = None
-        self._trouble = ""
+    max_cores: float
+    shared: PodsShared
+    processes: PlacementCheck
+    stopper: StopsPods
+    reader: OverheadReader
+    worker: Worker
+    load: OutsideLoad = OutsideLoad()
+    problem: str = ""
+    _last: tuple[float, OverheadCounters] | None = None
+    _too_much_since_s: float | None = None
+    _trouble: Trouble = field(default_factory=Trouble)
 
     def configure(self, max_cores: float) -> None:
         """What runtime and shims may take while offline pods print."""
-        self._max_cores = max_cores
+        self.max_cores = max_cores
 
     async def run(self) -> None:
         while True:
-            await self._shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S)
             await self.look()
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
-        try:
+        with self._trouble.logged_by(lambda e: self.shared.log.warning("overhead_not_measured", error=str(e))):
             await self._look()
-        except Exception as error:
-            if str(error) != self._trouble:
-                self._log.warning("overhead_not_measured", error=str(error))
-            self._trouble = str(error)
-        else:
-            self._trouble = ""
 
     async def _look(self) -> None:
-        running = self._shared.inventory.running
-        watched = tuple(self._watched(running))
-        runtime_pid = self._shared.runtime.pid
-        after = await self._worker.run("measure the runtime", lambda: self._reader.read(runtime_pid, watched))
-        now_s = self._shared.clock.boottime_s()
+        running = self.shared.inventory.running
+        watched = tuple((one, process) for one in running if (process := self.processes.process(one.id)) is not None)
+        runtime_pid = self.shared.runtime.pid
+        after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
+        now_s = self.shared.clock.boottime_s()
         last, self._last = self._last, (now_s, after)
         if last is None or now_s <= last[0]:
             return
         seconds = now_s - last[0]
-        self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one in watched}, seconds)
-        self._shared.counters.runtime_worked(
-            (load.runtime_cores or 0.0) * seconds, load.shim_cores * seconds, load.log_bytes_per_s * seconds
-        )
+        self.load = load = load_between(last[1], after, {one.sandbox.id: one.sandbox for one, _ in watched}, seconds)
+        count = self.shared.counters.count
+        count("runtime_cpu_seconds", by=(load.runtime_cores or 0.0) * seconds)
+        count("offline_shim_cpu_seconds", by=load.shim_cores * seconds)
+        count("offline_log_bytes", by=load.log_bytes_per_s * seconds)
         self._judge(load, last[0], now_s)
 
-    def _watched(self, running: Iterable[Running]) -> Iterable[Watched]:
-        for one in running:
-            process = self._processes.process(one.id)
-            if process is not None:
-                yield Watched(one.id, one.sandbox, process.pid or 0, process.log)
-
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
-        blamed = to_blame(load, self._max_cores)
+        blamed = to_blame(load, self.max_cores)
         if blamed is None:
             if self.problem:
-                self._log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
+                self.shared.log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
             self.problem, self._too_much_since_s = "", None
             return
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
         if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
-            reason = in_words(load, blamed, self._max_cores)
+            reason = in_words(load, blamed, self.max_cores)
             if not self.problem:
-                self._log.warning("runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason)
+                self.shared.log.warning(
+                    "runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason
+                )
             self.problem = reason
-        if ON_RUNTIME_OVERLOAD in self._shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
+        if ON_RUNTIME_OVERLOAD in self.shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
             why = "it printed so much that the runtime was overloaded"
-            self._shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self._stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
+            self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
+            self.stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed

@@ -7,23 +7,20 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import PodRef
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
+from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
 every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
-
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped right after its start may not start again: it would land there again."""
 
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.
@@ -49,27 +46,27 @@ class Finding(Struct, frozen=True):
     detail: str
 
 
-class PlacementCheck(PodObserver):
+class PlacementCheck(PodObserver, Struct):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
-    def __init__(self, shared: PodsShared, proc_cgroups: ProcCgroupReader, stopper: StopsPods) -> None:
-        self._shared = shared
-        self._log = shared.log
-        self._proc_cgroups = proc_cgroups
-        self._stopper = stopper
-        self._due = asyncio.Event()
-        self._everything = False
-        self._fresh: set[str] = set()
-        self._processes: dict[str, Process] = {}
-        """As the runtime answered last."""
-        self._pids: dict[str, int] = {}
-        """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
-        self._bare: set[str] = set()
-        """Sandboxes without a process."""
-        self._unknown: dict[str, Finding] = {}
-        self._unbounded: dict[str, Finding] = {}
-        self._trouble = ""
-        shared.inventory.watch(self)
+    shared: PodsShared
+    proc_cgroups: ProcCgroupReader
+    stopper: StopsPods
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _everything: bool = False
+    _fresh: set[str] = set()
+    _processes: dict[str, Process] = {}
+    """As the runtime answered last."""
+    _pids: dict[str, int] = {}
+    """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
+    _bare: set[str] = set()
+    """Sandboxes without a process."""
+    _unknown: dict[str, Finding] = {}
+    _unbounded: dict[str, Finding] = {}
+    _trouble: Trouble = field(default_factory=Trouble)
+
+    def __post_init__(self) -> None:
+        self.shared.inventory.watch(self)
 
     @property
     def verified(self) -> int:
@@ -111,20 +108,19 @@ class PlacementCheck(PodObserver):
 
     async def round(self) -> None:
         """Look at what is due. Never raises: a failure is logged once, and the next look at everything tries again."""
+
+        def log(error: Exception) -> None:
+            known = isinstance(error, ConnectionError)
+            self.shared.log.warning("placement_not_verified", error=str(error), exc_info=None if known else error)
+
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
-        try:
-            running = {one.id: one for one in self._shared.inventory.running}
+        with self._trouble.logged_by(log):
+            running = {one.id: one for one in self.shared.inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
-            failures = await self._check(due, fresh)
-        except Exception as error:
-            failures = [error]
-        trouble = str(failures[0]) if failures else ""
-        if trouble and trouble != self._trouble:
-            known = isinstance(failures[0], ConnectionError)
-            self._log.warning("placement_not_verified", error=trouble, exc_info=None if known else failures[0])
-        self._trouble = trouble
+            if failures := await self._check(due, fresh):
+                raise failures[0]
 
     def _forget_others(self, running: Collection[str]) -> None:
         for known in (self._processes, self._pids, self._unknown, self._unbounded):
@@ -138,23 +134,23 @@ class PlacementCheck(PodObserver):
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
         suspects, failures = await self._outside(doubtful)
         if any(one.id not in self._unbounded for one, _ in suspects):
-            await self._shared.clock.sleep(CONFIRM_S)
+            await self.shared.clock.sleep(CONFIRM_S)
             suspects, more = await self._outside([one for one, _ in suspects])
             failures += more
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
-            if ON_UNBOUNDED in self._shared.holds.stops_by:
+            if ON_UNBOUNDED in self.shared.holds.stops_by:
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
-                    self._shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
-                self._stopper.stop(one.sandbox, f"it is outside the box, at {where}")
+                    self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
+                self.stopper.stop(one.sandbox, f"it is outside the box, at {where}")
         return failures
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""
         due = tuple(due)
-        shown = await self._proc_cgroups.read([self._pids[one.id] for one in due if one.id in self._pids])
+        shown = await self.proc_cgroups.read([self._pids[one.id] for one in due if one.id in self._pids])
         left = []
         for one in due:
             cgroups = shown.get(self._pids.get(one.id, 0))
@@ -176,7 +172,7 @@ class PlacementCheck(PodObserver):
             if where:
                 found.append((one, where))
             elif self._unbounded.pop(one.id, None):
-                self._log.info("no_longer_misplaced", **_names(one))
+                self.shared.log.info("no_longer_misplaced", **_names(one))
         return found, failures
 
     async def _where(self, one: Running) -> str:
@@ -189,7 +185,7 @@ class PlacementCheck(PodObserver):
             else:  # it has none of its own, and its containers are looked at
                 self._bare.add(one.id)
             return ""
-        cgroups = (await self._proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
+        cgroups = (await self.proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
         if cgroups is None:  # it has ended
             return ""
         where = astray(cgroups, _box(one))
@@ -201,7 +197,7 @@ class PlacementCheck(PodObserver):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self._processes[one.id] = await self._shared.runtime.process_of(one)
+        process = self._processes[one.id] = await self.shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:
@@ -214,13 +210,13 @@ class PlacementCheck(PodObserver):
 
     def _unverifiable(self, one: Running, why: str) -> None:
         self._unknown[one.id] = Finding(one.sandbox.pod, one.container, why)
-        self._log.info("placement_unknown", **_names(one), reason=why)
+        self.shared.log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
         self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
-        self._shared.counters.on_misplaced()
+        self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
-        self._log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
+        self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
 
 
 def _box(one: Running) -> str:

@@ -6,56 +6,47 @@ A pod gets no capability for that from us (`criproxy.hooks.rewrites`), but a pri
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct, field
+
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.worker import Worker
-from criproxy.model import PodRef
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, StopsPods
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
 
 EVERY_S: Final = 60.0
 
-HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, with the same threads."""
 
+class RealtimeWatch(Struct):
+    """`found`: which pods, and in words what runs in them; it may be asked for from any thread."""
 
-class RealtimeWatch:
-    """`found` may be asked for from any thread."""
-
-    def __init__(self, shared: PodsShared, stopper: StopsPods, threads: RealtimeThreads, worker: Worker) -> None:
-        self.found: Mapping[PodRef, str] = {}
-        """Which pods, and in words what runs in them."""
-        self._shared = shared
-        self._log = shared.log
-        self._threads = threads
-        self._worker = worker
-        self._stopper = stopper
-        self._trouble = ""
+    shared: PodsShared
+    stopper: StopsPods
+    threads: RealtimeThreads
+    worker: Worker
+    found: Mapping[PodRef, str] = {}
+    _trouble: Trouble = field(default_factory=Trouble)
 
     async def run(self) -> None:
         while True:
-            await self._shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S)
             await self.look()
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
-        placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.running_pods}
+        placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.running_pods}
         placements = {id: sandbox.placement for id, sandbox in placed.items() if sandbox.placement is not None}
-        try:
-            found = await self._worker.run("look for realtime threads", lambda: self._threads.read(placements))
-        except Exception as error:
-            if str(error) != self._trouble:
-                self._log.warning("realtime_threads_not_known", error=str(error))
-            self._trouble = str(error)
-            return
-        self._trouble = ""
+        with self._trouble.logged_by(lambda e: self.shared.log.warning("realtime_threads_not_known", error=str(e))):
+            found = await self.worker.run("look for realtime threads", lambda: self.threads.read(placements))
+            self._judge(placed, found)
+
+    def _judge(self, placed: Mapping[str, Sandbox], found: Mapping[str, str]) -> None:
         before, self.found = self.found, {placed[id].pod: words for id, words in found.items()}
         for id, words in found.items():
             pod = placed[id].pod
             if pod not in before:
                 reason = f"{words}, and no limit of the box holds it"
-                self._log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
-            if ON_UNBOUNDED in self._shared.holds.stops_by:
-                self._shared.holds.hold(
-                    pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED
-                )
-                self._stopper.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")
+                self.shared.log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
+            if ON_UNBOUNDED in self.shared.holds.stops_by:
+                self.shared.holds.hold(pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED)
+                self.stopper.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")

@@ -13,7 +13,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
 from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.shared import PodsShared
+from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -59,7 +59,7 @@ class Reconciler(PodObserver):
         self._due = asyncio.Event()
         self._to_stop: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
-        self._trouble = self._tend_trouble = ""
+        self._trouble, self._tend_trouble = Trouble(), Trouble()
         shared.inventory.watch(self)
 
     def configure(self, settings: ReconcilerSettings) -> None:
@@ -108,27 +108,26 @@ class Reconciler(PodObserver):
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
-        try:
+
+        def log(error: Exception) -> None:
+            self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
+
+        with self._trouble.logged_by(log):
             await self._release()
-            if self._shared.runtime.ready:
-                if refresh:
-                    await self._shared.inventory.refresh()
-                await self._adopt()
-                if refresh:
-                    await self._reap()
-                await self._sweep()
-                if refresh:
-                    await self._carry()
-                try:
-                    await self._stop_pods()
-                finally:  # a pod that does not stop keeps no other from it
-                    await self._unbounded.look()
-        except Exception as error:
-            if self._trouble != str(error):
-                self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
-            self._trouble = str(error)
-        else:
-            self._trouble = ""
+            if not self._shared.runtime.ready:
+                return
+            if refresh:
+                await self._shared.inventory.refresh()
+            await self._adopt()
+            if refresh:
+                await self._reap()
+            await self._sweep()
+            if refresh:
+                await self._carry()
+            try:
+                await self._stop_pods()
+            finally:  # a pod that does not stop keeps no other from it
+                await self._unbounded.look()
 
     async def _tend(self) -> None:
         """Whether or not the box's limits are ours to set."""
@@ -138,20 +137,15 @@ class Reconciler(PodObserver):
 
     async def tend_once(self) -> None:
         """Never raises: a failure is logged once."""
-        try:
+        harm = "kubelet may restart offline pods"
+        with self._tend_trouble.logged_by(lambda e: self._log.error("anchors_failed", error=str(e), consequence=harm)):
             if changed := await self._box.tend():
                 self._log.info("anchors_changed", slices=list(changed))
-        except Exception as error:
-            if self._tend_trouble != str(error):
-                self._log.error("anchors_failed", error=str(error), consequence="kubelet may restart offline pods")
-            self._tend_trouble = str(error)
-        else:
-            self._tend_trouble = ""
 
     async def _sweep(self) -> None:
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
-        self._shared.counters.box_swept(len(swept))
+        self._shared.counters.count("box_swept", by=len(swept))
         if swept:
             self._log.info("pod_cgroups_removed", pods=list(swept))
 

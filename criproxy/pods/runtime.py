@@ -54,27 +54,9 @@ class Process(Struct, frozen=True):
 
 
 class PodCounters(Protocol):
-    """Where it is counted what was done with pods."""
+    """Where it is counted what was done with pods. `name` and `labels` are those of docs/metrics.md."""
 
-    def on_rewrite(self, operation: str) -> None: ...
-
-    def on_refusal(self, operation: str, reason: str) -> None: ...
-
-    def on_misplaced(self) -> None:
-        """A container of the box was found outside it."""
-        ...
-
-    def on_memory_eviction(self) -> None:
-        """A pod was stopped for memory."""
-        ...
-
-    def box_swept(self, count: int) -> None:
-        """`count` cgroups of pods were removed."""
-        ...
-
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
-        """The runtime and the shims of offline pods did this outside the box."""
-        ...
+    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 
 
 class Runtime(Protocol):

@@ -1,5 +1,8 @@
 """What the parts that look after pods share, so that each is given it as one thing."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
@@ -18,3 +21,21 @@ class PodsShared(Struct, frozen=True):
     counters: PodCounters
     clock: Clock
     log: FilteringBoundLogger
+
+
+class Trouble(Struct):
+    """What fails again and again, and is logged once: until it works again, or fails otherwise."""
+
+    last: str = ""
+
+    @contextlib.contextmanager
+    def logged_by(self, log: Callable[[Exception], object]) -> Iterator[None]:
+        """Go on whatever fails within this."""
+        try:
+            yield
+        except Exception as error:
+            if str(error) != self.last:
+                log(error)
+            self.last = str(error)
+        else:
+            self.last = ""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
@@ -15,6 +16,9 @@ ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
 """The settings by which single pods are stopped."""
 
+HOLD_S: Final = 300.0
+"""For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
+
 
 class StopsPods(Protocol):
     """Whoever stops single pods of the box, and tries again until they have stopped."""
@@ -22,13 +26,12 @@ class StopsPods(Protocol):
     def stop(self, sandbox: Sandbox, why: str) -> None: ...
 
 
-class PodStopper:
+class PodStopper(Struct):
     """Stops sandboxes at the runtime, each once, and those again that did not stop."""
 
-    def __init__(self, runtime: Runtime, log: FilteringBoundLogger) -> None:
-        self._runtime = runtime
-        self._log = log
-        self._stopped: set[str] = set()
+    runtime: Runtime
+    log: FilteringBoundLogger
+    _stopped: set[str] = set()
 
     @property
     def stopped(self) -> frozenset[str]:
@@ -45,28 +48,27 @@ class PodStopper:
             raise failures[0]
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
-        self._log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
-        await self._runtime.stop(sandbox_id)
+        self.log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
+        await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
 
 
-class Holds:
+class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
     which the pod was stopped, and ends with it.
     """
 
-    def __init__(self, clock: Clock, stops_by: frozenset[str] = frozenset()) -> None:
-        self._clock = clock
-        self.stops_by = stops_by
-        self._held: dict[tuple[str, str], tuple[float, str]] = {}
-        self._everybody = ""
-        self._resting = False
+    clock: Clock
+    stops_by: frozenset[str] = frozenset()
+    _held: dict[tuple[str, str], tuple[float, str]] = {}
+    _everybody: str = ""
+    _resting: bool = False
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""
-        now_s = self._clock.boottime_s()
+        now_s = self.clock.boottime_s()
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
 
@@ -84,7 +86,7 @@ class Holds:
         if self._resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
-            if uid == pod.uid and (left_s := until_s - self._clock.boottime_s()) > 0.0:
+            if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
         return self._everybody
 

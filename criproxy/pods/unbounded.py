@@ -6,6 +6,8 @@ stays where it is until the pod starts anew. The reconciler looks for them in ea
 
 from typing import Final
 
+from msgspec import Struct
+
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
 from criproxy.pods.shared import PodsShared
@@ -14,23 +16,23 @@ from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
 _WHY: Final = "it is offline and runs outside the box"
 
 
-class UnboundedPods:
-    """The offline pods that started outside the box."""
+class UnboundedPods(Struct):
+    """The offline pods that started outside the box.
 
-    def __init__(self, rules: OfflineRules | None, shared: PodsShared) -> None:
-        self._rules = rules
-        self._shared = shared
-        self._log = shared.log
-        self._stopper = PodStopper(shared.runtime, shared.log)
-        self._logged: frozenset[str] = frozenset()
+    `rules` tell which pods are offline; None: none is sought, since none is bounded now.
+    """
+
+    rules: OfflineRules | None
+    shared: PodsShared
+    stopper: PodStopper
+    _logged: frozenset[str] = frozenset()
 
     def configure(self, rules: OfflineRules | None) -> None:
-        """`rules` tell which pods are offline; None: none is sought, since none is bounded now."""
-        self._rules = rules
+        self.rules = rules
 
     def pods(self) -> dict[str, PodRef]:
         """Who they are, by sandbox id. May be asked for from any thread."""
-        stopped = self._stopper.stopped
+        stopped = self.stopper.stopped
         return {sandbox_id: ref for sandbox_id, (ref, _) in self._found().items() if sandbox_id not in stopped}
 
     async def look(self) -> None:
@@ -38,13 +40,13 @@ class UnboundedPods:
         found = self._found()
         for sandbox_id, (pod, why) in found.items():
             if sandbox_id not in self._logged:
-                self._log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
+                self.shared.log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
         self._logged = frozenset(found)
-        if ON_UNBOUNDED in self._shared.holds.stops_by:
-            await self._stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items()})
+        if ON_UNBOUNDED in self.shared.holds.stops_by:
+            await self.stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items()})
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
-        if (rules := self._rules) is None:
+        if (rules := self.rules) is None:
             return {}
-        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self._shared.inventory.outside.items())
+        judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self.shared.inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

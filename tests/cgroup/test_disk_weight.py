@@ -67,7 +67,7 @@ class Node:
     def look(self, box: str | None = BOX) -> dict[str, str]:
         """What keeps it, by disk."""
         weights = DiskWeights(self.kernel, self.kernel.root, self.blocks)
-        return {one.disk: one.keeper for one in weights.read(self.version, box)}
+        return {one.name: one.kept_by for one in weights.read(self.version, box)}
 
 
 @pytest.fixture(params=[1, 2])

@@ -156,14 +156,14 @@ def test_checkpoint_old_file_is_never_written_into(file, states):
 def test_checkpointer_writes_each_minute(file, states, clock, log):
     clock.stop_after = 4
     with pytest.raises(Stop):
-        asyncio.run(Checkpointer(file, clock, lambda: states, log).run())
+        asyncio.run(Checkpointer(file, lambda: states).run())
     assert clock.slept == [60.0] * 4
     assert json.loads(file.path.read_text())["boottime_s"] == 1000.0 + 180.0
 
 
 def test_checkpointer_failure_is_logged_once_until_it_works(file, states, clock, log):
     file.path.parent.write_text("a file where the directory should be")
-    checkpointer = Checkpointer(file, clock, lambda: states, log)
+    checkpointer = Checkpointer(file, lambda: states)
     for _ in range(3):
         asyncio.run(checkpointer.save())
     assert log.names() == ["checkpoint_failed"]
@@ -209,7 +209,7 @@ def slow_disk(monkeypatch):
 def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before(file, states, clock, log, slow_disk):
     later = {"cpu": replace(states["cpu"], samples=1)}
     given = [states, later]
-    checkpointer = Checkpointer(file, clock, lambda: given.pop(0), log)
+    checkpointer = Checkpointer(file, lambda: given.pop(0))
 
     async def main():
         each_minute = asyncio.create_task(checkpointer.save())
@@ -228,9 +228,9 @@ def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before
 def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, states, clock, log, monkeypatch):
     freed = threading.Event()
     monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 0.05)
-    monkeypatch.setattr(file, "write", lambda *_, **__: freed.wait())
+    monkeypatch.setattr(CheckpointFile, "write", lambda *_, **__: freed.wait())
     try:
-        asyncio.run(Checkpointer(file, clock, lambda: states, log).save_last())  # which joins asyncio's threads
+        asyncio.run(Checkpointer(file, lambda: states).save_last())  # which joins asyncio's threads
         assert log.names() == ["checkpoint_given_up"]
     finally:
         freed.set()
@@ -239,8 +239,8 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
 def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file, states, clock, log, monkeypatch):
     file.write(states)
     freed, load, restored = threading.Event(), file.load, []
-    monkeypatch.setattr(file, "load", lambda: (freed.wait(), load())[1])
-    checkpointer = Checkpointer(file, clock, dict, log)
+    monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
+    checkpointer = Checkpointer(file, dict)
 
     async def main():
         loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what)))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.daemon.bypass import Bypass, BypassError, of_service, open_since_s, while_away
+from criproxy.daemon.bypass import Bypass, directories_of_service, open_since_s
 from criproxy.observe.status import BypassStatus
 
 SWITCH = Path(__file__).resolve().parents[2] / "packaging" / "criproxy-bypass.sh"
@@ -46,8 +46,10 @@ def told(directory: Path) -> Mapping[str, str]:
         ),
     ],
 )
-def test_of_service_is_there_with_a_runtime_directory(environ: Mapping[str, str], directories: tuple[Path]) -> None:
-    assert of_service(environ).directories == directories
+def test_directories_of_service_are_there_with_a_runtime_directory(
+    environ: Mapping[str, str], directories: tuple[Path]
+) -> None:
+    assert directories_of_service(environ) == directories
 
 
 @pytest.mark.parametrize(("after_s", "word"), [(10.0, "10"), (2.5, "2.5"), (None, "never")])
@@ -55,7 +57,7 @@ def test_tell_writes_everywhere(tmp_path: Path, after_s: float | None, word: str
     state, run = tmp_path / "state", tmp_path / "run"
     for directory in (state, run):
         directory.mkdir()
-    Bypass((state, run)).tell(LISTEN, RUNTIME, after_s)
+    Bypass((state, run), LISTEN, RUNTIME, after_s).tell()
     facts = {"CRIPROXY_LISTEN": "/run/l.sock", "CRIPROXY_RUNTIME": "/run/r.sock", "CRIPROXY_BYPASS_AFTER_S": word}
     assert told(state) == told(run) == facts
 
@@ -63,29 +65,29 @@ def test_tell_writes_everywhere(tmp_path: Path, after_s: float | None, word: str
 @given(st.text(st.characters(exclude_characters="\0\n\\`$", codec="utf-8"), min_size=1))
 def test_tell_quotes_any_path(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     directory = tmp_path_factory.mktemp("run")
-    Bypass((directory,)).tell(Path("/") / name.strip("/"), RUNTIME, None)
+    Bypass((directory,), Path("/") / name.strip("/"), RUNTIME, None).tell()
     assert told(directory)["CRIPROXY_LISTEN"] == str(Path("/") / name.strip("/"))
 
 
 def test_tell_escapes_what_systemd_and_shells_read(tmp_path: Path) -> None:
-    Bypass((tmp_path,)).tell(Path('/a"b\\c$d`e'), RUNTIME, None)
+    Bypass((tmp_path,), Path('/a"b\\c$d`e'), RUNTIME, None).tell()
     assert (tmp_path / "bypass.env").read_text().splitlines()[0] == r'CRIPROXY_LISTEN="/a\"b\\c\$d\`e"'
 
 
 def test_tell_where_it_may_not_write_names_the_file_and_writes_the_rest(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    with pytest.raises(BypassError, match=str(gone / "bypass.env")):
-        Bypass((gone, tmp_path)).tell(LISTEN, RUNTIME, 5.0)
+    assert str(gone / "bypass.env") in Bypass((gone, tmp_path), LISTEN, RUNTIME, 5.0).tell()
     assert told(tmp_path)["CRIPROXY_BYPASS_AFTER_S"] == "5"
 
 
 def test_tell_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
-    bypass = Bypass((tmp_path,))
-    bypass.tell(LISTEN, RUNTIME, 5.0)
+    bypass = Bypass((tmp_path,), LISTEN, RUNTIME, 5.0)
+    assert bypass.tell() == ""
     (tmp_path / "bypass.new").mkdir()  # in the way of the new file
-    with pytest.raises(BypassError):
-        bypass.tell(LISTEN, RUNTIME, 6.0)
-    bypass.tell(LISTEN, RUNTIME, 5.0)  # nothing to write
+    bypass.configure(6.0)
+    assert str(tmp_path / "bypass.env") in bypass.tell()
+    bypass.configure(5.0)
+    assert bypass.tell() == "", "nothing to write"
     assert told(tmp_path)["CRIPROXY_BYPASS_AFTER_S"] == "5"
 
 
@@ -100,11 +102,11 @@ def open_bypass(directory: Path) -> Path:
 
 
 def test_status_is_none_without_a_service() -> None:
-    assert Bypass(()).status(LISTEN, 10.0) is None
+    assert Bypass((), LISTEN, RUNTIME, 10.0).status() is None
 
 
 def test_status_of_a_bypass_that_was_never_open(tmp_path: Path) -> None:
-    assert Bypass((tmp_path,)).status(tmp_path / "l.sock", 10.0) == BypassStatus(10.0, None, 0, None)
+    assert Bypass((tmp_path,), tmp_path / "l.sock", RUNTIME, 10.0).status() == BypassStatus(10.0, None, 0, None)
 
 
 def test_status_tells_since_when_it_is_open_and_how_often_it_was(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_status_tells_since_when_it_is_open_and_how_often_it_was(tmp_path: Path)
     os.utime(listen, (1000.0, 1000.0), follow_symlinks=False)
     (tmp_path / "bypass.uses").write_text("3\n")
     os.utime(tmp_path / "bypass.uses", (999.0, 999.0))
-    assert Bypass((tmp_path,)).status(listen, 10.0) == BypassStatus(10.0, 1000.0, 3, 999.0)
+    assert Bypass((tmp_path,), listen, RUNTIME, 10.0).status() == BypassStatus(10.0, 1000.0, 3, 999.0)
 
 
 def test_open_since_is_none_where_the_way_leads_to_criproxy(tmp_path: Path) -> None:
@@ -131,11 +133,11 @@ def test_open_since_is_none_where_the_way_leads_to_criproxy(tmp_path: Path) -> N
 )
 def test_while_away_tells_where_calls_end(tmp_path: Path, is_open: bool, after_s: float | None, words: str) -> None:
     listen = open_bypass(tmp_path) if is_open else tmp_path / "l.sock"
-    assert words in (while_away(listen, RUNTIME, after_s, Bypass((tmp_path,))) or "")
+    assert words in (Bypass((tmp_path,), listen, RUNTIME, after_s).while_away() or "")
 
 
 def test_while_away_says_nothing_where_criproxy_never_was_a_service(tmp_path: Path) -> None:
-    assert while_away(LISTEN, RUNTIME, 10.0, Bypass((tmp_path / "gone",))) is None
+    assert Bypass((tmp_path / "gone",), LISTEN, RUNTIME, 10.0).while_away() is None
 
 
 # --- the switch ------------------------------------------------------------------------------------------------------

@@ -27,10 +27,15 @@ class Clock:
         self.shared.append(slack_s > 0.0)
 
 
+@pytest.fixture(autouse=True)
+def no_schedule(monkeypatch):
+    monkeypatch.setattr(Reload, "_follow_schedule", lambda _: None)
+
+
 def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
-    first, bypass = SimpleNamespace(config=None), SimpleNamespace(write=lambda: None)
-    others = dict.fromkeys(("recorder", "metrics", "notifier", "log"))
+    first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
+    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log"))
     return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
 
 
@@ -40,7 +45,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
     watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
     reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
-        asyncio.run(reload.watch_config())
+        asyncio.run(reload.look_around())
     assert looks == [0.5, 1.0, 1.5, 2.0]
 
 
@@ -50,7 +55,7 @@ def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake
     reload = reload_of(watch, clock)
     file.write_text("new")
     with pytest.raises(TimeoutError):
-        asyncio.run(reload.watch_config())
+        asyncio.run(reload.look_around())
     assert reload.asked.is_set()
     assert clock.shared == [True, False, True, True]
 
@@ -65,7 +70,7 @@ class SlowFile:
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
         self.reload = reload_of(watch, Clock())
         monkeypatch.setattr(module, "load", self._load)
-        monkeypatch.setattr(self.reload, "_take_up", self.taken.append)
+        monkeypatch.setattr(Reload, "_take_up", lambda _, loaded: self.taken.append(loaded))
 
     def _load(self, _file: object) -> Loaded:
         self.read += 1

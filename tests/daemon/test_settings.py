@@ -7,11 +7,16 @@ from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
-from criproxy.daemon.settings import PartSettings, Stage, Timetable, guard, policy, predictor
+from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
+
+
+def guard(config: Config) -> GuardLaw | None:
+    config = replace(config, colocation=Colocation(enabled=True))
+    return PartSettings(config, Stage(policy(config)), False, False).guard().law
 
 
 def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> PartSettings:
@@ -67,7 +72,7 @@ def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
     config: Config, dry_run: bool, active: bool, stops_by: set[str]
 ) -> None:
     parts = PartSettings(config, Timetable(config).stage(0.0), False, dry_run)
-    assert (parts.relief(), parts.stops_by()) == (active, stops_by)
+    assert (parts.modes.writes, parts.stops_by()) == (active, stops_by)
 
 
 ALWAYS = Stage(policy(Config()))
@@ -98,7 +103,7 @@ def test_parts_do_what_the_table_of_modes_says(
     config, stage, pass_through, dry_run = given
     parts = PartSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
-    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.relief())}
+    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.modes.writes)}
     intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
     applies = not parts.loop().dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)

@@ -116,11 +116,8 @@ class Counters:
     rewrites: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
 
-    def on_rewrite(self, operation: str) -> None:
-        self.rewrites.append(operation)
-
-    def on_refusal(self, operation: str, reason: str) -> None:
-        self.refusals.append(reason)
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        {"rewrites": self.rewrites, "refusals": self.refusals}[name].append(labels[-1])
 
 
 class Cgroups:
@@ -170,7 +167,7 @@ class Bench(PodObserver):
             cpu_manager=self.cpu_manager,
             kubelets_driver=self.kubelets_driver,
             holds=self.holds,  # type: ignore[arg-type]
-            counters=self.counters,  # type: ignore[arg-type]
+            counters=self.counters,
             child_quota=False,
             log=log,
         )

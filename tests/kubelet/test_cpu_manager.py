@@ -13,6 +13,7 @@ from criproxy.kubelet import cpu_manager
 from criproxy.kubelet.cpu_manager import (
     IDLE_EVERY_S,
     NOBODY_BOUND,
+    STATE_FILE,
     STATIC_EVERY_S,
     CpuAssignments,
     CpuManager,
@@ -110,7 +111,7 @@ class Node:
     def __post_init__(self) -> None:
         self.of_box = CpusOfBox(self.inventory)  # type: ignore[arg-type]
         log = structlog.get_logger()
-        self.manager = CpuManager(self.root_dir, self.of_box, self.box, log=log)  # type: ignore[arg-type]
+        self.manager = CpuManager(self.root_dir / STATE_FILE, self.of_box, self.box, log)  # type: ignore[arg-type]
 
     def write(self, content: bytes) -> None:
         """As kubelet does: another file takes the place of the old one."""
@@ -292,7 +293,7 @@ def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is
         task.cancel()
         assert before <= 2
 
-    monkeypatch.setattr(node.manager, "_read", counted)
+    monkeypatch.setattr(CpuManager, "_read", lambda _: counted())
     node.write(NONE)
     asyncio.run(start_pods())
 

@@ -25,7 +25,7 @@ class Bench:
     version: int = 2
 
     def __post_init__(self) -> None:
-        self.watch = DiskWatch(self, self, self.state, self)  # type: ignore[arg-type]
+        self.watch = DiskWatch(self, self, self.state, self, structlog.get_logger())  # type: ignore[arg-type]
 
     def state(self) -> BoxState:
         return BoxState("/offline", self.version, None, True, "", drift=0, timeouts=0, pods=())

@@ -13,7 +13,7 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from criproxy.observe.exposition import Counter, Gauge, Histogram, Registry
+from criproxy.observe.exposition import Histogram, Registry, Value
 from criproxy.observe.metrics import add_process_metrics
 
 NUMBERS = st.floats(allow_nan=False) | st.sampled_from([math.inf, -math.inf, 0.0, 1.0, 5.0])
@@ -36,7 +36,7 @@ def read(exposed: bytes) -> dict[str, tuple[str, str, dict[tuple[str, frozenset[
 @given(st.lists(st.tuples(TEXTS, TEXTS, NUMBERS), max_size=5))
 def test_gauges_are_as_theirs(sets: list[tuple[str, str, float]]) -> None:
     registry, theirs = Registry(), CollectorRegistry()
-    gauge = Gauge("g", "What it is", ("one", "two"), registry=registry)
+    gauge = Value("gauge", "g", "What it is", ("one", "two"), registry=registry)
     their = TheirGauge("g", "What it is", ("one", "two"), registry=theirs)
     for one, two, value in sets:
         gauge.set(value, one, two)
@@ -47,7 +47,10 @@ def test_gauges_are_as_theirs(sets: list[tuple[str, str, float]]) -> None:
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 10**18)), max_size=5))
 def test_counters_are_as_theirs(counts: list[tuple[str, int]]) -> None:
     registry, theirs = Registry(), CollectorRegistry()
-    counter, plain = Counter("c", "How many", ("of",), registry=registry), Counter("p", "Any", registry=registry)
+    counter, plain = (
+        Value("counter", "c_total", "How many", ("of",), registry=registry),
+        Value("counter", "p_total", "Any", registry=registry),
+    )
     their = TheirCounter("c", "How many", ("of",), registry=theirs)
     their_plain = TheirCounter("p", "Any", registry=theirs)
     for of, count in counts:
@@ -87,7 +90,7 @@ def test_process_is_described_as_they_do() -> None:
 
 def test_counts_of_many_threads_are_not_lost() -> None:
     registry = Registry()
-    counter = Counter("c", "How many", registry=registry)
+    counter = Value("counter", "c_total", "How many", registry=registry)
     threads = [
         threading.Thread(
             target=lambda: [counter.inc() for _ in range(5000)]  # type: ignore[func-returns-value]

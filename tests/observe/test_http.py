@@ -13,7 +13,6 @@ import structlog
 from msgspec.structs import replace
 
 from criproxy.observe import client, http, log, why
-from criproxy.observe.routes import Endpoints
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
 from tests.answering import HOST, Answers, Served, answering
@@ -66,14 +65,14 @@ def served(path: Path) -> Iterator[Served]:
         pytest.param(WELL, "/../etc/passwd", 404, PATHS, id="path"),
     ],
 )
-def test_path_answers(path: Path, endpoints: Endpoints, asked: str, status: int, body: bytes) -> None:
+def test_path_answers(path: Path, endpoints: Answers, asked: str, status: int, body: bytes) -> None:
     with answering(path, endpoints) as served:
         assert served.ask(asked)[:2] == (status, body)
 
 
 @pytest.mark.parametrize("asked", ["/metrics", "/healthz", "/readyz"])
 @pytest.mark.parametrize("endpoints", [WELL, ILL], ids=["well", "ill"])
-def test_socket_answers_as_tcp_does(path: Path, endpoints: Endpoints, asked: str) -> None:
+def test_socket_answers_as_tcp_does(path: Path, endpoints: Answers, asked: str) -> None:
     with answering(path, endpoints) as served:
         status, body, _ = served.ask(asked)
         assert client.fetch(path, asked, 20) == (status, body.decode())

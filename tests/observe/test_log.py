@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import structlog
 
 from criproxy.observe import log
+from criproxy.observe.log_writer import LogWriter
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +63,15 @@ def test_text_of_any_kind_is_one_bounded_ascii_line() -> None:
     assert logged(stream)[0]["pod"] == "\udcff\n\x1b"
 
 
-class _Gone(io.StringIO):
-    def write(self, _text: str) -> int:
-        raise BrokenPipeError
-
-
 def test_reader_that_has_gone_breaks_no_caller() -> None:
-    log.configure("info", _Gone())
+    reading, writing = os.pipe()
+    os.close(reading)
+    writer = LogWriter(writing, str)
+    log.configure("info", writer)  # type: ignore[arg-type]
     structlog.get_logger().info("x")
+    assert writer.drain(20)
+    assert writer.dropped == 1
+    os.close(writing)
 
 
 def test_level_that_is_none_is_refused() -> None:

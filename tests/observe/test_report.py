@@ -27,11 +27,10 @@ from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sa
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
-from criproxy.observe.report import Reporter, Sources
+from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
-    DiskStatus,
     OverheadStatus,
     PodOverhead,
     ShareStatus,
@@ -185,9 +184,11 @@ class Bench:
             "listeners": (self.listener,),
             "placement_check": self.check,
             "attachment": lambda: self.attachment,
+            "bypass": self.bypass.status,
+            "meters": metrics,
         }
-        fields = Sources.__struct_fields__
-        self.endpoints = Reporter(metrics, Sources(**{name: parts.get(name, vars(self).get(name)) for name in fields}))  # type: ignore[arg-type]
+        fields = Reporter.__struct_fields__
+        self.endpoints = Reporter(**{name: parts.get(name, vars(self).get(name)) for name in fields})  # type: ignore[arg-type]
         self.configure(config, pass_through=pass_through)
 
     def configure(
@@ -392,6 +393,25 @@ def test_status_and_metrics_tell_of_the_guard() -> None:
     bench.guard = GuardStatus(True, 0.5, "online stepped up", 3, 1, 0, "listening")
     assert bench.status().guard == bench.guard
     assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
+
+
+def test_guards_ceiling_is_infinite_at_rest() -> None:
+    assert Bench().metric("criproxy_guard_ceiling_cores") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "is_open", "uses"),
+    [
+        pytest.param(None, math.nan, math.nan, math.nan, id="no-bypass"),
+        pytest.param(BypassStatus(10.0, None, 2, 5.0), 10.0, 0.0, 2.0, id="shut"),
+        pytest.param(BypassStatus(None, 7.0, 3, 5.0), math.inf, 1.0, 3.0, id="open-and-never-again"),
+    ],
+)
+def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: float, uses: float) -> None:
+    bench = Bench()
+    bench.bypass.told = status
+    told = [bench.metric(f"criproxy_bypass_{name}") for name in ("after_seconds", "open", "uses")]
+    assert told == pytest.approx([after, is_open, uses], nan_ok=True)
 
 
 POD = PodRef("u", "batch", "job")
@@ -641,7 +661,7 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
 def test_disks_are_told_with_what_keeps_the_weight() -> None:
     bench = Bench()
     bench.disk_watch.disks = (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
-    assert bench.status().disks == (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "scheduler none"))
+    assert bench.status().disks == (DiskWeight("sda", "bfq", ""), DiskWeight("sdb", "", "scheduler none"))
     assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
     assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0
 

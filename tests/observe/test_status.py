@@ -5,12 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.model import AttachStatus
 from criproxy.observe.status import (
     CgroupStatus,
-    DiskStatus,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
@@ -117,7 +117,7 @@ def test_text_shows(shown: str) -> None:
         ),
         pytest.param({"overhead": OverheadStatus()}, "overhead      runtime not known; for", id="runtime-not-known"),
         pytest.param(
-            {"disks": (DiskStatus("sda", "bfq", ""), DiskStatus("sdb", "", "W"), DiskStatus("sdc", "", "W"))},
+            {"disks": (DiskWeight("sda", "bfq", ""), DiskWeight("sdb", "", "W"), DiskWeight("sdc", "", "W"))},
             "disk weight   in force on sda (bfq)\n"
             "disk weight   not in force on sdb, sdc: W; there, offline pods read and write as equals of online\n",
             id="disks",

@@ -16,7 +16,7 @@ from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
 from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
+from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
 from tests import rows
 
 T = TypeVar("T")
@@ -80,6 +80,7 @@ class Bench:
             active,
             PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
+            PodStopper(self, structlog.get_logger()),  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]
         )
@@ -98,7 +99,8 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def on_memory_eviction(self) -> None:
+    def count(self, name: str) -> None:
+        assert name == "memory_evictions"
         self.counted += 1
 
     async def seconds(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:

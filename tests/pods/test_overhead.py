@@ -13,7 +13,6 @@ import structlog
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.overhead import (
     EVERY_S,
-    HOLD_S,
     LOUD_BYTES_PER_S,
     OVERLOAD_S,
     OutsideLoad,
@@ -27,7 +26,7 @@ from criproxy.pods.overhead import (
 )
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, Holds
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
 
 T = TypeVar("T")
 
@@ -140,7 +139,7 @@ class Proc:
     def pod(self, pid: int = 20, shim: int = 10, **of_shim: Any) -> Watched:
         self.process(shim, **of_shim)
         self.process(pid, shim, cgroup="/offline/poda/x")
-        return Watched("sa", A, pid, "")
+        return watched_of("sa", A, pid, "")
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def test_shim_is_the_parent_of_the_first_process(proc: Proc) -> None:
 def test_shim_of_a_whole_pod_counts_once(proc: Proc) -> None:
     sandbox = proc.pod(cpu_s=3.0)
     proc.process(21, 10, cgroup="/offline/poda/y")
-    assert len(proc.reader.read(0, [sandbox, Watched("c1", A, 21, "")]).shims) == 1
+    assert len(proc.reader.read(0, [sandbox, watched_of("c1", A, 21, "")]).shims) == 1
 
 
 def test_shim_in_the_box_is_bounded_and_does_not_count(proc: Proc) -> None:
@@ -182,7 +181,7 @@ def test_shim_whose_number_went_to_another_is_looked_for_anew(proc: Proc) -> Non
 
 def test_process_without_a_shim_has_none(proc: Proc) -> None:
     proc.process(20, 1, cgroup="/offline/poda/x")
-    assert proc.reader.read(0, [Watched("sa", A, 20, ""), Watched("sb", B, 0, "")]).shims == {}
+    assert proc.reader.read(0, [watched_of("sa", A, 20, ""), watched_of("sb", B, 0, "")]).shims == {}
 
 
 def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
@@ -191,13 +190,21 @@ def test_runtime_and_logs_are_read_as_far_as_they_are_there(proc: Proc) -> None:
     log.write_text("x" * 100)
     pipe = proc.root / "pipe"
     os.mkfifo(pipe)
-    watched = [Watched("c1", A, 0, str(log)), Watched("c2", A, 0, "/not/there"), Watched("c3", A, 0, str(pipe))]
+    watched = [
+        watched_of("c1", A, 0, str(log)),
+        watched_of("c2", A, 0, "/not/there"),
+        watched_of("c3", A, 0, str(pipe)),
+    ]
     found = proc.reader.read(5, watched)
     assert (found.runtime, found.logs) == ((9, 2.0), {"c1": ("sa", log.stat().st_ino, 100)})
     assert proc.reader.read(6, []).runtime is None
 
 
 # --- the watch ---------------------------------------------------------------------------------------------------
+
+
+def watched_of(id: str, sandbox: Sandbox, pid: int, log: str) -> Watched:
+    return Running(sandbox, id, ""), Process(pid, log=log)
 
 
 @dataclass
@@ -210,7 +217,7 @@ class Bench:
     now_s: float = 1000.0
     counters: OverheadCounters = field(default_factory=lambda: OverheadCounters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
     stopped: list[tuple[str, str]] = field(default_factory=list)
-    counted: list[tuple[float, float, float]] = field(default_factory=list)
+    counted: list[tuple[str, float]] = field(default_factory=list)
     log: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -236,7 +243,7 @@ class Bench:
         return Process(20, log="/var/log/x")
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
-        assert (runtime_pid, [one.id for one in watched]) == (5, [one.id for one in self.running])
+        assert (runtime_pid, [one.id for one, _ in watched]) == (5, [one.id for one in self.running])
         if self.fails:
             raise self.fails
         return self.counters
@@ -244,8 +251,8 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def runtime_worked(self, runtime_s: float, shims_s: float, log_bytes: float) -> None:
-        self.counted.append((runtime_s, shims_s, log_bytes))
+    def count(self, name: str, *, by: float) -> None:
+        self.counted.append((name, by))
 
     def boottime_s(self) -> float:
         return self.now_s
@@ -339,7 +346,10 @@ def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
     assert bench.events() == ["overhead_not_measured"]
     bench.fails = None
     bench.look(EVERY_S)
-    assert bench.counted[-1] == pytest.approx((0.04, 0.0, 400))
+    counted = dict(bench.counted[-3:])
+    assert counted == pytest.approx(
+        {"runtime_cpu_seconds": 0.04, "offline_shim_cpu_seconds": 0.0, "offline_log_bytes": 400}
+    )
 
 
 def test_what_is_not_there_any_more_is_forgotten() -> None:

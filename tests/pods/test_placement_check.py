@@ -12,10 +12,10 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, HOLD_S, PlacementCheck
+from criproxy.pods.placement_check import CONFIRM_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -102,7 +102,8 @@ class Bench:
     def stop(self, sandbox: Sandbox, why: str) -> None:
         self.stopped.append((sandbox.id, why))
 
-    def on_misplaced(self) -> None:
+    def count(self, name: str) -> None:
+        assert name == "misplacements"
         self.counted += 1
 
     def round(self, *, everything: bool = True) -> list[str]:

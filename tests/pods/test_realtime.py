@@ -9,9 +9,9 @@ import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.realtime import HOLD_S, RealtimeWatch
+from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 
 T = TypeVar("T")
 

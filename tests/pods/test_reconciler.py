@@ -119,8 +119,9 @@ class Bench:
     async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
         await asyncio.sleep(seconds)
 
-    def box_swept(self, count: int) -> None:
-        self.swept.append(count)
+    def count(self, name: str, *, by: int) -> None:
+        assert name == "box_swept"
+        self.swept.append(by)
 
     async def look(self) -> None:
         self.looks += 1

@@ -10,7 +10,7 @@ import structlog
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds
+from criproxy.pods.stopping import ON_UNBOUNDED, Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
 RULES = OfflineRules((DEFAULT_RULE,))
@@ -41,7 +41,7 @@ def bench(settings: Settings, *names: str) -> tuple[UnboundedPods, Runtime]:
     rules, stops_by = settings
     holds = Holds(None, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    return UnboundedPods(rules, shared), runtime
+    return UnboundedPods(rules, shared, PodStopper(runtime, shared.log)), runtime  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

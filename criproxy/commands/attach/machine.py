@@ -98,7 +98,7 @@ class RealMachine:
 
         try:
             return client.ask(Path(socket), question, _HTTP_S)
-        except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError) as error:
+        except client.AskError as error:
             raise NodeError(str(error)) from error
 
     now_s = staticmethod(time.monotonic)

@@ -61,7 +61,7 @@ def _of_criproxy(asked_at: Path) -> Places | None:
         status = from_json(client.ask(asked_at, "/status", _ANSWER_S))
         if status.box.path is not None:
             return Places((parse_box(status.box.path),), "as its pods show")
-    except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError, ValueError):
+    except (client.AskError, ValueError):
         return None
     return _by_name(status.cgroup.driver or "", "as its pods show")
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+from collections.abc import Iterator
+
+from msgspec import Struct, field
 
 from criproxy.cgroup.naming import PodParent
 from criproxy.daemon.upgrade.channel import AdmitMessage, Changed, Channel, Done, ResizeMessage
@@ -54,14 +57,13 @@ class Admissions:
         self._at.forget(name)
 
 
-class Remote:
+class Remote(Struct):
     """The Admission of the process at the other end of `channel`; `run` must run."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[str]] = {}
-        self._gone = False
+    channel: Channel
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _waiting: dict[int, asyncio.Future[str]] = {}
+    _gone: bool = False
 
     async def admit(self, place: PodParent, memory_bytes: int) -> None:
         await self._ask(AdmitMessage(next(self._numbers), place.in_box, memory_bytes))
@@ -74,12 +76,12 @@ class Remote:
 
     def changed(self, started: str = "") -> None:
         """The runtime's pods have changed; see `Changed`."""
-        self._channel.send(Changed(started))
+        self.channel.send(Changed(started))
 
     async def run(self) -> None:
         """Take the answers, until the other process has gone."""
         try:
-            while (message := await self._channel.receive()) is not None:
+            while (message := await self.channel.receive()) is not None:
                 if isinstance(message, Done) and (answer := self._waiting.get(message.number)) and not answer.done():
                     answer.set_result(message.error)
         finally:
@@ -88,11 +90,11 @@ class Remote:
                 if not answer.done():
                     answer.set_result(_GONE)
 
-    async def _ask(self, question: AdmitMessage | ResizeMessage) -> None:
+    async def _ask(self, question: AdmitMessage) -> None:
         if self._gone:
             raise AdmissionError(_GONE)
         self._waiting[question.number] = answer = asyncio.get_running_loop().create_future()
-        self._channel.send(question)
+        self.channel.send(question)
         try:
             error = await answer
         finally:

@@ -14,15 +14,11 @@ from criproxy.control.series import PredictorState
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's.
-
-    `takes_listeners`: it takes the sockets at which the old one answers questions.
-    """
+    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
 
     version: str
     listen: str
     errors: tuple[str, ...] = ()
-    takes_listeners: bool = False
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
@@ -58,12 +54,8 @@ class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
     memory_bytes: int
 
 
-class ResizeMessage(msgspec.Struct, frozen=True, tag="resize"):
+class ResizeMessage(AdmitMessage, frozen=True, tag="resize"):
     """Take up a pod's resize by kubelet; answered as AdmitMessage is."""
-
-    number: int
-    place: str
-    memory_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -84,12 +76,11 @@ Message = Ready | Learned | Take | Serving | Main | AdmitMessage | ResizeMessage
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
-class Channel:
+class Channel(msgspec.Struct):
     """One end, made by `open`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     @classmethod
     async def open(cls, end: socket.socket) -> "Channel":
@@ -97,14 +88,14 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Never raises, and does nothing when the other end has gone, which `receive` then says."""
-        if not self._writer.is_closing():
-            self._writer.write(msgspec.json.encode(message) + b"\n")
+        if not self.writer.is_closing():
+            self.writer.write(msgspec.json.encode(message) + b"\n")
 
     async def receive(self) -> Message | None:
         """The next message; None: the other process has gone."""
         while True:
             try:
-                line = await self._reader.readline()
+                line = await self.reader.readline()
             except (OSError, ValueError):
                 return None
             if not line.endswith(b"\n"):
@@ -114,4 +105,4 @@ class Channel:
                 return message
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
+from msgspec import Struct, field
+
 from criproxy.cgroup.naming import parse_placement
 from criproxy.control.series import PredictorState
 from criproxy.daemon.upgrade.channel import (
@@ -27,35 +29,40 @@ CHANNEL: Final = "CRIPROXY_HANDOVER"
 """The environment variable with the descriptor of the new process's end of the channel."""
 
 LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
-"""As CHANNEL, of the way by which listening sockets come: a stream of text can't carry them beside it."""
+"""The same, `7:8`, and that of the way by which listening sockets come: a stream of text can't carry them beside it."""
 
 _MAX_LISTENERS: Final = 8
 
 
-class Predecessor:
-    """The criproxy that has started this one, made by `of_environment`."""
+class Predecessor(Struct):
+    """The criproxy that has started this one, made by `of_environment`.
 
-    def __init__(self, end: socket.socket, listeners: socket.socket | None = None) -> None:
-        self._end = end
-        self._listeners = listeners
-        self._channel: Channel | None = None
-        self._answering: set[asyncio.Task[None]] = set()
-        self.learned: dict[str, PredictorState] = {}
-        """What it has learned, by resource; after `turn`."""
-        self.gone = asyncio.Event()
+    `end`: ours of the channel, `way`: by which its listening sockets come. `learned`: what it has learned, by resource;
+    after `turn`.
+    """
+
+    end: socket.socket
+    way: socket.socket
+    learned: dict[str, PredictorState] = {}
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _channel: Channel | None = None
+    _answering: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
-        given = environ.pop(CHANNEL, "")
-        of, _, listeners_of = environ.pop(LISTENERS, "").partition(":")
-        channel = _inherited(given)
-        listeners = _inherited(listeners_of) if of == given else None  # else a version before has left it
-        return None if channel is None else cls(channel, listeners)
+        given = environ.pop(CHANNEL, ""), environ.pop(LISTENERS, "").partition(":")[2]
+        try:
+            end, way = map(int, given)
+            for descriptor in (end, way):
+                os.set_inheritable(descriptor, False)
+            return cls(socket.socket(fileno=end), socket.socket(fileno=way))
+        except (OSError, ValueError):  # it is not set, or was left by somebody
+            return None
 
     async def turn(self, ready: Ready) -> Take | None:
         """Say that we are ready, and wait for our turn; None: the old process has gone without a word."""
-        self._channel = await Channel.open(self._end)
+        self._channel = await Channel.open(self.end)
         self._channel.send(ready)
         while (message := await self._channel.receive()) is not None:
             match message:
@@ -67,12 +74,10 @@ class Predecessor:
 
     def listeners(self) -> list[socket.socket]:
         """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
-        if self._listeners is None:
-            return []
-        with self._listeners as way:
-            way.setblocking(False)
+        with self.way:
+            self.way.setblocking(False)
             try:
-                _, descriptors, _, _ = socket.recv_fds(way, 64, _MAX_LISTENERS)
+                _, descriptors, _, _ = socket.recv_fds(self.way, 64, _MAX_LISTENERS)
             except OSError:  # it has none, or has gone
                 return []
         for descriptor in descriptors:
@@ -95,7 +100,7 @@ class Predecessor:
                 match message:
                     case Main():
                         on_main()
-                    case AdmitMessage() | ResizeMessage():
+                    case AdmitMessage():
                         self._answering.add(task := asyncio.create_task(self._answer(message, admission)))
                         task.add_done_callback(self._answering.discard)
                     case Changed(started):
@@ -108,14 +113,14 @@ class Predecessor:
         on_main()  # it may have died before it could say so
         await on_changed()
 
-    async def _answer(self, question: AdmitMessage | ResizeMessage, admission: AdmitsPods) -> None:
+    async def _answer(self, question: AdmitMessage, admission: AdmitsPods) -> None:
         error = ""
         try:
             place = parse_placement(question.place)
-            if isinstance(question, AdmitMessage):
-                await admission.admit(place, question.memory_bytes)
-            else:
+            if isinstance(question, ResizeMessage):
                 await admission.update_pod(place, question.memory_bytes)
+            else:
+                await admission.admit(place, question.memory_bytes)
         except (AdmissionError, ValueError) as refusal:
             error = str(refusal) or type(refusal).__name__
         self._opened.send(Done(question.number, error))
@@ -124,16 +129,6 @@ class Predecessor:
     def _opened(self) -> Channel:
         assert self._channel is not None
         return self._channel
-
-
-def _inherited(descriptor: str) -> socket.socket | None:
-    if not descriptor.isdecimal():
-        return None
-    try:
-        os.set_inheritable(int(descriptor), False)
-        return socket.socket(fileno=int(descriptor))
-    except OSError:  # the variable was left by a version before the last
-        return None
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

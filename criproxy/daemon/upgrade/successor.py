@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from msgspec import Struct
+
 from criproxy.daemon.upgrade.channel import Channel, Learned, Message, Ready, Serving, Take
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
 
@@ -26,6 +28,11 @@ _LAUNCH: Final = '"$@" </dev/null & echo $! >&0'
 those whose parent has gone. Standard input is the pipe for the pid, as the other two are the log's.
 """
 
+HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | Take]]
+"""The sockets where questions come in, which nobody else can have as long as one of the two processes does; and what
+the new process must know, the Take last.
+"""
+
 M = TypeVar("M", bound=Message)
 
 
@@ -36,16 +43,8 @@ class UpgradeError(Exception):
 class OldProcess(Protocol):
     """The process that hands over, as far as the hand-over itself needs it."""
 
-    async def rest(self) -> Sequence[Learned | Take]:
-        """Stop what writes, and say what the new process must know, the Take last. Raises UpgradeError."""
-        ...
-
-    def listeners(self) -> Sequence[socket.socket]:
-        """Where questions come in; after `rest`, nobody answers there."""
-        ...
-
-    def leave_listeners(self) -> None:
-        """Close them, so that the new process can listen there."""
+    async def rest(self) -> HandedOver:
+        """Stop what writes. Raises UpgradeError."""
         ...
 
     async def resume(self) -> None:
@@ -53,14 +52,13 @@ class OldProcess(Protocol):
         ...
 
 
-class Successor:
-    """The new process, which has taken over."""
+class Successor(Struct):
+    """The new process. `handle`: a pidfd of it, `listeners`: the way by which it gets listening sockets."""
 
-    def __init__(self, pid: int, handle: int, channel: Channel, listeners: socket.socket) -> None:
-        self.pid = pid
-        self.channel = channel
-        self._handle = handle
-        self._listeners = listeners
+    pid: int
+    handle: int
+    channel: Channel
+    listeners: socket.socket
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "Successor":
@@ -88,7 +86,7 @@ class Successor:
         """These sockets are its own, too. Before the Take, after which it looks for them."""
         with contextlib.suppress(OSError):  # it has gone, which `expect` finds
             if listeners:
-                socket.send_fds(self._listeners, [b"listeners"], [listener.fileno() for listener in listeners])
+                socket.send_fds(self.listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """Its next message of this kind. Raises UpgradeError."""
@@ -105,23 +103,23 @@ class Successor:
     async def kill(self) -> None:
         """SIGKILL; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         # The channel's end does not say that it is gone: a process's descriptors close one after the other.
         gone, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_reader(self._handle, gone.set)
+        loop.add_reader(self.handle, gone.set)
         try:
             async with asyncio.timeout(_GONE_S):
                 await gone.wait()
         except TimeoutError:  # it hangs in the kernel: nothing more can be done about it
             pass
         finally:
-            loop.remove_reader(self._handle)
+            loop.remove_reader(self.handle)
             self.close()
 
     def close(self) -> None:
-        self._listeners.close()
+        self.listeners.close()
         self.channel.close()
-        os.close(self._handle)
+        os.close(self.handle)
 
 
 async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], environ: Mapping[str, str]) -> Successor:
@@ -136,11 +134,8 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )
-        messages = await old.rest()
-        if ready.takes_listeners:
-            successor.give(old.listeners())
-        else:
-            old.leave_listeners()
+        listeners, messages = await old.rest()
+        successor.give(listeners)
         for message in messages:
             successor.channel.send(message)
         await successor.expect(Serving, _TAKE_S)

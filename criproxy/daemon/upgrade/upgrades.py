@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
@@ -20,7 +19,7 @@ from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
-from criproxy.daemon.upgrade.successor import Successor, UpgradeError, hand_over
+from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
@@ -40,8 +39,14 @@ _DRAIN_S: Final = 3600.0
 """For so long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
 
-class Parts(Struct, frozen=True):
-    """What changes hands, or goes on in the one process and then the other."""
+class Upgrades(Struct):
+    """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
+
+    In order: `take_over`, `begin`, and `end` at the end. `listed` is to be set once the runtime's pods are known.
+    `learned`: what the predecessor has learned; after `take_over`. `waiting`: it still does the work.
+
+    The parts are what changes hands, or goes on in the one process and then the other.
+    """
 
     engine: Engine
     socket: ListenSocket
@@ -50,104 +55,87 @@ class Parts(Struct, frozen=True):
     cpu_manager: CpuManager
     reconciler: Reconciler
     holds: Holds
-    learned: Callable[[], Mapping[str, PredictorState]]
+    checkpoint: Callable[[], Mapping[str, PredictorState]]
     active: ActiveParts
     watchdog: Watchdog
     notifier: Notifier
     recorder: Recorder
+    tasks: Tasks
+    command: Sequence[str]
+    predecessor: Predecessor | None
+    log: structlog.typing.FilteringBoundLogger
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
+    learned: Mapping[str, PredictorState] = {}
+    waiting: bool = False
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _handing_over: asyncio.Task[None] | None = None
+    _successor: Successor | None = None
 
-
-class Upgrades:
-    """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
-
-    In order: `take_over`, `begin`, and `end` at the end.
-    """
-
-    def __init__(
-        self,
-        parts: Parts,
-        tasks: Tasks,
-        command: Sequence[str],
-        predecessor: Predecessor | None,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._parts = parts
-        self._tasks = tasks
-        self._command = tuple(command)
-        self._predecessor = predecessor
-        self._log = log
-        self._asked = asyncio.Event()
-        self._handing_over: asyncio.Task[None] | None = None
-        self._successor: Successor | None = None
-        self.waiting = predecessor is not None
-        """Whether the predecessor still does the work."""
-        self.learned: Mapping[str, PredictorState] = {}
-        """What the predecessor has learned; after `take_over`."""
-        self.listed = asyncio.Event()
-        """To be set once the runtime's pods are known."""
+    def __post_init__(self) -> None:
+        self.waiting = self.predecessor is not None
 
     # --- from the predecessor ---------------------------------------------------------------------------------------
 
     async def take_over(self, config_errors: Sequence[ConfigError]) -> bool:
         """Be ready, and wait for our turn; False: the predecessor has gone, or a signal has come."""
-        if self._predecessor is None:
+        if self.predecessor is None:
             return True
-        turn = asyncio.create_task(self._turn(self._predecessor, tuple(map(str, config_errors))))
-        await self._tasks.race(turn)
+        turn = asyncio.create_task(self._turn(self.predecessor, tuple(map(str, config_errors))))
+        await self.tasks.race(turn)
         take = turn.result() if turn.done() else None
         turn.cancel()
         if take is None:
-            stopped = self._tasks.stop.is_set()
+            stopped = self.tasks.stop.is_set()
             who = "this one has got a signal to end" if stopped else "the one that started this one has ended"
-            self._log.warning("upgrade_given_up", reason=who)
+            self.log.warning("upgrade_given_up", reason=who)
             return False
         self.waiting = False
-        self.learned = self._predecessor.learned
-        self._parts.active.adopt(self._predecessor.listeners())
-        self._parts.box.expect(take.admitted)
+        self.learned = self.predecessor.learned
+        self.active.adopt(self.predecessor.listeners())
+        self.box.expect(take.admitted)
         if take.box is not None:
-            await self._parts.cpu_manager.look()
-            await self._parts.reconciler.take_over(parse_box(take.box))
+            await self.cpu_manager.look()
+            await self.reconciler.take_over(parse_box(take.box))
         return True
 
     async def begin(self) -> asyncio.Task[None]:
         """We serve now, so go to work. The task ends when another process has taken over from us."""
-        if self._predecessor is None:
-            self._parts.watchdog.begin("waiting for the runtime")
+        if self.predecessor is None:
+            self.watchdog.begin("waiting for the runtime")
         else:
-            self._predecessor.serving()
-            self._tasks.keep(self._attend(self._predecessor))
+            self.predecessor.serving()
+            self.tasks.keep(self._attend(self.predecessor))
         await self.resume()
-        self._handing_over = self._tasks.spawn(self._hand_over())
+        self._handing_over = self.tasks.spawn(self._hand_over())
         return self._handing_over
 
     async def _turn(self, predecessor: Predecessor, errors: tuple[str, ...]) -> Take | None:
         with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
             async with asyncio.timeout(_RUNTIME_S):
                 await self.listed.wait()
-        return await predecessor.turn(Ready(__version__, str(self._parts.socket.path), errors, takes_listeners=True))
+        return await predecessor.turn(Ready(__version__, str(self.socket.path), errors))
 
     async def _attend(self, predecessor: Predecessor) -> None:
         """Stand in for the predecessor while it finishes its calls."""
-        parts, recorder = self._parts, self._parts.recorder
+        recorder = self.recorder
         recorder.predecessor(there=True)
-        await predecessor.serve(parts.admissions, lambda: parts.watchdog.begin(recorder.headline()), self._relist)
+        await predecessor.serve(self.admissions, lambda: self.watchdog.begin(recorder.headline()), self._relist)
         recorder.predecessor(there=False)
         await asyncio.sleep(_ENDING_S)
-        parts.socket.clear_leftovers()
+        self.socket.clear_leftovers()
 
     async def _relist(self) -> None:
         try:
-            await self._parts.reconciler.connected()
+            await self.reconciler.connected()
         except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
-            self._log.warning("not_relisted", error=str(error))
+            self.log.warning("not_relisted", error=str(error))
 
     # --- to the successor -------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
         """An upgrade is wanted."""
         if self._asked.is_set():
-            self._log.warning("upgrade_refused", reason="another one is under way")
+            self.log.warning("upgrade_refused", reason="another one is under way")
         self._asked.set()
 
     async def end(self) -> None:
@@ -155,84 +143,71 @@ class Upgrades:
         if self._handing_over is not None and self._successor is None:
             self._handing_over.cancel()
             await asyncio.gather(self._handing_over, return_exceptions=True)
-        self._parts.watchdog.end()
+        self.watchdog.end()
         if self._successor is None:
-            self._log.info("stopping")
+            self.log.info("stopping")
             if not self.waiting:
-                self._parts.notifier.stopping()
+                self.notifier.stopping()
         else:
             await self._retire(self._successor)
 
-    async def rest(self) -> Sequence[Learned | Take]:
+    async def rest(self) -> HandedOver:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
-        parts = self._parts
-        await parts.active.cease()
-        parts.admissions.hold()
-        parts.cpu_manager.rest()
-        parts.holds.rest()
+        await self.active.cease()
+        self.admissions.hold()
+        self.cpu_manager.rest()
+        self.holds.rest()
         try:
-            await parts.box.settle()
+            await self.box.settle()
         except CgroupError as error:
             raise UpgradeError(f"{error}: try again") from error
-        learned = (Learned(resource, state) for resource, state in parts.learned().items())
-        return *learned, Take(parts.box.path, parts.box.admitted)
-
-    def listeners(self) -> Sequence[socket.socket]:
-        """Where questions come in: nobody else can listen there, as long as one of the two processes does."""
-        return self._parts.active.sockets()
-
-    def leave_listeners(self) -> None:
-        """The new process listens there anew, as it is of a version that takes none."""
-        self._parts.active.leave_sockets()
+        learned = (Learned(resource, state) for resource, state in self.checkpoint().items())
+        return self.active.sockets(), (*learned, Take(self.box.path, self.box.admitted))
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
-        parts = self._parts
-        parts.admissions.resume()
-        parts.cpu_manager.resume()
-        parts.holds.resume()
-        parts.socket.clear_leftovers()
-        if parts.active.goes_on:
+        self.admissions.resume()
+        self.cpu_manager.resume()
+        self.holds.resume()
+        self.socket.clear_leftovers()
+        if self.active.goes_on:
             return
-        if not parts.socket.is_published:
-            parts.socket.publish()
-        parts.active.begin()
+        if not self.socket.is_published:
+            self.socket.publish()
+        self.active.begin()
 
     async def _hand_over(self) -> None:
         """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
         while True:
             await self._asked.wait()
-            self._log.info("upgrade", command=list(self._command))
+            self.log.info("upgrade", command=list(self.command))
             try:
-                self._successor = await hand_over(self, self._parts.socket.path, self._command, os.environ)
+                self._successor = await hand_over(self, self.socket.path, self.command, os.environ)
             except Exception as error:  # all is as it was, whatever it is
                 self._asked.clear()
-                self._failed(error)
+                self.recorder.upgrade_failed(str(error))
+                trouble = None if isinstance(error, UpgradeError) else error
+                self.log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
             else:
-                self._parts.active.leave_sockets()
+                self.active.leave_sockets()
                 return
-
-    def _failed(self, error: Exception) -> None:
-        self._parts.recorder.upgrade_failed(str(error))
-        trouble = None if isinstance(error, UpgradeError) else error
-        self._log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
 
     async def _retire(self, successor: Successor) -> None:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
-        self._parts.notifier.main_pid(successor.pid)
+        self.notifier.main_pid(successor.pid)
         successor.channel.send(Main())
         remote = Remote(successor.channel)
-        self._parts.admissions.hand_to(remote)
+        self.admissions.hand_to(remote)
         remote.changed()  # perhaps, since the successor has listed the runtime
-        self._log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
-        answers = self._tasks.spawn(remote.run())
+        self.log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
+        answers = self.tasks.spawn(remote.run())
         finished = asyncio.create_task(self._finished())
-        await self._tasks.race(finished)
-        self._log.info("retired", calls_finished=finished.done())
+        await self.tasks.race(finished)
+        self.log.info("retired", calls_finished=finished.done())
         for task in (finished, answers):
             task.cancel()
 
     async def _finished(self) -> None:
-        await self._parts.engine.drain(_DRAIN_S)
-        if self._predecessor is not None:  # its pods are let in by way of us
-            await self._predecessor.gone.wait()
+        await self.engine.drain(_DRAIN_S)
+        if self.predecessor is not None:  # its pods are let in by way of us
+            await self.predecessor.gone.wait()

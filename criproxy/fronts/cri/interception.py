@@ -141,7 +141,7 @@ class HookInterceptor:
         )
         if not isinstance(judgement, admission.Refuse):
             return Forward(message)
-        self._counters.on_refusal(operation, judgement.cause)
+        self._counters.count("refusals", operation, judgement.cause)
         return AnswerError(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
 
     def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
@@ -242,7 +242,7 @@ class HookInterceptor:
             entries += request.apply(part, self._chain.adjust(facts))
         message = request.encode()
         if event == "rewrite":
-            self._counters.on_rewrite(request.operation)
+            self._counters.count("rewrites", request.operation)
         self._log.info(
             event, pod=str(pod), pod_uid=pod.uid, method=request.operation, offline_because=place.why, changes=entries
         )
@@ -260,7 +260,7 @@ class HookInterceptor:
 
     def _refuse(self, request: codec.Request, pod: PodRef, refusal: admission.Refuse) -> AnswerError:
         operation = request.operation
-        self._counters.on_refusal(operation, refusal.cause)
+        self._counters.count("refusals", operation, refusal.cause)
         self._log.warning(
             "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(refusal.cause), error=refusal.detail
         )

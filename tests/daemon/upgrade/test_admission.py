@@ -14,7 +14,7 @@ from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
-from criproxy.daemon.upgrade.predecessor import CHANNEL, Predecessor
+from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
 from criproxy.model import AdmissionError
 
 PLACE = parse_placement("/offline/pod1")
@@ -62,7 +62,10 @@ class Two:
 @contextlib.asynccontextmanager
 async def handed_over() -> AsyncIterator[Two]:
     ours, theirs = socket.socketpair()
-    environ = {CHANNEL: str(theirs.detach()), "PATH": "/bin"}
+    giving, taking = socket.socketpair()
+    giving.close()
+    end, way = theirs.detach(), taking.detach()
+    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", "PATH": "/bin"}
     predecessor = Predecessor.of_environment(environ)
     assert predecessor is not None
     assert environ == {"PATH": "/bin"}
@@ -101,6 +104,7 @@ async def until(condition: object) -> None:
 def test_nobody_hands_over_without_the_variable() -> None:
     assert Predecessor.of_environment({}) is None
     assert Predecessor.of_environment({CHANNEL: "junk"}) is None
+    assert Predecessor.of_environment({CHANNEL: "9998", LISTENERS: "9998:9999"}) is None
 
 
 def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None:

@@ -32,8 +32,7 @@ async def main():
     if step == "hang-at-start":
         time.sleep(100)
     listen = "/elsewhere" if step == "elsewhere" else os.environ["LISTEN"]
-    takes = {"takes_listeners": True} if step == "takes" else {}
-    take = await predecessor.turn(Ready("9", listen, ("cpu: bad",) if step == "bad-config" else (), **takes))
+    take = await predecessor.turn(Ready("9", listen, ("cpu: bad",) if step == "bad-config" else ()))
     if step == "takes":
         for listener in predecessor.listeners():
             assert not listener.get_inheritable()
@@ -58,17 +57,11 @@ class FakeParts:
     stuck: bool = False
     questions: list[socket.socket] = field(default_factory=list)
 
-    async def rest(self) -> tuple[Learned | Take, ...]:
+    async def rest(self) -> tuple[list[socket.socket], tuple[Learned | Take, ...]]:
         self.did.append("rest")
         if self.stuck:
             raise UpgradeError("a write is blocked")
-        return Learned("cpu", LEARNED), Take("/offline", ())
-
-    def listeners(self) -> list[socket.socket]:
-        return self.questions
-
-    def leave_listeners(self) -> None:
-        self.did.append("leave")
+        return self.questions, (Learned("cpu", LEARNED), Take("/offline", ()))
 
     async def resume(self) -> None:
         self.did.append("resume")
@@ -107,8 +100,8 @@ def wait_gone(pid: int) -> None:
         ("hang-at-start", "was not ready within 3 s", ["resume"]),
         ("elsewhere", "proxy.listen is '/elsewhere' now", ["resume"]),
         ("bad-config", "the config has errors: cpu: bad: correct it", ["resume"]),
-        ("crash-at-take", "ended before it was serving", ["rest", "leave", "resume"]),
-        ("hang-at-take", "was not serving within 1 s", ["rest", "leave", "resume"]),
+        ("crash-at-take", "ended before it was serving", ["rest", "resume"]),
+        ("hang-at-take", "was not serving within 1 s", ["rest", "resume"]),
     ],
 )
 def test_new_process_that_fails_is_ended_and_the_parts_resume(
@@ -153,7 +146,7 @@ def test_new_process_takes_over_as_no_child_of_ours_and_not_watched_as_us(tmp_pa
 
     parts = FakeParts()
     asyncio.run(end())
-    assert parts.did == ["rest", "leave"], "it is of a version that takes no listeners"
+    assert parts.did == ["rest"]
     wait_gone(started(tmp_path)[0])
 
 
@@ -175,7 +168,7 @@ def test_new_process_gets_the_listeners_and_who_waits_at_them(tmp_path: Path) ->
     assert parts.did == ["rest"]
 
 
-def test_new_process_that_takes_listeners_need_not_get_any(tmp_path: Path) -> None:
+def test_new_process_need_not_get_any_listeners(tmp_path: Path) -> None:
     parts = FakeParts()
 
     async def play() -> None:
