@@ -4,21 +4,21 @@ An engine moves bytes and knows no message; the `Interceptor` knows messages and
 other's libraries, so engines can be exchanged; the daemon and the hand-over to a new process know an `Engine` only.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from msgspec import Struct
 
 
-class Ticket(Protocol):
-    """An interceptor's memory of one call, handed back with the call's answer."""
+Learner = Callable[[bytes], None]
+"""Learns from a call's OK answer, before the client has it. Never raises, and never changes the answer."""
 
 
 class Forward(Struct, frozen=True):
-    """Send `message` to the runtime. With a `ticket`, a successful answer is shown to `Interceptor.answered`."""
+    """Send `message` to the runtime, and show an OK answer to `learn`."""
 
     message: bytes
-    ticket: Ticket | None = None
+    learn: Learner | None = None
 
 
 class AnswerError(Struct, frozen=True):
@@ -44,10 +44,6 @@ class Interceptor(Protocol):
         What either raises is a fault of the interceptor's own, and the engine passes the message as it came: an online
         pod is not to be hurt by it. What must not pass then, as it is an offline pod's, the interceptor refuses.
         """
-        ...
-
-    def answered(self, ticket: Ticket, message: bytes) -> None:
-        """Learn from an OK answer, before the client has it. Never raises, and never changes the answer."""
         ...
 
 

@@ -7,11 +7,10 @@ came, also when something here fails; when something fails amid the call of an o
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
-from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
-from criproxy.fronts.engine import AnswerError, Forward, Verdict
+from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.hooks import Chain
 from criproxy.model import (
     STARTS,
@@ -66,12 +65,6 @@ class BoxCpus(Protocol):
         ...
 
 
-class _Learn(Struct, frozen=True):
-    """The ticket of a call: what to do with its OK answer."""
-
-    learn: Callable[[bytes], None]
-
-
 class HookInterceptor:
     """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
 
@@ -117,19 +110,12 @@ class HookInterceptor:
         operation = _OPERATIONS.get(method)
         if operation is None:
             learn, name = self._observed[method], method.rpartition("/")[2]
-            return Forward(message, _Learn(lambda _: learn(codec.requested_id(name, message))))
+            return Forward(message, self._reads(lambda _: learn(codec.requested_id(name, message))))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
             return self._undecodable(operation, message, error)
         return self._start(request, message) if operation in STARTS else self._follow(request, message)
-
-    def answered(self, ticket: object, message: bytes) -> None:
-        assert isinstance(ticket, _Learn)
-        try:
-            ticket.learn(message)
-        except codec.CodecError as error:
-            self._log.warning("answer_undecodable", error=str(error))
 
     # --- the kinds of calls -----------------------------------------------------------------------------------------
 
@@ -184,20 +170,20 @@ class HookInterceptor:
             if not creates:
                 self._log.warning("update_not_judged", method=request.operation, error=str(error))
         judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self._settings)
-        ticket = self._learn_container(request, sandbox) if creates and not unknown else None
+        learn = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
             case admission.Admit():
-                return await self._place(request, whose, judgement, ticket)
+                return await self._place(request, whose, judgement, learn)
             case admission.Refuse():
                 return self._refuse(request, whose, judgement)
             case admission.Pass():
-                return Forward(message, ticket)
+                return Forward(message, learn)
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
     async def _place(
-        self, request: codec.Request, pod: PodRef, place: admission.Admit, ticket: _Learn | None
+        self, request: codec.Request, pod: PodRef, place: admission.Admit, learn: Learner | None
     ) -> Verdict:
         """Have the box do its steps, then adjust the request."""
         cause = admission.Cause.HOOK_FAILED
@@ -211,7 +197,7 @@ class HookInterceptor:
                     await self._box.update_pod(place.parent, request.pod_memory_bytes)
                 elif asked := admission.cpus_asked(part.resources for part in request.parts):
                     cpus = await self._cpu_manager.within(asked)
-            return Forward(self._adjust(request, pod, place, cpus), ticket)
+            return Forward(self._adjust(request, pod, place, cpus), learn)
         except AdmissionError as error:
             return self._refuse(request, pod, admission.Refuse(cause, str(error)))
         except Exception as error:
@@ -270,7 +256,7 @@ class HookInterceptor:
 
     # --- what the inventory learns ----------------------------------------------------------------------------------
 
-    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> _Learn:
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> Learner:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
@@ -280,14 +266,25 @@ class HookInterceptor:
             if place:
                 self._box.forget(place.parent.name)
 
-        return _Learn(learn)
+        return self._reads(learn)
 
-    def _learn_container(self, request: codec.Request, sandbox: Sandbox | None) -> _Learn:
+    def _learn_container(self, request: codec.Request, sandbox: Sandbox | None) -> Learner:
         def learn(answer: bytes) -> None:
             owner = request.sandbox_id if sandbox is None else sandbox.id
             self._inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
 
-        return _Learn(learn)
+        return self._reads(learn)
+
+    def _reads(self, learn: Learner) -> Learner:
+        """`learn`, for which an answer that can't be read is a warning."""
+
+        def read(answer: bytes) -> None:
+            try:
+                learn(answer)
+            except codec.CodecError as error:
+                self._log.warning("answer_undecodable", error=str(error))
+
+        return read
 
 
 def _fault(error: Exception) -> str:

@@ -153,7 +153,7 @@ class GrpcServer:
         message = await context.read()
         if message is aio.EOF:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
-        ticket = None
+        learn = None
         if hooked:
             try:
                 verdict = self._interceptor.request(method, message)
@@ -164,7 +164,7 @@ class GrpcServer:
                 verdict = Forward(message)
             if isinstance(verdict, AnswerError):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
-            message, ticket = verdict.message, verdict.ticket
+            message, learn = verdict.message, verdict.learn
         call = self._channel.unary_unary(method)(message, **_ends(context))
         try:
             answer: bytes | None = await call
@@ -173,8 +173,8 @@ class GrpcServer:
             return _Failure(error.code(), error.details(), tuple(error.trailing_metadata()))
         if answer is None:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
-        if ticket is not None:
-            self._interceptor.answered(ticket, answer)
+        if learn is not None:
+            learn(answer)
         await _send_initial_metadata(context, await call.initial_metadata())
         context.set_trailing_metadata(tuple(await call.trailing_metadata()))
         return answer

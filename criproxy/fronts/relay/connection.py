@@ -244,11 +244,11 @@ class RelayConnection:
         if isinstance(verdict, AnswerError):
             self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
         else:
-            self._run(self._core.forward, ask.stream, verdict.message, verdict.ticket)
+            self._run(self._core.forward, ask.stream, verdict.message, verdict.learn)
 
     def _learn(self, learn: Learn) -> None:
         try:
-            self._shared.interceptor.answered(learn.ticket, learn.message)
+            learn.learn(learn.message)
         except Exception:
             self._shared.log.exception("interceptor_failed")
 

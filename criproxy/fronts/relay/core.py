@@ -9,7 +9,7 @@ Streams
     - *passing*: nothing of it is opened. It is only followed to its end, to be counted.
     - *hooked* (`wants` names its path): its HEADERS go on at once, but the relay is the end of its request's DATA.
       COLLECTING until END_STREAM; ASKED while the interceptor decides; SENDING while the runtime's windows are too
-      small for the new message; SENT. The answer goes on as it comes, and is read beside when a ticket asks for it.
+      small for the new message; SENT. The answer goes on as it comes, and is read beside when a `Learner` asks for it.
     A call is forgotten when both peers have ended their side, or one has reset it. Of a call that the relay itself has
     ended (refused, or cut off), frames that still come for it are dropped: `ended_here`.
 
@@ -64,7 +64,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from criproxy.fronts.engine import Ticket
+from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2 import codes, frames
 from criproxy.fronts.http2.frames import MAX_STREAM, PING, BrokenError, Bytes
 from criproxy.fronts.relay.actions import Action, Close, Forget, ToClient, ToRuntime
@@ -124,12 +124,12 @@ class Relay:
             return self._broken("runtime", error)
         return self._taken() if self._drain is _Drain.NO else self._done()
 
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
-        """What the interceptor made of an `Ask`. With a ticket, an OK answer comes as `Learn`."""
+    def forward(self, stream: int, message: bytes, learn: Learner | None = None) -> list[Action]:
+        """What the interceptor made of an `Ask`. With `learn`, an OK answer comes as `Learn`."""
         call = self._asked(stream)
         if call is None or (hook := call.hook) is None:
             return []
-        hook.ticket = ticket
+        hook.learn = learn
         return self._do(lambda: self._client_to_runtime.forward(call, hook, message))
 
     def refuse(self, stream: int, code: int, message: str) -> list[Action]:

@@ -1,5 +1,6 @@
 """From the runtime to the client: what each frame of the runtime's does."""
 
+from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2 import codes, frames, message
 from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, literal
@@ -38,7 +39,7 @@ class RuntimeToClient:
             return False
         if flags & frames.PADDED or call.hook is not None:
             data = frames.unpadded(flags, payload)
-            if call.hook is not None and call.hook.ticket is not None:
+            if call.hook is not None and call.hook.learn is not None:
                 self._overhear(call.hook, data)
         if not flags & END_STREAM:
             return True
@@ -58,8 +59,8 @@ class RuntimeToClient:
         if hook is not None:
             if not end_stream:
                 hook.answer_encoding = read.get(b"grpc-encoding")
-            elif hook.ticket is not None and read.status == codes.OK:
-                self._learn(call, hook)
+            elif hook.learn is not None and read.status == codes.OK:
+                self._learn(hook.learn, hook)
         passed = not state.diverged or self._in_step(stream, end_stream, read)
         return self._end_with(call, read.status, raw if passed else b"") if end_stream else passed
 
@@ -175,12 +176,12 @@ class RuntimeToClient:
         """The answer's DATA goes on: a unary call's client has nothing of it before the trailers."""
         hook.answer += data
         if message.too_large(len(hook.answer)):
-            hook.ticket = None
+            hook.learn = None
             hook.answer = bytearray()
 
-    def _learn(self, call: RelayedCall, hook: HookedCall) -> None:
+    def _learn(self, learn: Learner, hook: HookedCall) -> None:
         try:
             answer = message.opened(hook.answer, hook.answer_encoding)
         except message.MessageError:  # no unary call's answer
             return
-        self._state.learned.append(Learn(call.stream, hook.ticket, answer))
+        self._state.learned.append(Learn(learn, answer))

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from criproxy.fronts.engine import Ticket
+from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_WINDOW, BrokenError
 from criproxy.fronts.http2.headers import NO_TABLE, BlockReader
@@ -41,7 +41,7 @@ class HookedCall(Struct):
     paid: int = 0
     out: memoryview = field(default_factory=lambda: memoryview(b""))
     headers_wait: bool = False
-    ticket: Ticket | None = None
+    learn: Learner | None = None
     answer_encoding: bytes = b""
     answer: bytearray = field(default_factory=bytearray)
 

@@ -249,17 +249,17 @@ def test_late_answer_to_a_refused_call_goes_nowhere_and_the_next_is_understood()
 def test_answer_is_learned_before_its_end_passes() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     talk.actions.clear()
     talk.from_runtime(talk.answer(1, b"id"))
-    assert talk.actions == [Learn(1, "ticket", b"id"), Ended(1, HOOKED, 0, True)]
+    assert talk.actions == [Learn(print, b"id"), Ended(1, HOOKED, 0, True)]
     assert [kind for kind, _, _ in talk.client_sees()] == [HEADERS, DATA, HEADERS]
 
 
 def test_what_is_to_be_learned_comes_first_whatever_came_before_it() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     actions = talk.relay.runtime_bytes(talk.answer(3) + talk.answer(1, b"id"))
     assert [type(action) for action in actions] == [Learn, ToClient, Ended, Ended]
 
@@ -268,7 +268,7 @@ def test_what_is_to_be_learned_comes_first_whatever_came_before_it() -> None:
 def test_what_is_no_ok_answer_is_not_learned(status: int, message: bytes | None) -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     data = b"" if message is None else frames.frame(DATA, 0, 1, prefixed(message))
     talk.from_runtime(talk.answer_headers(1) + data + talk.trailers(1, status))
     assert talk.all(Learn) == []
