@@ -7,8 +7,7 @@ from typing import Final, Literal
 
 import structlog
 
-from criproxy.fronts.engine import Engine, Interceptor
-from criproxy.fronts.relay.connection import RelayMetrics
+from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
 
@@ -34,7 +33,7 @@ class ChosenEngine:
         *,
         pid: int,
         interceptor: Interceptor,
-        metrics: RelayMetrics,
+        metrics: CallMetrics,
         clock: Callable[[], float],
     ) -> None:
         self.name: Final = kind

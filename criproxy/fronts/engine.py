@@ -9,7 +9,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-
 Learner = Callable[[bytes], None]
 """Learns from a call's OK answer, before the client has it. Never raises, and never changes the answer."""
 
@@ -48,12 +47,23 @@ class Interceptor(Protocol):
 
 
 class CallMetrics(Protocol):
-    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
+    """Where calls and connections are counted.
+
+    Every `on_start` is followed by one `on_call`: the difference is what is in flight.
+    """
 
     def on_start(self) -> None: ...
 
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+    def on_broken(self, reason: str) -> None:
+        """A connection was closed, as what a peer sent could not be followed."""
+        ...
+
+    def on_given_up(self, clients: int) -> None:
+        """How many clients the gRPC engine serves for now, as their connections broke again and again."""
         ...
 
 

@@ -7,6 +7,7 @@ came, also when something here fails; when something fails amid the call of an o
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
+from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
@@ -53,6 +54,18 @@ _OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 
 
+_OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
+    f"{service}/{method}": learn
+    for service in _SERVICES
+    for method, learn in (
+        ("StartContainer", Inventory.container_started),
+        ("StopPodSandbox", Inventory.sandbox_stopped),
+        ("RemovePodSandbox", Inventory.sandbox_removed),
+        ("RemoveContainer", Inventory.container_removed),
+    )
+}
+
+
 class BoxCpus(Protocol):
     """Kubelet's CPU manager, as far as requests need it."""
 
@@ -65,52 +78,31 @@ class BoxCpus(Protocol):
         ...
 
 
-class HookInterceptor:
+class HookInterceptor(Struct, eq=False):
     """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
 
-    def __init__(
-        self,
-        settings: admission.AdmissionSettings,
-        chain: Chain,
-        inventory: Inventory,
-        box: admission.AdmitsPods,
-        *,
-        cpu_manager: BoxCpus,
-        kubelets_driver: KubeletsDriver,
-        holds: Holds,
-        counters: PodCounters,
-        child_quota: bool,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._settings = settings
-        self._chain = chain
-        self._inventory = inventory
-        self._box = box
-        self._cpu_manager = cpu_manager
-        self._kubelets_driver = kubelets_driver
-        self._holds = holds
-        self._counters = counters
-        self._child_quota = child_quota
-        self._log = log
-        observed = {
-            "StartContainer": inventory.container_started,
-            "StopPodSandbox": inventory.sandbox_stopped,
-            "RemovePodSandbox": inventory.sandbox_removed,
-            "RemoveContainer": inventory.container_removed,
-        }
-        self._observed = {f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()}
+    settings: admission.AdmissionSettings
+    chain: Chain
+    inventory: Inventory
+    box: admission.AdmitsPods
+    cpu_manager: BoxCpus
+    kubelets_driver: KubeletsDriver
+    holds: Holds
+    counters: PodCounters
+    child_quota: bool
+    log: FilteringBoundLogger
 
     def configure(self, settings: admission.AdmissionSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     def wants(self, method: str) -> bool:
-        return method in _OPERATIONS or method in self._observed
+        return method in _OPERATIONS or method in _OBSERVED
 
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         operation = _OPERATIONS.get(method)
         if operation is None:
-            learn, name = self._observed[method], method.rpartition("/")[2]
-            return Forward(message, self._reads(lambda _: learn(codec.requested_id(name, message))))
+            learn, name = _OBSERVED[method], method.rpartition("/")[2]
+            return Forward(message, self._reads(lambda _: learn(self.inventory, codec.requested_id(name, message))))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
@@ -120,22 +112,22 @@ class HookInterceptor:
     # --- the kinds of calls -----------------------------------------------------------------------------------------
 
     def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
-        facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self._inventory.placed))
-        judgement = admission.judge(facts, self._settings)
-        self._log.warning(
+        facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self.inventory.placed))
+        judgement = admission.judge(facts, self.settings)
+        self.log.warning(
             "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, admission.Pass)
         )
         if not isinstance(judgement, admission.Refuse):
             return Forward(message)
-        self._counters.on_refusal(operation, judgement.cause)
+        self.counters.on_refusal(operation, judgement.cause)
         return AnswerError(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
 
     def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
         """RunPodSandbox, RestorePod."""
         pod = request.pod
         assert pod is not None
-        self._kubelets_driver.pod_starts(pod)
-        self._cpu_manager.pod_starts(pod)
+        self.kubelets_driver.pod_starts(pod)
+        self.cpu_manager.pod_starts(pod)
         match self._judge_start(request.operation, pod):
             case admission.Admit() as place:
                 return self._place(request, pod.ref, place, self._learn_sandbox(request, pod.ref, place))
@@ -148,10 +140,10 @@ class HookInterceptor:
 
     def _judge_start(self, operation: Operation, pod: Pod) -> admission.Judgement:
         try:
-            return admission.judge(admission.Facts(operation, pod, held=self._holds.held(pod.ref)), self._settings)
+            return admission.judge(admission.Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings)
         except Exception as error:
-            self._log.error("interceptor_failed", method=operation, exc_info=error)
-            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self._settings)
+            self.log.error("interceptor_failed", method=operation, exc_info=error)
+            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self.settings)
 
     async def _follow(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer and the updates: containers follow their sandbox."""
@@ -159,17 +151,17 @@ class HookInterceptor:
         creates = request.operation is Operation.CREATE_CONTAINER
         try:
             if request.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-                sandbox = await self._inventory.sandbox_of(request.container_id)
+                sandbox = await self.inventory.sandbox_of(request.container_id)
             else:
-                sandbox = await self._inventory.sandbox(request.sandbox_id)
+                sandbox = await self.inventory.sandbox(request.sandbox_id)
         except Exception as error:
             unknown = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
             pod = request.pod
             if not isinstance(error, ConnectionError | codec.CodecError):
-                self._log.error("interceptor_failed", method=request.operation, exc_info=error)
+                self.log.error("interceptor_failed", method=request.operation, exc_info=error)
             if not creates:
-                self._log.warning("update_not_judged", method=request.operation, error=str(error))
-        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self._settings)
+                self.log.warning("update_not_judged", method=request.operation, error=str(error))
+        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self.settings)
         learn = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
@@ -192,16 +184,16 @@ class HookInterceptor:
             for step in place.steps:
                 cause = step.value
                 if step is admission.BoxStep.ADMIT:
-                    await self._box.admit(place.parent, request.pod_memory_bytes)
+                    await self.box.admit(place.parent, request.pod_memory_bytes)
                 elif step is admission.BoxStep.RESIZE:
-                    await self._box.update_pod(place.parent, request.pod_memory_bytes)
+                    await self.box.update_pod(place.parent, request.pod_memory_bytes)
                 elif asked := admission.cpus_asked(part.resources for part in request.parts):
-                    cpus = await self._cpu_manager.within(asked)
+                    cpus = await self.cpu_manager.within(asked)
             return Forward(self._adjust(request, pod, place, cpus), learn)
         except AdmissionError as error:
             return self._refuse(request, pod, admission.Refuse(cause, str(error)))
         except Exception as error:
-            self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+            self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
             return self._refuse(request, pod, admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error)))
 
     def _adjust(
@@ -220,16 +212,16 @@ class HookInterceptor:
                 pod=pod,
                 placement=place.parent.in_box,
                 resources=part.resources,
-                child_quota=self._child_quota,
+                child_quota=self.child_quota,
                 container=part.container,
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
             )
-            entries += request.apply(part, self._chain.adjust(facts))
+            entries += request.apply(part, self.chain.adjust(facts))
         message = request.encode()
         if event == "rewrite":
-            self._counters.on_rewrite(request.operation)
-        self._log.info(
+            self.counters.on_rewrite(request.operation)
+        self.log.info(
             event, pod=str(pod), pod_uid=pod.uid, method=request.operation, offline_because=place.why, changes=entries
         )
         return message
@@ -240,14 +232,14 @@ class HookInterceptor:
                 self._adjust(request, pod, otherwise, UNLIMITED, event="would_rewrite")
                 return
         except Exception as error:
-            self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+            self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
             otherwise = admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error))
-        self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
+        self.log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
 
     def _refuse(self, request: codec.Request, pod: PodRef, refusal: admission.Refuse) -> AnswerError:
         operation = request.operation
-        self._counters.on_refusal(operation, refusal.cause)
-        self._log.warning(
+        self.counters.on_refusal(operation, refusal.cause)
+        self.log.warning(
             "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(refusal.cause), error=refusal.detail
         )
         shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
@@ -259,19 +251,19 @@ class HookInterceptor:
     def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> Learner:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
-            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
+            self.inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
             for container_id, name in containers:
-                self._inventory.container_created(container_id, sandbox_id, name)
-                self._inventory.container_started(container_id)
+                self.inventory.container_created(container_id, sandbox_id, name)
+                self.inventory.container_started(container_id)
             if place:
-                self._box.forget(place.parent.name)
+                self.box.forget(place.parent.name)
 
         return self._reads(learn)
 
     def _learn_container(self, request: codec.Request, sandbox: Sandbox | None) -> Learner:
         def learn(answer: bytes) -> None:
             owner = request.sandbox_id if sandbox is None else sandbox.id
-            self._inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
+            self.inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
 
         return self._reads(learn)
 
@@ -282,7 +274,7 @@ class HookInterceptor:
             try:
                 learn(answer)
             except codec.CodecError as error:
-                self._log.warning("answer_undecodable", error=str(error))
+                self.log.warning("answer_undecodable", error=str(error))
 
         return read
 

@@ -99,9 +99,9 @@ class GrpcServer:
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
-        except RuntimeError as error:
+        except SocketError:
             await self._server.stop(None)
-            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+            raise
         await self._server.start()
 
     async def drain(self, limit_s: float) -> None:

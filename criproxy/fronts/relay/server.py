@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Final
 import structlog
 from msgspec import Struct, field
 
-from criproxy.fronts.engine import Interceptor
+from criproxy.fronts.engine import CallMetrics, Interceptor
 from criproxy.fronts.http2.side import Process, ReadBuffer
-from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
-from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, RelayShared
+from criproxy.fronts.relay.blind import FallbackPipe
+from criproxy.fronts.relay.connection import RelayConnection, RelayShared
 from criproxy.fronts.relay.core import Relay
-from criproxy.fronts.socket import ListenSocket, SocketError
+from criproxy.fronts.socket import ListenSocket
 
 _BACKLOG: Final = 128
 _GONE: Final = "criproxy goes: call again"
@@ -100,7 +99,7 @@ class RelayServer:
     def __init__(
         self,
         interceptor: Interceptor,
-        metrics: RelayMetrics,
+        metrics: CallMetrics,
         listen: ListenSocket,
         runtime: Path,
         clock: Callable[[], float],
@@ -112,11 +111,13 @@ class RelayServer:
         self._listen = listen
         self._blind = blind
         self._changed = asyncio.Event()
-        self._runtime = runtime
         self._fallback = fallback
         self._clock = clock
         self._log = structlog.get_logger()
-        self._shared = RelayShared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._metrics = metrics
+        self._shared = RelayShared(
+            interceptor, metrics, clock, self._log, ReadBuffer(), runtime, self._made, self._changed.set, self._gone
+        )
         self._breakers = Breakers()
         self._connections: set[RelayConnection] = set()
         self._draining = False
@@ -124,15 +125,10 @@ class RelayServer:
 
     async def start(self) -> None:
         self._listen.claim()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with self._listen.private():
-                listening.bind(str(self._listen.own))
-        except OSError as error:
-            listening.close()
-            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._accept, sock=listening, backlog=_BACKLOG)
+        loop, own = asyncio.get_running_loop(), str(self._listen.own)
+        with self._listen.private():  # nothing else runs within it, as nobody is served yet
+            self._server = await loop.create_unix_server(self._accept, own, backlog=_BACKLOG, start_serving=False)
+        await self._server.start_serving()
 
     async def drain(self, limit_s: float) -> None:
         self._draining = True
@@ -170,21 +166,17 @@ class RelayServer:
         return tuple(pid for pid, _ in self._breakers.open(self._clock()))
 
     def _accept(self) -> asyncio.BaseProtocol:
-        core: Relay | BlindRelay = BlindRelay() if self._blind else Relay(self._interceptor.wants)
-        connection = RelayConnection(core, self._to_runtime, self._shared, self._made, self._gone)
+        connection = RelayConnection(self._shared)
         self._connections.add(connection)
-        if self._draining:
-            connection.drain()
         return connection.client
-
-    async def _to_runtime(self) -> Path:
-        return self._runtime
 
     def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
-            connection.lead(FallbackPipe(), self._fallback)
-            if self._draining:
-                connection.drain()
+            connection.core, connection.fallback = FallbackPipe(), self._fallback
+        elif not self._blind:
+            connection.core = Relay(self._interceptor.wants)
+        if self._draining:
+            connection.drain()
 
     def _gone(self, connection: RelayConnection) -> None:
         self._connections.discard(connection)
@@ -196,7 +188,7 @@ class RelayServer:
         open_s = self._breakers.broke(peer, self._clock())
         if open_s is None:
             return
-        self._shared.metrics.on_given_up(len(self.given_up))
+        self._metrics.on_given_up(len(self.given_up))
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
@@ -204,10 +196,10 @@ class RelayServer:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock()):
             return
-        self._shared.metrics.on_given_up(len(self.given_up))
+        self._metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])
         for connection in list(self._connections):
-            if connection.peer == peer and connection.is_fallback:
+            if connection.peer == peer and connection.fallback:
                 connection.drain()
 
     def _end_endless(self) -> None:
