@@ -217,7 +217,7 @@ class HookInterceptor(Struct, eq=False):
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
             )
-            entries += request.apply(part, self.chain.adjust(facts))
+            entries += [codec.apply(part, adjustment) for adjustment in self.chain.adjust(facts)]
         message = request.encode()
         if event == "rewrite":
             self.counters.on_rewrite(request.operation)

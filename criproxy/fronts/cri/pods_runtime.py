@@ -62,19 +62,19 @@ class PodsRuntime:
         return self._link.pid
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
-        request = cri.ListPodSandboxRequest(filter={"id": _wire(sandbox_id)} if sandbox_id else None)
+        request = cri.ListPodSandboxRequest(filter={"id": codec.wire(sandbox_id)} if sandbox_id else None)
         return codec.listed_sandboxes(await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S))
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
-        request = cri.ListContainersRequest(filter={"id": _wire(container_id)} if container_id else None)
+        request = cri.ListContainersRequest(filter={"id": codec.wire(container_id)} if container_id else None)
         return codec.listed_containers(await self._call("ListContainers", request, _LIST_TIMEOUT_S))
 
     async def process_of(self, running: Running) -> Process:
         method = "ContainerStatus" if running.container else "PodSandboxStatus"
         request = (
-            cri.ContainerStatusRequest(container_id=_wire(running.id), verbose=True)
+            cri.ContainerStatusRequest(container_id=codec.wire(running.id), verbose=True)
             if running.container
-            else cri.PodSandboxStatusRequest(pod_sandbox_id=_wire(running.id), verbose=True)
+            else cri.PodSandboxStatusRequest(pod_sandbox_id=codec.wire(running.id), verbose=True)
         )
         try:
             answer = await self._call(method, request, _STATUS_TIMEOUT_S)
@@ -86,12 +86,14 @@ class PodsRuntime:
             if not running.container:
                 return _process(cri.PodSandboxStatusResponse.FromString(answer).info)
             container = cri.ContainerStatusResponse.FromString(answer)
-            return _process(container.info, container.status.log_path.decode("utf-8", "surrogateescape"))
+            return _process(container.info, codec.text(container.status.log_path))
         except DecodeError as error:
             raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
 
     async def stop(self, sandbox_id: str) -> None:
-        await self._call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)), _STOP_TIMEOUT_S)
+        await self._call(
+            "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=codec.wire(sandbox_id)), _STOP_TIMEOUT_S
+        )
 
     async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
         answer = await self._link.call(method, request.SerializeToString(), timeout_s)
@@ -109,7 +111,3 @@ def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
                 known = msgspec.json.decode(entry.value, type=_Info)
     handler = known.runtimeSpec.annotations.get(_HANDLER, "") if known.runtimeSpec else ""
     return Process(known.pid, known.runtimeType, handler, log)
-
-
-def _wire(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

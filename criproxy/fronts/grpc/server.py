@@ -5,9 +5,10 @@ Deadline, metadata, cancellation, status and trailers are end to end: nothing he
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -181,14 +182,18 @@ class GrpcServer:
 
     async def _stream(self, method: str, _requests: object, context: Any) -> None:
         with self._counted(method, hooked=False) as outcome, contextlib.ExitStack() as ends:
-            requests = _Requests(context)
-            ends.callback(requests.close)
-            only = await requests.only(None if is_server_streaming(method) else _ONLY_S)
-            if only is not None:
-                call = self._channel.unary_stream(method)(only, **_ends(context))
+            ahead: list[asyncio.Task[Any]] = []
+            while len(ahead) < 2:  # as far as it takes to tell a single message from a stream
+                ahead.append(asyncio.create_task(context.read()))
+                ends.callback(ahead[-1].cancel)
+                await asyncio.wait(ahead[-1:], timeout=None if is_server_streaming(method) else _ONLY_S)
+                if not ahead[-1].done() or ahead[-1].result() is aio.EOF:
+                    break
+            if len(ahead) == 2 and ahead[1].done() and ahead[1].result() is aio.EOF:
+                call = self._channel.unary_stream(method)(ahead[0].result(), **_ends(context))
             else:
                 call = self._channel.stream_stream(method)(**_ends(context))
-                ends.callback(asyncio.create_task(_pass_requests(requests, call)).cancel)
+                ends.callback(asyncio.create_task(_pass_requests(ahead, context, call)).cancel)
             ends.callback(call.cancel)
             if is_endless(method):
                 outcome.code = await self._until_over(call, context)
@@ -231,46 +236,11 @@ class GrpcServer:
             self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
 
 
-class _Requests:
-    """A client's messages, read ahead as far as it takes to tell a single one from a stream."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._ahead: list[Any] = []
-        self._reading: asyncio.Task[Any] | None = None
-
-    async def only(self, timeout_s: float | None) -> bytes | None:
-        """The client's only message; None when there is none, or more, or when `timeout_s` ends first."""
-        while len(self._ahead) < 2:
-            self._reading = self._reading or asyncio.create_task(self._context.read())
-            done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
-            if not done:
-                return None
-            self._ahead.append(self._reading.result())
-            self._reading = None
-            if self._ahead[0] is aio.EOF:
-                return None
-        only: bytes | None = self._ahead[0] if self._ahead[1] is aio.EOF else None
-        return only
-
-    async def read(self) -> Any:
-        """The next message, or aio.EOF."""
-        if self._ahead:
-            return self._ahead.pop(0)
-        if (reading := self._reading) is not None:
-            self._reading = None
-            return await reading
-        return await self._context.read()
-
-    def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-
-
-async def _pass_requests(requests: _Requests, call: Any) -> None:
+async def _pass_requests(ahead: Sequence[asyncio.Task[Any]], context: Any, call: Any) -> None:
     # What fails here ends the call, and `_pass_answers` learns how; but grpc.aio reports an error that comes amid a
     # write as INTERNAL. Only a client that streams its requests can meet that, and CRI has none.
-    while (message := await requests.read()) is not aio.EOF:
+    reads = itertools.chain(ahead, iter(context.read, None))
+    while (message := await next(reads)) is not aio.EOF:
         await call.write(message)
     await call.done_writing()
 
