@@ -12,6 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
+from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
 from criproxy.model import (
     STARTS,
@@ -31,14 +32,10 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.runtime import PodCounters
 from criproxy.pods.stopping import Holds
 
-FAILED_PRECONDITION: Final = 9
-INTERNAL: Final = 13
-UNAVAILABLE: Final = 14
-
 _CODES: Final = {
-    admission.Cause.UNDECODABLE: INTERNAL,
-    admission.Cause.HOOK_FAILED: INTERNAL,
-    admission.Cause.UNKNOWN_SANDBOX: UNAVAILABLE,
+    admission.Cause.UNDECODABLE: Code.INTERNAL,
+    admission.Cause.HOOK_FAILED: Code.INTERNAL,
+    admission.Cause.UNKNOWN_SANDBOX: Code.UNAVAILABLE,
 }
 
 _NOBODY: Final = PodRef("", "", "")
@@ -243,7 +240,7 @@ class HookInterceptor(Struct, eq=False):
             "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(refusal.cause), error=refusal.detail
         )
         shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
-        code = _CODES.get(refusal.cause, FAILED_PRECONDITION)
+        code = _CODES.get(refusal.cause, Code.FAILED_PRECONDITION)
         return AnswerError(code, f"criproxy refuses {operation} of offline pod {shown}")
 
     # --- what the inventory learns ----------------------------------------------------------------------------------

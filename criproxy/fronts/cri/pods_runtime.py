@@ -18,6 +18,7 @@ from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
+from criproxy.fronts.http2.codes import Code
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 
 _LARGE_BYTES: Final = 1024 * 1024
@@ -27,8 +28,6 @@ _READ_S: Final = 2.0
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
-
-_NOT_FOUND: Final = 5
 
 _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
@@ -70,16 +69,16 @@ class PodsRuntime:
         return codec.listed_containers(await self._call("ListContainers", request, _LIST_TIMEOUT_S))
 
     async def process_of(self, running: Running) -> Process:
-        method = "ContainerStatus" if running.container else "PodSandboxStatus"
-        request = (
-            cri.ContainerStatusRequest(container_id=codec.wire(running.id), verbose=True)
-            if running.container
-            else cri.PodSandboxStatusRequest(pod_sandbox_id=codec.wire(running.id), verbose=True)
-        )
+        request: Message
+        one = codec.wire(running.id)
+        if running.container:
+            method, request = "ContainerStatus", cri.ContainerStatusRequest(container_id=one, verbose=True)
+        else:
+            method, request = "PodSandboxStatus", cri.PodSandboxStatusRequest(pod_sandbox_id=one, verbose=True)
         try:
             answer = await self._call(method, request, _STATUS_TIMEOUT_S)
         except CallError as error:
-            if error.code == _NOT_FOUND:
+            if error.code == Code.NOT_FOUND:
                 raise UnknownError(str(error)) from error
             raise
         try:

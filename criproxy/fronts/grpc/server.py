@@ -295,24 +295,10 @@ def _cut(path: Path) -> None:
 def accepted(path: Path) -> Iterator[socket.socket]:
     """The open connections that this process has accepted at `path`, each a duplicate that is closed with the next."""
     for entry in os.listdir("/proc/self/fd"):
-        try:
-            descriptor = os.dup(int(entry))
-        except OSError:  # the listing's own
-            continue
-        try:
-            one = socket.socket(fileno=descriptor)
-        except OSError:  # no socket
-            os.close(descriptor)
-            continue
-        with one:
-            if one.family is socket.AF_UNIX and _is_accepted(one, path):
-                yield one
-
-
-def _is_accepted(one: socket.socket, path: Path) -> bool:
-    try:
-        one.getpeername()  # a listening socket has none
-    except OSError:
-        return False
-    name: object = one.getsockname()
-    return name == str(path)
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed; a listening socket has no peer
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry))) as one:
+                if one.family is socket.AF_UNIX and one.getsockname() == str(path):
+                    one.getpeername()
+                    yield one

@@ -133,7 +133,7 @@ class Side(asyncio.BufferedProtocol):
         """
         self.flush()
         if self.transport is not None and not self.transport.is_closing():
-            self._on_bytes = _discard
+            self._on_bytes = lambda _: None
             for reason in tuple(self._in_the_way):
                 self.unblock(reason)
             self.transport.write_eof()
@@ -160,7 +160,3 @@ class Side(asyncio.BufferedProtocol):
     def _stay_blocked(self) -> None:
         if self._in_the_way and self.transport is not None:
             self.transport.pause_reading()
-
-
-def _discard(_: memoryview) -> None:
-    pass

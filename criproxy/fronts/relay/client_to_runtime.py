@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2 import frames, message
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
@@ -104,7 +105,7 @@ class ClientToRuntime:
             return self._pass_block(stream, raw, call.hook)
         if self._pass_block(stream, raw):  # also of a call that goes no further, as blocks after it refer to it
             state.to_runtime.send(raw)
-        self.refuse(call, codes.INTERNAL, wrong)
+        self.refuse(call, Code.INTERNAL, wrong)
         return False
 
     def credit(self, increment: int) -> bool:
@@ -172,8 +173,8 @@ class ClientToRuntime:
         """A new call at a time when none is taken: the runtime never hears of it, nor of any call after it."""
         state = self._state
         state.last_stream = stream
-        state.turn_away(stream)
-        block = refusal(codes.UNAVAILABLE, self.refusing, headers_sent=False)
+        state.end_here(stream)
+        block = refusal(Code.UNAVAILABLE, self.refusing, headers_sent=False)
         state.send_headers(stream, block, end_stream=True)
         if not end_stream:
             state.to_client.send(frames.rst_stream(stream, frames.NO_ERROR))
@@ -199,7 +200,7 @@ class ClientToRuntime:
             return False
         call = state.calls.pop(stream, None)
         if call is not None:
-            state.count(call, codes.CANCELLED)
+            state.count(call, Code.CANCELLED)
             self.forget(call)
         if self._outbox.queue:
             self._pass_reset(stream, frames.frame(frames.RST_STREAM, 0, stream, payload))
@@ -258,7 +259,7 @@ class ClientToRuntime:
         if rewritten == hook.message:
             payload = bytes(hook.request)
         elif hook.sized:
-            self.refuse(call, codes.INTERNAL, "criproxy can't change a request that has content-length: leave it out")
+            self.refuse(call, Code.INTERNAL, "criproxy can't change a request that has content-length: leave it out")
             return
         else:
             payload = message.wrapped(rewritten)
@@ -279,7 +280,7 @@ class ClientToRuntime:
     def end(self, call: RelayedCall) -> None:
         """Reset a call towards the runtime, and forget it."""
         self.forget(call)
-        self._state.end_here(call)
+        self._state.end_here(call.stream)
         self._pass_reset(call.stream, frames.rst_stream(call.stream, frames.CANCEL))
 
     def forget(self, call: RelayedCall) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.http2 import codes
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.side import Process, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.blind import BlindRelay
@@ -259,5 +260,5 @@ class RelayConnection:
     def _end(self) -> None:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
-            self._ended(Ended(stream, self._calls[stream][1], codes.UNAVAILABLE, hooked=False))
+            self._ended(Ended(stream, self._calls[stream][1], Code.UNAVAILABLE, hooked=False))
         self._runtime.close()

@@ -65,7 +65,8 @@ from enum import Enum, auto
 from typing import Final
 
 from criproxy.fronts.engine import Learner
-from criproxy.fronts.http2 import codes, frames
+from criproxy.fronts.http2 import frames
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import MAX_STREAM, PING, BrokenError, Bytes
 from criproxy.fronts.relay.actions import Action, Close, Forget, ToClient, ToRuntime
 from criproxy.fronts.relay.client_to_runtime import ClientToRuntime
@@ -97,11 +98,6 @@ class Relay:
         self._closed = False
 
     @property
-    def calls(self) -> int:
-        """How many calls are open."""
-        return len(self._state.calls)
-
-    @property
     def greeted(self) -> bool:
         """Whether the client has begun as HTTP/2 begins."""
         return self._client_to_runtime.greeted
@@ -119,7 +115,7 @@ class Relay:
         if self._closed:
             return []
         try:
-            self._runtime_to_client.feed(chunk)
+            self._runtime_to_client.scanner.feed(chunk)
         except BrokenError as error:
             return self._broken("runtime", error)
         return self._taken() if self._drain is _Drain.NO else self._done()
@@ -150,17 +146,17 @@ class Relay:
         call = self._state.calls.get(stream)
         if call is None or call.runtime_ended:
             return []
-        return self._do(lambda: self._client_to_runtime.refuse(call, codes.UNAVAILABLE, message))
+        return self._do(lambda: self._client_to_runtime.refuse(call, Code.UNAVAILABLE, message))
 
     def turn_away(self, message: str) -> None:
         """Answer all further calls with UNAVAILABLE."""
         self._client_to_runtime.refusing = message
 
     def client_closed(self) -> list[Action]:
-        return self._close("the client has closed", codes.CANCELLED)
+        return self._close("the client has closed", Code.CANCELLED)
 
     def runtime_closed(self) -> list[Action]:
-        return self._close("the runtime has closed", codes.UNAVAILABLE)
+        return self._close("the runtime has closed", Code.UNAVAILABLE)
 
     def _asked(self, stream: int) -> RelayedCall | None:
         call = self._state.calls.get(stream)
@@ -181,11 +177,11 @@ class Relay:
         if self._drain is not _Drain.NO:
             self._go_on_draining()
             if self._drain is _Drain.LAST_CALLS and not self._state.calls and self._outbox.idle:
-                return self._close("drained", codes.UNAVAILABLE)
+                return self._close("drained", Code.UNAVAILABLE)
         return self._taken()
 
     def _broken(self, peer: str, error: BrokenError) -> list[Action]:
-        return self._close(f"the {peer} sent {error}", codes.UNAVAILABLE, broken=True)
+        return self._close(f"the {peer} sent {error}", Code.UNAVAILABLE, broken=True)
 
     def _taken(self) -> list[Action]:
         state = self._state

@@ -2,6 +2,7 @@
 
 from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, literal
 from criproxy.fronts.http2.scanner import Scanner
@@ -22,10 +23,6 @@ class RuntimeToClient:
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
 
-    def feed(self, chunk: Bytes) -> None:
-        """Raises BrokenError."""
-        self.scanner.feed(chunk)
-
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
@@ -43,7 +40,7 @@ class RuntimeToClient:
                 self._overhear(call.hook, data)
         if not flags & END_STREAM:
             return True
-        return self._end_with(call, codes.UNKNOWN, frames.frame(frames.DATA, flags, stream, payload))
+        return self._end_with(call, Code.UNKNOWN, frames.frame(frames.DATA, flags, stream, payload))
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._state.answers.read(block)
@@ -59,7 +56,7 @@ class RuntimeToClient:
         if hook is not None:
             if not end_stream:
                 hook.answer_encoding = read.get(b"grpc-encoding")
-            elif hook.learn is not None and read.status == codes.OK:
+            elif hook.learn is not None and read.status == Code.OK:
                 self._learn(hook.learn, hook)
         passed = not state.diverged or self._in_step(stream, end_stream, read)
         return self._end_with(call, read.status, raw if passed else b"") if end_stream else passed

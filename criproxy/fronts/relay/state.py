@@ -58,15 +58,12 @@ class RelayedCall(Struct):
     counted: bool = False
 
 
-class ConnectionWindow:
+class ConnectionWindow(Struct):
     """The connection's flow-control window, in bytes, as the runtime counts it and as the client does: see `core`."""
 
-    __slots__ = ("owed", "real", "waiting")
-
-    def __init__(self) -> None:
-        self.real = FIRST_WINDOW
-        self.owed = 0
-        self.waiting = 0
+    real: int = FIRST_WINDOW
+    owed: int = 0
+    waiting: int = 0
 
     @property
     def advertised(self) -> int:
@@ -154,13 +151,9 @@ class RelayState:
         """Whether the relay has reset this stream, so that frames that still come for it are dropped."""
         return stream in self._ended_here
 
-    def end_here(self, call: RelayedCall) -> None:
-        """The runtime has been sent a reset: nothing of this call is to follow, or to be believed."""
-        self.calls.pop(call.stream, None)
-        self.turn_away(call.stream)
-
-    def turn_away(self, stream: int) -> None:
-        """Whatever comes of this stream goes nowhere."""
+    def end_here(self, stream: int) -> None:
+        """Nothing of this stream is to follow, or to be believed: whatever comes of it goes nowhere."""
+        self.calls.pop(stream, None)
         self._ended_here[stream] = None
         if len(self._ended_here) > _REMEMBERED:
             del self._ended_here[next(iter(self._ended_here))]
