@@ -5,9 +5,15 @@ other's libraries, so engines can be exchanged; the daemon and the hand-over to 
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
+
+GONE: Final = "criproxy goes: call again"
+"""What a client is told whose call is refused or ended as the engine stops."""
+
+FLUSH_S: Final = 0.05
+"""An answer is on its way for a moment after its call has ended."""
 
 Learner = Callable[[bytes], None]
 """Learns from a call's OK answer, before the client has it. Never raises, and never changes the answer."""

@@ -116,7 +116,17 @@ class Request:
 
 def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
     """The sandboxes of a ListPodSandboxResponse."""
-    return [_listed_sandbox(sandbox) for sandbox in _decode(cri.ListPodSandboxResponse, data).items]
+    return [
+        ListedSandbox(
+            text(sandbox.id),
+            _pod_ref(sandbox.metadata),
+            (annotations := _map(sandbox.annotations)).get(PLACEMENT_ANNOTATION, ""),
+            running=sandbox.state == _SANDBOX_READY,
+            labels=_map(sandbox.labels),
+            annotations=annotations,
+        )
+        for sandbox in _decode(cri.ListPodSandboxResponse, data).items
+    ]
 
 
 def listed_containers(data: bytes) -> list[ListedContainer]:
@@ -192,18 +202,6 @@ def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:
 def _pod(config: cri.PodSandboxConfig) -> Pod:
     parent = text(config.linux.cgroup_parent)
     return Pod(_pod_ref(config.metadata), _map(config.labels), _map(config.annotations), parent)
-
-
-def _listed_sandbox(sandbox: cri.PodSandbox) -> ListedSandbox:
-    annotations = _map(sandbox.annotations)
-    return ListedSandbox(
-        text(sandbox.id),
-        _pod_ref(sandbox.metadata),
-        annotations.get(PLACEMENT_ANNOTATION, ""),
-        running=sandbox.state == _SANDBOX_READY,
-        labels=_map(sandbox.labels),
-        annotations=annotations,
-    )
 
 
 def _resources(message: cri.LinuxContainerResources) -> Resources:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
+from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
@@ -43,7 +44,7 @@ _NOBODY: Final = PodRef("", "", "")
 _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
-_SERVICES: Final = tuple(f"{slash}runtime.{api}.RuntimeService" for slash in ("/", "") for api in ("v1", "v1alpha2"))
+_SERVICES: Final = tuple(f"{slash}{api}.RuntimeService" for slash in ("/", "") for api in APIS)
 """gRPC-Go serves a path without its first slash as well. Source: google.golang.org/grpc, Server.handleStream."""
 
 _OPERATIONS: Final[Mapping[str, Operation]] = {

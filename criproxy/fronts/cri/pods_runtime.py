@@ -45,20 +45,19 @@ class _Info(msgspec.Struct):
     runtimeSpec: _RuntimeSpec | None = None
 
 
-class PodsRuntime:
+class PodsRuntime(msgspec.Struct, eq=False):
     """A `pods.runtime.Runtime` over CRI. `trim` gives memory back to the kernel; called after a large list."""
 
-    def __init__(self, link: RuntimeLink, trim: Callable[[], None] = lambda: None) -> None:
-        self._link: Final = link
-        self._trim: Final = trim
+    link: RuntimeLink
+    trim: Callable[[], None] = lambda: None
 
     @property
     def ready(self) -> bool:
-        return self._link.ready
+        return self.link.ready
 
     @property
     def pid(self) -> int:
-        return self._link.pid
+        return self.link.pid
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         request = cri.ListPodSandboxRequest(filter={"id": codec.wire(sandbox_id)} if sandbox_id else None)
@@ -95,9 +94,9 @@ class PodsRuntime:
         )
 
     async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
-        answer = await self._link.call(method, request.SerializeToString(), timeout_s)
+        answer = await self.link.call(method, request.SerializeToString(), timeout_s)
         if len(answer) > _LARGE_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, self._trim)
+            asyncio.get_running_loop().call_later(_READ_S, self.trim)
         return answer
 
 

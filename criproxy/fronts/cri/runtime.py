@@ -12,11 +12,9 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
+from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
-
-APIS: Final = ("runtime.v1", "runtime.v1alpha2")
-"""The packages of CRI, the preferred one first."""
 
 _VERSION_TIMEOUT_S: Final = 5.0
 _AFTER_START_S: Final = 0.05
@@ -71,13 +69,13 @@ class RuntimeLink:
         pid = self._connection.peer_pid if self._connection is not None else 0
         return pid if pid > 1 else 0
 
-    async def call(self, method: str, request: bytes, timeout_s: float, api: str | None = None) -> bytes:
-        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use or the given one.
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use.
 
         Raises CallError, with UNAVAILABLE at once while the runtime is away.
         """
-        service = api or (self.info.api if self.info else APIS[0])
-        return await self._call(f"/{service}.RuntimeService/{method}", request, timeout_s)
+        api = self.info.api if self.info else APIS[0]
+        return await self._call(f"/{api}.RuntimeService/{method}", request, timeout_s)
 
     async def run(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> None:
         """Watch the runtime until cancelled.

@@ -20,7 +20,7 @@ from grpc import aio
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
-from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
+from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -36,11 +36,6 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2500),  # gRPC adds up to a fifth at random: 3 s
 )
-
-_FLUSH_S: Final = 0.05
-"""An answer is on its way for a moment after its handler has ended."""
-
-_GONE: Final = "criproxy goes: call again"
 
 
 class _Outcome(Struct):
@@ -113,9 +108,13 @@ class GrpcServer:
         self._stopping = True
         await self._quiet(grace_s, but_endless=True)
         self._over.set()
-        await self._quiet(_FLUSH_S, but_endless=False)
-        await asyncio.sleep(_FLUSH_S)
-        _cut(self._listen.own)
+        await self._quiet(FLUSH_S, but_endless=False)
+        await asyncio.sleep(FLUSH_S)
+        # gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see
+        # as CANCELLED: an end that says nothing of the server. Calls on a broken connection end with UNAVAILABLE.
+        for connection in accepted(self._listen.own):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         await self._server.stop(None)
         await self._channel.close()
 
@@ -210,7 +209,7 @@ class GrpcServer:
             if passing.done():
                 return passing.result()
             context.set_code(grpc.StatusCode.UNAVAILABLE)
-            context.set_details(_GONE)
+            context.set_details(GONE)
             return grpc.StatusCode.UNAVAILABLE
         finally:
             self._endless -= 1
@@ -277,19 +276,8 @@ async def _send_initial_metadata(context: Any, metadata: Any) -> None:
 
 
 async def _refuse(_requests: object, context: Any) -> bytes:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, _GONE)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, GONE)
     raise AssertionError("abort returned")
-
-
-def _cut(path: Path) -> None:
-    """Break all connections to `path`, so that their clients' calls end with UNAVAILABLE.
-
-    gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see as
-    CANCELLED: an end that says nothing of the server.
-    """
-    for connection in accepted(path):
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def accepted(path: Path) -> Iterator[socket.socket]:

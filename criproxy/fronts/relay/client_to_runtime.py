@@ -10,7 +10,7 @@ from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Ask, Forget, Started
 from criproxy.fronts.relay.outbox import Outbox
-from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase, announced
 
 MAX_CALLS: Final = 65_536
 """Open calls on one connection; more is no kubelet."""
@@ -72,7 +72,7 @@ class ClientToRuntime:
                 call.client_ended = True
                 if call.runtime_ended:
                     del state.calls[stream]
-        elif state.ended_here(stream):
+        elif stream in state.ended_here:
             state.window.pay(size)
             self._outbox.refund(size)
             return False
@@ -97,10 +97,15 @@ class ClientToRuntime:
             wrong = message.NO_MESSAGE if end_stream else ""
         elif stream in state.calls:
             call = state.calls[stream]
-            self._continue(call, end_stream)
+            if call.client_ended:
+                raise BrokenError(f"HEADERS on stream {stream}, after its end")
+            if end_stream and call.hook is None:
+                call.client_ended = True
+                if call.runtime_ended:
+                    del state.calls[stream]
             wrong = "trailers in the request of a unary call"
         else:
-            return self._skip(read) if state.ended_here(stream) else self._pass_block(stream, raw)
+            return self._skip(read) if stream in state.ended_here else self._pass_block(stream, raw)
         if call.hook is None or not wrong:
             return self._pass_block(stream, raw, call.hook)
         if self._pass_block(stream, raw):  # also of a call that goes no further, as blocks after it refer to it
@@ -114,7 +119,7 @@ class ClientToRuntime:
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         match kind:
-            case 8 if stream and self._state.ended_here(stream):  # WINDOW_UPDATE
+            case 8 if stream and stream in self._state.ended_here:  # WINDOW_UPDATE
                 return False
             case 8 if stream and self._outbox.queue:
                 return not self._outbox.widen(stream, frames.long(payload) & MAX_WINDOW)
@@ -141,15 +146,6 @@ class ClientToRuntime:
         if self._diverged:
             self._state.to_runtime.send(raw)
         return not self._diverged
-
-    def _continue(self, call: RelayedCall, end_stream: bool) -> None:
-        """A second header block of the client's."""
-        if call.client_ended:
-            raise BrokenError(f"HEADERS on stream {call.stream}, after its end")
-        if end_stream and call.hook is None:
-            call.client_ended = True
-            if call.runtime_ended:
-                del self._state.calls[call.stream]
 
     def _begin(self, stream: int, end_stream: bool, block: Block) -> RelayedCall:
         state = self._state
@@ -181,8 +177,9 @@ class ClientToRuntime:
 
     def _settings(self, flags: int, payload: memoryview) -> bool:
         if not flags & ACK:
+            state = self._state
             for setting, value in frames.settings(payload):
-                self._state.client_setting(setting, value)
+                state.answer_table_shrinks |= announced(setting, value, state.to_client, state.answers)
             return True
         if self._outbox.queue:
             self._outbox.hold_raw(frames.frame(frames.SETTINGS, ACK, 0), is_ack=True)
@@ -196,7 +193,7 @@ class ClientToRuntime:
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
         state = self._state
-        if state.ended_here(stream):
+        if stream in state.ended_here:
             return False
         call = state.calls.pop(stream, None)
         if call is not None:

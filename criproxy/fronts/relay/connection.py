@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
-from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.side import Process, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
@@ -28,7 +27,8 @@ to what the client goes on to send."""
 class RelayShared(Struct, frozen=True):
     """What all connections of a server have in common.
 
-    `on_made`: a client is connected, and nothing has come of it yet. `on_change`: a call has ended.
+    `on_made`: a client is connected, and nothing has come of it yet. `on_change`: a call has ended. `on_closed`: the
+    connection has closed; it may come more than once.
     """
 
     interceptor: Interceptor
@@ -56,7 +56,6 @@ class RelayConnection:
         self._shared = shared
         self.broken = False
         self.peer: Process = (0, 0)
-        self._reported = False
         self._calls: dict[int, tuple[float, str]] = {}
         self._asking: dict[int, asyncio.Task[None] | None] = {}
         """The calls that wait for a verdict; None: the interceptor has not been asked yet."""
@@ -67,17 +66,17 @@ class RelayConnection:
             on_made=self._accepted,
             on_bytes=lambda view: self._run(self.core.client_bytes, view),
             on_lost=self._client_lost,
-            on_behind=lambda behind: self._hold(self._runtime, behind),
+            on_behind=lambda behind: self._runtime.block("behind", behind),
             most_waiting=_MOST_WAITING,
         )
         self._runtime = Side(
             shared.buffer,
-            on_made=lambda: self.client.unblock("connecting"),
+            on_made=lambda: self.client.block("connecting", False),
             on_bytes=lambda view: self._run(self.core.runtime_bytes, view),
             on_lost=lambda: self._run(self.core.runtime_closed),
-            on_behind=lambda behind: self._hold(self.client, behind),
+            on_behind=lambda behind: self.client.block("behind", behind),
         )
-        self.client.block("connecting")
+        self.client.block("connecting", True)
 
     @property
     def busy(self) -> bool:
@@ -115,15 +114,13 @@ class RelayConnection:
         try:
             path = self._shared.runtime if self.fallback is None else await self.fallback()
             await loop.create_unix_connection(lambda: self._runtime, str(path))
-        except OSError:  # what a client sees of a runtime that is away
-            self._close()
-            return
-        except Exception:
-            self._shared.log.exception("relay_failed")
-            self._close()
-            return
-        if self._closed:
-            self._runtime.close()
+        except Exception as error:
+            if not isinstance(error, OSError):  # a runtime that is away
+                self._shared.log.exception("relay_failed")
+            self._close()  # as the runtime's own socket would
+        else:
+            if self._closed:
+                self._runtime.close()
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
         """Have the core take a step, and do what it says. An error of its own is the end of this connection alone."""
@@ -143,12 +140,6 @@ class RelayConnection:
     def _complain(self, reason: str) -> None:
         self._shared.metrics.on_broken(reason)
         self._shared.log.warning("connection_broken", reason=reason)
-
-    def _hold(self, side: Side, behind: bool) -> None:
-        if behind:
-            side.block("behind")
-        else:
-            side.unblock("behind")
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
@@ -193,7 +184,7 @@ class RelayConnection:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
         self._shared.metrics.on_call(
-            label(call.method), codes.name(call.code), self._shared.clock() - begun[0], call.hooked
+            label(call.method), Code.name_of(call.code), self._shared.clock() - begun[0], call.hooked
         )
         self._shared.on_change()
 
@@ -236,13 +227,13 @@ class RelayConnection:
             self._complain("the client takes nothing of what it is sent")
         self._run(self.core.client_closed)
         if self._closed:
-            self._report()
+            self._shared.on_closed(self)
 
     def _finish(self) -> None:
         """Done with both; the client may take what it was sent, and closes first."""
         self._end()
         if self.client.transport is None:
-            self._report()
+            self._shared.on_closed(self)
         else:
             self.client.finish()
 
@@ -250,12 +241,7 @@ class RelayConnection:
         """Close both at once, also a client that was to close first."""
         self._end()
         self.client.close()
-        self._report()
-
-    def _report(self) -> None:
-        if not self._reported:
-            self._reported = True
-            self._shared.on_closed(self)
+        self._shared.on_closed(self)
 
     def _end(self) -> None:
         self._closed = True

@@ -175,7 +175,12 @@ class Relay:
 
     def _done(self) -> list[Action]:
         if self._drain is not _Drain.NO:
-            self._go_on_draining()
+            if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
+                self._drain = _Drain.ANNOUNCED
+                self._client_to_runtime.scanner.pings_pass = False
+                if self._runtime_to_client.last_stream == MAX_STREAM:
+                    self._state.to_client.send(frames.goaway(MAX_STREAM))
+                self._state.to_client.send(frames.frame(PING, 0, 0, _PING))
             if self._drain is _Drain.LAST_CALLS and not self._state.calls and self._outbox.idle:
                 return self._close("drained", Code.UNAVAILABLE)
         return self._taken()
@@ -210,14 +215,6 @@ class Relay:
         state.to_runtime.close()
         state.to_client.close()
         return [*self._taken(), Close(reason, broken)]
-
-    def _go_on_draining(self) -> None:
-        if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
-            self._drain = _Drain.ANNOUNCED
-            self._client_to_runtime.scanner.pings_pass = False
-            if self._runtime_to_client.last_stream == MAX_STREAM:
-                self._state.to_client.send(frames.goaway(MAX_STREAM))
-            self._state.to_client.send(frames.frame(PING, 0, 0, _PING))
 
     def _ping_ack(self, payload: memoryview) -> bool:
         """Whether a PING's ACK is the runtime's business. After ours, no call is under way that we do not know."""

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from msgspec import Struct, field
 
-from criproxy.fronts.engine import CallMetrics, Interceptor
+from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
 from criproxy.fronts.http2.side import Process, ReadBuffer
 from criproxy.fronts.relay.blind import FallbackPipe
 from criproxy.fronts.relay.connection import RelayConnection, RelayShared
@@ -18,8 +18,6 @@ from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.socket import ListenSocket
 
 _BACKLOG: Final = 128
-_GONE: Final = "criproxy goes: call again"
-_FLUSH_S: Final = 0.05
 
 _AWAY_S: Final = 20.0
 """For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
@@ -107,20 +105,18 @@ class RelayServer:
         blind: bool = False,
         fallback: Callable[[], Awaitable[Path]] | None = None,
     ) -> None:
-        self._interceptor = interceptor
         self._listen = listen
         self._blind = blind
         self._changed = asyncio.Event()
         self._fallback = fallback
         self._clock = clock
-        self._log = structlog.get_logger()
-        self._metrics = metrics
+        self._log = log = structlog.get_logger()
         self._shared = RelayShared(
-            interceptor, metrics, clock, self._log, ReadBuffer(), runtime, self._made, self._changed.set, self._gone
+            interceptor, metrics, clock, log, ReadBuffer(), runtime, self._made, self._changed.set, self._gone
         )
         self._breakers = Breakers()
         self._connections: set[RelayConnection] = set()
-        self._draining = False
+        self._draining = self._stopping = False
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -146,15 +142,16 @@ class RelayServer:
         self._listen.release()
         if self._server is not None:
             self._server.close()
+        self._stopping = True
         for connection in self._connections:
-            connection.turn_away(_GONE)
+            connection.turn_away(GONE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._until(lambda: not self._busy)
         self._end_endless()
         for connection in list(self._connections):
             connection.cut()
-        await asyncio.sleep(_FLUSH_S)
+        await asyncio.sleep(FLUSH_S)
 
     @property
     def _busy(self) -> bool:
@@ -174,12 +171,16 @@ class RelayServer:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
             connection.core, connection.fallback = FallbackPipe(), self._fallback
         elif not self._blind:
-            connection.core = Relay(self._interceptor.wants)
+            connection.core = Relay(self._shared.interceptor.wants)
         if self._draining:
             connection.drain()
+        if self._stopping:
+            connection.turn_away(GONE)
 
     def _gone(self, connection: RelayConnection) -> None:
-        self._connections.discard(connection)
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
         self._changed.set()
         if connection.broken and self._fallback is not None:
             self._count_broken(connection.peer)
@@ -188,7 +189,7 @@ class RelayServer:
         open_s = self._breakers.broke(peer, self._clock())
         if open_s is None:
             return
-        self._metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
@@ -196,7 +197,7 @@ class RelayServer:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock()):
             return
-        self._metrics.on_given_up(len(self.given_up))
+        self._shared.metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])
         for connection in list(self._connections):
             if connection.peer == peer and connection.fallback:
@@ -204,7 +205,7 @@ class RelayServer:
 
     def _end_endless(self) -> None:
         for connection in list(self._connections):
-            connection.end_endless(_GONE)
+            connection.end_endless(GONE)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

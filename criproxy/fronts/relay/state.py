@@ -101,6 +101,13 @@ class ConnectionWindow(Struct):
         return size - settled
 
 
+def announced(setting: int, value: int, outgoing: Outgoing, blocks: BlockReader) -> bool:
+    """A peer has announced what it may be sent. Returns whether its header table is to be smaller than before."""
+    if setting == frames.MAX_FRAME_SIZE:
+        outgoing.max_frame = max(outgoing.max_frame, value)
+    return setting == frames.HEADER_TABLE_SIZE and blocks.allow_table(value)
+
+
 class RelayState:
     """Both directions' common state."""
 
@@ -124,21 +131,8 @@ class RelayState:
         self.answers = BlockReader()
         self.answer_table_shrinks = False
         """Whether the client has announced a smaller header table than before."""
-        self._ended_here: dict[int, None] = {}
-
-    def client_setting(self, setting: int, value: int) -> None:
-        """The client has announced what it may be sent."""
-        if setting == frames.HEADER_TABLE_SIZE:
-            self.answer_table_shrinks |= self.answers.allow_table(value)
-        elif setting == frames.MAX_FRAME_SIZE:
-            self.to_client.max_frame = max(self.to_client.max_frame, value)
-
-    def runtime_setting(self, setting: int, value: int) -> None:
-        """The runtime has announced what it may be sent."""
-        if setting == frames.HEADER_TABLE_SIZE:
-            self.requests.allow_table(value)
-        elif setting == frames.MAX_FRAME_SIZE:
-            self.to_runtime.max_frame = max(self.to_runtime.max_frame, value)
+        self.ended_here: dict[int, None] = {}
+        """The streams that the relay has ended: frames that still come for them are dropped."""
 
     def send_headers(self, stream: int, block: bytes, *, end_stream: bool) -> None:
         """Send the client a block that refers to no table."""
@@ -147,16 +141,12 @@ class RelayState:
             block = NO_TABLE + block
         self.to_client.send(frames.header_frames(stream, block, end_stream=end_stream))
 
-    def ended_here(self, stream: int) -> bool:
-        """Whether the relay has reset this stream, so that frames that still come for it are dropped."""
-        return stream in self._ended_here
-
     def end_here(self, stream: int) -> None:
         """Nothing of this stream is to follow, or to be believed: whatever comes of it goes nowhere."""
         self.calls.pop(stream, None)
-        self._ended_here[stream] = None
-        if len(self._ended_here) > _REMEMBERED:
-            del self._ended_here[next(iter(self._ended_here))]
+        self.ended_here[stream] = None
+        if len(self.ended_here) > _REMEMBERED:
+            del self.ended_here[next(iter(self.ended_here))]
 
     def count(self, call: RelayedCall, code: int) -> None:
         if not call.counted:

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Final, Self
 
-from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.client.core import CallOutcome, Client
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
@@ -17,7 +16,7 @@ class CallError(ConnectionError):
     """The runtime, or the way to it, answered a call of ours with an error. `code` is a gRPC status code number."""
 
     def __init__(self, method: str, code: int, message: str) -> None:
-        super().__init__(f"{method}: {codes.name(code)}: {message}")
+        super().__init__(f"{method}: {Code.name_of(code)}: {message}")
         self.code = code
         self.message = message
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct, field
 
-from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2 import frames, message
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
@@ -128,7 +128,7 @@ class Client:
         if error := message.too_large(len(call.answer)):
             self._end(call, error.code, f"the answer: {error}", reset=True)
         elif flags & frames.END_STREAM:
-            self._end(call, codes.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
+            self._end(call, Code.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
         else:
             call.taken += len(payload)
             if call.taken >= _WINDOW // 2:
@@ -152,7 +152,7 @@ class Client:
         match kind:
             case 3 if (call := self._open.get(stream)) is not None:
                 error = frames.long(payload)
-                self._end(call, codes.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
+                self._end(call, Code.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
             case 4 if not flags & frames.ACK:
                 self._settings(payload)
             case 6 if not flags & frames.ACK:
@@ -233,11 +233,8 @@ def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
     try:
         code = int(trailers.get(b"grpc-status"))
     except ValueError:
-        return (
-            codes.of_http(call.status),
-            f"no status of gRPC's, and HTTP's {call.status.decode('ascii', 'replace')!r}",
-            b"",
-        )
+        text = f"no status of gRPC's, and HTTP's {call.status.decode('ascii', 'replace')!r}"
+        return Code.of_http(call.status), text, b""
     if code != Code.OK:
         return code, unquote_to_bytes(trailers.get(b"grpc-message")).decode("utf-8", "replace"), b""
     try:
