@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.client.connection import CallError, Connection
+from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
 
@@ -25,7 +25,7 @@ _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
 _VERSION: Final = "/runtime.v1.RuntimeService/Version"
-_UNANSWERED: Final = (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED)
+_UNANSWERED: Final = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 
 
 class NotUpgradedError(Exception):

@@ -7,8 +7,7 @@ from typing import Final, Literal
 
 import structlog
 
-from criproxy.fronts.engine import Engine, Interceptor
-from criproxy.fronts.relay.connection import RelayMetrics
+from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
 
@@ -16,8 +15,6 @@ Kind = Literal["grpc", "relay", "blind"]
 
 _FALLBACK: Final = "grpc"
 """The fallback's socket lies beside the engine's own, under this name: a short one, as the kernel limits paths."""
-
-_SHOWN: Final = 5
 
 
 class ChosenEngine:
@@ -34,7 +31,7 @@ class ChosenEngine:
         *,
         pid: int,
         interceptor: Interceptor,
-        metrics: RelayMetrics,
+        metrics: CallMetrics,
         clock: Callable[[], float],
     ) -> None:
         self.name: Final = kind
@@ -62,9 +59,11 @@ class ChosenEngine:
         if self.name == "blind":
             return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
         if self._relay is not None and (pids := self._relay.given_up):
+            shown = ", ".join(map(str, pids[:5])) + (", ..." if len(pids) > 5 else "")
             return (
-                f"the relay broke again and again for {_named(pids)}, whose new connections go to the gRPC engine for "
-                "now; it is tried again by itself: report it with the log's connection_broken"
+                f"the relay broke again and again for process{'es' if len(pids) > 1 else ''} {shown}, whose new "
+                "connections go to the gRPC engine for now; it is tried again by itself: report it with the log's "
+                "connection_broken"
             )
         return None
 
@@ -101,9 +100,3 @@ class ChosenEngine:
         from criproxy.fronts.grpc.server import GrpcServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
 
         return GrpcServer(self._interceptor, self._metrics, listen, self._runtime, self._clock)
-
-
-def _named(pids: tuple[int, ...]) -> str:
-    """Processes, few of them by their pids."""
-    shown = ", ".join(map(str, pids[:_SHOWN]))
-    return f"{'process' if len(pids) == 1 else 'processes'} {shown}{', ...' if len(pids) > _SHOWN else ''}"

@@ -4,21 +4,26 @@ An engine moves bytes and knows no message; the `Interceptor` knows messages and
 other's libraries, so engines can be exchanged; the daemon and the hand-over to a new process know an `Engine` only.
 """
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 from msgspec import Struct
 
+GONE: Final = "criproxy goes: call again"
+"""What a client is told whose call is refused or ended as the engine stops."""
 
-class Ticket(Protocol):
-    """An interceptor's memory of one call, handed back with the call's answer."""
+FLUSH_S: Final = 0.05
+"""An answer is on its way for a moment after its call has ended."""
+
+Learner = Callable[[bytes], None]
+"""Learns from a call's OK answer, before the client has it. Never raises, and never changes the answer."""
 
 
 class Forward(Struct, frozen=True):
-    """Send `message` to the runtime. With a `ticket`, a successful answer is shown to `Interceptor.answered`."""
+    """Send `message` to the runtime, and show an OK answer to `learn`."""
 
     message: bytes
-    ticket: Ticket | None = None
+    learn: Learner | None = None
 
 
 class AnswerError(Struct, frozen=True):
@@ -46,18 +51,25 @@ class Interceptor(Protocol):
         """
         ...
 
-    def answered(self, ticket: Ticket, message: bytes) -> None:
-        """Learn from an OK answer, before the client has it. Never raises, and never changes the answer."""
-        ...
-
 
 class CallMetrics(Protocol):
-    """Where calls are counted. Every `on_start` is followed by one `on_call`: the difference is what is in flight."""
+    """Where calls and connections are counted.
+
+    Every `on_start` is followed by one `on_call`: the difference is what is in flight.
+    """
 
     def on_start(self) -> None: ...
 
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
+        ...
+
+    def on_broken(self, reason: str) -> None:
+        """A connection was closed, as what a peer sent could not be followed."""
+        ...
+
+    def on_given_up(self, clients: int) -> None:
+        """How many clients the gRPC engine serves for now, as their connections broke again and again."""
         ...
 
 

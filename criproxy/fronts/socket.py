@@ -64,10 +64,12 @@ class ListenSocket:
 
     @contextlib.contextmanager
     def private(self) -> Iterator[None]:
-        """Bind within this: from its first moment, the socket is for our own user alone."""
+        """Bind within this: from its first moment, the socket is for our own user alone. Raises SocketError."""
         umask = os.umask(0o177)
         try:
             yield
+        except (OSError, RuntimeError) as error:  # the latter is gRPC's
+            raise SocketError(f"{error}: check the directory of {str(self.own)!r}") from error
         finally:
             os.umask(umask)
 

@@ -26,7 +26,7 @@ class FakeInterceptor:
     """Wants the methods of `verdicts`, and does with their messages what is written there."""
 
     verdicts: dict[str, Callable[[bytes], Forward | AnswerError]] = field(default_factory=dict)
-    learned: list[tuple[Any, bytes]] = field(default_factory=list)
+    learned: list[bytes] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     may_decide: asyncio.Event = field(default_factory=asyncio.Event)
     on_learn: Callable[[], object] = lambda: None
@@ -45,9 +45,9 @@ class FakeInterceptor:
         await self.may_decide.wait()
         return self.verdicts[method](message)
 
-    def answered(self, ticket: Any, message: bytes) -> None:
+    def learn(self, message: bytes) -> None:
         self.on_learn()
-        self.learned.append((ticket, message))
+        self.learned.append(message)
 
 
 @dataclass

@@ -82,7 +82,7 @@ class Stage:
 
     def _connections(self, *, is_fallback: bool) -> int:
         assert self.engine._relay is not None
-        return sum(one.is_fallback is is_fallback for one in self.engine._relay._connections)
+        return sum((one.fallback is not None) is is_fallback for one in self.engine._relay._connections)
 
     def client(self) -> Any:
         options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))

@@ -62,7 +62,7 @@ def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, An
             child_quota=False,
             added_capabilities=part.added_capabilities,
         )
-        audit += request.apply(part, offline_chain().adjust(call))
+        audit += [codec.apply(part, adjustment) for adjustment in offline_chain().adjust(call)]
     return request.encode(), audit
 
 
@@ -127,7 +127,7 @@ def test_apply_names_old_and_new_in_the_audit() -> None:
         ).SerializeToString(),
     )
     changes = [Adjustment("cpu_shares", 2, "why"), Adjustment("unified", None, "because", "cpu.weight")]
-    assert request.apply(request.parts[0], changes) == [
+    assert [codec.apply(request.parts[0], change) for change in changes] == [
         {"field": "cpu_shares", "old": 1024, "new": 2, "reason": "why"},
         {"field": "unified[cpu.weight]", "old": "100", "new": None, "reason": "because"},
     ]

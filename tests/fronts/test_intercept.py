@@ -183,8 +183,8 @@ class Bench(PodObserver):
             verdict = self.intercept.request(method, message)
             if not isinstance(verdict, Forward | AnswerError):
                 verdict = await verdict
-            if answer is not None and isinstance(verdict, Forward) and verdict.ticket is not None:
-                self.intercept.answered(verdict.ticket, answer)
+            if answer is not None and isinstance(verdict, Forward) and verdict.learn is not None:
+                verdict.learn(answer)
             return verdict
 
         return asyncio.run(go())

@@ -98,7 +98,7 @@ async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntim
         assert link.info == RuntimeInfo("fake", "1.2", "runtime.v1alpha2")
         assert await link.call("ListPodSandbox", b"", 20) == b"listed"
         with pytest.raises(CallError, match="Version: UNIMPLEMENTED: unknown service") as caught:
-            await link.call("Version", b"", 20, api="runtime.v1")
+            await link._call("/runtime.v1.RuntimeService/Version", b"", 20)
         assert caught.value.code == 12
 
 

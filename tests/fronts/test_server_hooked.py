@@ -123,24 +123,24 @@ async def test_runtime_without_an_answer_is_an_error(proxied: Rig) -> None:
 
 @HOOKED
 async def test_answer_is_learned_before_the_client_has_it(proxied: Rig, method: str) -> None:
-    proxied.interceptor.verdicts[method] = lambda message: Forward(message, ticket="t")
+    proxied.interceptor.verdicts[method] = lambda message: Forward(message, proxied.interceptor.learn)
     call = proxied.unary(method)(b"id")
     had = []
     proxied.interceptor.on_learn = lambda: had.append(call.done())
     assert await call == b"id"
-    assert proxied.interceptor.learned == [("t", b"id")]
+    assert proxied.interceptor.learned == [b"id"]
     assert had == [False]
 
 
 async def test_error_is_not_learned(proxied: Rig) -> None:
-    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, ticket="t")
+    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, proxied.interceptor.learn)
     proxied.runtime.script[RUN] = fail(grpc.StatusCode.UNAVAILABLE, "later")
     assert (await outcome(proxied.unary(RUN)(b""))).details() == "later"
     assert proxied.interceptor.learned == []
 
 
 async def test_slow_interceptor_delays_no_other_call(proxied: Rig) -> None:
-    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, ticket="t")
+    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, proxied.interceptor.learn)
     proxied.interceptor.may_decide.clear()
     slow = [proxied.unary(RUN)(b"") for _ in range(20)]
     await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
@@ -176,7 +176,7 @@ async def test_calls_are_counted_by_method_code_and_hook(proxied: Rig) -> None:
 
 def hold(rig: Rig) -> None:
     """The verdict on a RunPodSandbox waits for `may_decide`."""
-    rig.interceptor.verdicts[RUN] = lambda message: Forward(message + b"!", ticket="t")
+    rig.interceptor.verdicts[RUN] = lambda message: Forward(message + b"!", rig.interceptor.learn)
     rig.interceptor.may_decide.clear()
 
 
@@ -261,9 +261,9 @@ async def test_packed_request_is_opened(proxied: Rig, compression: grpc.Compress
 async def test_packed_answer_is_learned_unpacked(proxied: Rig) -> None:
     await proxied.runtime.stop()
     await proxied.runtime.start(default_compression_algorithm=GZIP)
-    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, ticket="t")
+    proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, proxied.interceptor.learn)
     assert await proxied.unary(RUN)(b"id" * 1000, wait_for_ready=True, timeout=60) == b"id" * 1000
-    assert proxied.interceptor.learned == [("t", b"id" * 1000)]
+    assert proxied.interceptor.learned == [b"id" * 1000]
 
 
 async def test_request_packed_in_an_unknown_way_is_refused(proxied: Rig) -> None:

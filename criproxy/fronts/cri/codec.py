@@ -6,7 +6,7 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 
 from __future__ import annotations  # the messages in them are not imported yet
 
-from collections.abc import Iterable, Mapping, MutableSequence
+from collections.abc import Iterable, MutableSequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -21,8 +21,6 @@ _M = TypeVar("_M", bound=Message)
 _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
 """Source: CRI PodSandboxState, ContainerState."""
-
-_REQUESTS: Final[Mapping[Operation, str]] = {operation: f"{operation}Request" for operation in Operation}
 
 
 class CodecError(ValueError):
@@ -50,11 +48,15 @@ class Request:
 
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
-        kind: type[Message] = getattr(cri, _REQUESTS[operation])
+        kind: type[Message] = getattr(cri, f"{operation}Request")
         self._message = _decode(kind, data)
-        self._entries = [entry for entries in _maps(self._message) for entry in entries]
+        self._entries: list[cri.StringEntry] = []
         """Kept, as whoever reads the maps gets these very objects again; to make them anew takes longest."""
-        _check_entries(self._entries)
+        _add_entries(self._message, self._entries)
+        # gogo's code takes a map's key and value under any wire type, where ours sees an unknown field.
+        # Source: gogo/protobuf, plugin/unmarshal.
+        if any(map(len, map(cri.UnknownFieldSet, self._entries))):
+            raise CodecError("an entry of one of its maps has more than a key and a value")
 
     @property
     def pod(self) -> Pod | None:
@@ -70,12 +72,12 @@ class Request:
     @property
     def sandbox_id(self) -> str:
         """ "" where the request does not carry it."""
-        return _text(getattr(self._message, "pod_sandbox_id", b""))
+        return text(getattr(self._message, "pod_sandbox_id", b""))
 
     @property
     def container_id(self) -> str:
         """ "" where the request does not carry it."""
-        return _text(getattr(self._message, "container_id", b""))
+        return text(getattr(self._message, "container_id", b""))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -108,29 +110,32 @@ class Request:
         limit = resources.memory_limit_in_bytes
         return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
 
-    def apply(self, part: Part, adjustments: Iterable[Adjustment]) -> list[dict[str, object]]:
-        """Write adjustments into the message; returns what has changed, for the log.
-
-        Raises ValueError for a field that this part does not have.
-        """
-        return [_apply(part, adjustment) for adjustment in adjustments]
-
     def encode(self) -> bytes:
         return self._message.SerializeToString()
 
 
 def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
     """The sandboxes of a ListPodSandboxResponse."""
-    return [_listed_sandbox(sandbox) for sandbox in _decode(cri.ListPodSandboxResponse, data).items]
+    return [
+        ListedSandbox(
+            text(sandbox.id),
+            _pod_ref(sandbox.metadata),
+            (annotations := _map(sandbox.annotations)).get(PLACEMENT_ANNOTATION, ""),
+            running=sandbox.state == _SANDBOX_READY,
+            labels=_map(sandbox.labels),
+            annotations=annotations,
+        )
+        for sandbox in _decode(cri.ListPodSandboxResponse, data).items
+    ]
 
 
 def listed_containers(data: bytes) -> list[ListedContainer]:
     """The containers of a ListContainersResponse."""
     return [
         ListedContainer(
-            _text(container.id),
-            _text(container.pod_sandbox_id),
-            _text(container.metadata.name),
+            text(container.id),
+            text(container.pod_sandbox_id),
+            text(container.metadata.name),
             running=container.state == _CONTAINER_RUNNING,
         )
         for container in _decode(cri.ListContainersResponse, data).containers
@@ -141,20 +146,20 @@ def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[tuple[
     """The sandbox id, and id and name of containers made with it, of a RunPodSandbox or RestorePod answer."""
     if operation is Operation.RESTORE_POD:
         restored = _decode(cri.RestorePodResponse, data)
-        containers = [(_text(c.container_id), _text(c.name)) for c in restored.restored_containers]
-        return _text(restored.pod_sandbox_id), containers
-    return _text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
+        containers = [(text(c.container_id), text(c.name)) for c in restored.restored_containers]
+        return text(restored.pod_sandbox_id), containers
+    return text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
 
 
 def created_container(data: bytes) -> str:
     """The container id of a CreateContainerResponse."""
-    return _text(_decode(cri.CreateContainerResponse, data).container_id)
+    return text(_decode(cri.CreateContainerResponse, data).container_id)
 
 
 def requested_id(method: str, data: bytes) -> str:
     """The id in a request that names a sandbox or container and no more (`StartContainer`)."""
     request = _decode(getattr(cri, f"{method}Request"), data)
-    return _text(request.container_id if method.endswith("Container") else request.pod_sandbox_id)
+    return text(request.container_id if method.endswith("Container") else request.pod_sandbox_id)
 
 
 def _decode(kind: type[_M], data: bytes) -> _M:
@@ -166,72 +171,37 @@ def _decode(kind: type[_M], data: bytes) -> _M:
     return message
 
 
-_Map = Iterable["cri.StringEntry"]
+def _add_entries(message: Message, entries: list[cri.StringEntry]) -> None:
+    """The entries of all maps that have any, in the message and in those in it."""
+    for field, value in message.ListFields():
+        if (kind := field.message_type) is None:
+            continue
+        if kind.name == "StringEntry":
+            entries += value
+        else:
+            for part in value if field.is_repeated else (value,):
+                _add_entries(part, entries)
 
 
-def _maps(message: Message) -> tuple[_Map, ...]:
-    """All maps of a request."""
-    match message:
-        case cri.RunPodSandboxRequest():
-            return _maps_of_sandbox(message.config)
-        case cri.CreateContainerRequest():
-            return (message.config.linux.resources.unified, *_maps_of_sandbox(message.sandbox_config))
-        case cri.UpdateContainerResourcesRequest():
-            return (message.linux.unified,)
-        case cri.UpdatePodSandboxResourcesRequest():
-            return message.overhead.unified, message.resources.unified
-        case cri.RestorePodRequest():
-            of_containers = (container.linux.resources.unified for container in message.container_configs)
-            return (*_maps_of_sandbox(message.config), *of_containers)
-        case _:
-            return ()
-
-
-def _maps_of_sandbox(config: cri.PodSandboxConfig) -> tuple[_Map, ...]:
-    linux = config.linux
-    return config.labels, config.annotations, linux.overhead.unified, linux.resources.unified
-
-
-def _check_entries(entries: list[cri.StringEntry]) -> None:
-    """gogo's code takes a map's key and value under any wire type, where ours sees an unknown field. Raises CodecError.
-
-    Source: gogo/protobuf, plugin/unmarshal.
-    """
-    if any(map(len, map(cri.UnknownFieldSet, entries))):
-        raise CodecError("an entry of one of its maps has more than a key and a value")
-
-
-def _text(data: bytes) -> str:
+def text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _wire(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def wire(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")
 
 
 def _map(entries: Iterable[cri.StringEntry]) -> dict[str, str]:
-    return {_text(entry.key): _text(entry.value) for entry in entries}
+    return {text(entry.key): text(entry.value) for entry in entries}
 
 
 def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:
-    return PodRef(uid=_text(metadata.uid), namespace=_text(metadata.namespace), name=_text(metadata.name))
+    return PodRef(uid=text(metadata.uid), namespace=text(metadata.namespace), name=text(metadata.name))
 
 
 def _pod(config: cri.PodSandboxConfig) -> Pod:
-    parent = _text(config.linux.cgroup_parent)
+    parent = text(config.linux.cgroup_parent)
     return Pod(_pod_ref(config.metadata), _map(config.labels), _map(config.annotations), parent)
-
-
-def _listed_sandbox(sandbox: cri.PodSandbox) -> ListedSandbox:
-    annotations = _map(sandbox.annotations)
-    return ListedSandbox(
-        _text(sandbox.id),
-        _pod_ref(sandbox.metadata),
-        annotations.get(PLACEMENT_ANNOTATION, ""),
-        running=sandbox.state == _SANDBOX_READY,
-        labels=_map(sandbox.labels),
-        annotations=annotations,
-    )
 
 
 def _resources(message: cri.LinuxContainerResources) -> Resources:
@@ -241,8 +211,8 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
         cpu_shares=message.cpu_shares,
         memory_limit_bytes=message.memory_limit_in_bytes,
         oom_score_adj=message.oom_score_adj,
-        cpuset_cpus=_text(message.cpuset_cpus),
-        cpuset_mems=_text(message.cpuset_mems),
+        cpuset_cpus=text(message.cpuset_cpus),
+        cpuset_mems=text(message.cpuset_mems),
         unified=_map(message.unified),
     )
 
@@ -252,13 +222,17 @@ def _sandbox_part(config: cri.PodSandboxConfig) -> Part:
 
 
 def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> Part:
-    name, resources = _text(config.metadata.name), config.linux.resources
+    name, resources = text(config.metadata.name), config.linux.resources
     asked = config.linux.security_context.capabilities
-    added = tuple(_text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
+    added = tuple(text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
     return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
 
 
-def _apply(part: Part, adjustment: Adjustment) -> dict[str, object]:
+def apply(part: Part, adjustment: Adjustment) -> dict[str, object]:
+    """Write it into the part's messages; returns what has changed, for the log.
+
+    Raises ValueError for a field that this part does not have.
+    """
     old: str | int | None
     match adjustment.field:
         case "annotations" if part.sandbox_message is not None:
@@ -282,24 +256,24 @@ def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:
     if value is None:
         message.ClearField(adjustment.field)
     else:
-        setattr(message, adjustment.field, _wire(value) if isinstance(value, str) else value)
-    return _text(old) if isinstance(old, bytes) else int(old)
+        setattr(message, adjustment.field, wire(value) if isinstance(value, str) else value)
+    return text(old) if isinstance(old, bytes) else int(old)
 
 
 def _add_dropped(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
     dropped = config.linux.security_context.capabilities.drop_capabilities
-    old = ", ".join(map(_text, dropped))
-    dropped.append(_wire(str(adjustment.value)))
+    old = ", ".join(map(text, dropped))
+    dropped.append(wire(str(adjustment.value)))
     return old
 
 
 def _set_entry(entries: MutableSequence[cri.StringEntry], adjustment: Adjustment) -> str | None:
     """Set or drop one key of a map; the order of the others stays, and so do their bytes."""
-    key = _wire(adjustment.key)
+    key = wire(adjustment.key)
     old = [index for index, entry in enumerate(entries) if entry.key == key]
-    value = _text(entries[old[-1]].value) if old else None
+    value = text(entries[old[-1]].value) if old else None
     for index in reversed(old):
         del entries[index]
     if adjustment.value is not None:
-        entries.append(cri.StringEntry(key=key, value=_wire(str(adjustment.value))))
+        entries.append(cri.StringEntry(key=key, value=wire(str(adjustment.value))))
     return value

@@ -11,7 +11,9 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.fronts.cri import codec
-from criproxy.fronts.engine import AnswerError, Forward, Verdict
+from criproxy.fronts.cri.methods import APIS
+from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
+from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
 from criproxy.model import (
     STARTS,
@@ -31,14 +33,10 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.runtime import PodCounters
 from criproxy.pods.stopping import Holds
 
-FAILED_PRECONDITION: Final = 9
-INTERNAL: Final = 13
-UNAVAILABLE: Final = 14
-
 _CODES: Final = {
-    admission.Cause.UNDECODABLE: INTERNAL,
-    admission.Cause.HOOK_FAILED: INTERNAL,
-    admission.Cause.UNKNOWN_SANDBOX: UNAVAILABLE,
+    admission.Cause.UNDECODABLE: Code.INTERNAL,
+    admission.Cause.HOOK_FAILED: Code.INTERNAL,
+    admission.Cause.UNKNOWN_SANDBOX: Code.UNAVAILABLE,
 }
 
 _NOBODY: Final = PodRef("", "", "")
@@ -46,11 +44,23 @@ _NOBODY: Final = PodRef("", "", "")
 _SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
 _SHOWN_TEXT: Final = 2048
 
-_SERVICES: Final = tuple(f"{slash}runtime.{api}.RuntimeService" for slash in ("/", "") for api in ("v1", "v1alpha2"))
+_SERVICES: Final = tuple(f"{slash}{api}.RuntimeService" for slash in ("/", "") for api in APIS)
 """gRPC-Go serves a path without its first slash as well. Source: google.golang.org/grpc, Server.handleStream."""
 
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     f"{service}/{operation}": operation for service in _SERVICES for operation in Operation
+}
+
+
+_OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
+    f"{service}/{method}": learn
+    for service in _SERVICES
+    for method, learn in (
+        ("StartContainer", Inventory.container_started),
+        ("StopPodSandbox", Inventory.sandbox_stopped),
+        ("RemovePodSandbox", Inventory.sandbox_removed),
+        ("RemoveContainer", Inventory.container_removed),
+    )
 }
 
 
@@ -66,90 +76,56 @@ class BoxCpus(Protocol):
         ...
 
 
-class _Learn(Struct, frozen=True):
-    """The ticket of a call: what to do with its OK answer."""
-
-    learn: Callable[[bytes], None]
-
-
-class HookInterceptor:
+class HookInterceptor(Struct, eq=False):
     """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
 
-    def __init__(
-        self,
-        settings: admission.AdmissionSettings,
-        chain: Chain,
-        inventory: Inventory,
-        box: admission.AdmitsPods,
-        *,
-        cpu_manager: BoxCpus,
-        kubelets_driver: KubeletsDriver,
-        holds: Holds,
-        counters: PodCounters,
-        child_quota: bool,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._settings = settings
-        self._chain = chain
-        self._inventory = inventory
-        self._box = box
-        self._cpu_manager = cpu_manager
-        self._kubelets_driver = kubelets_driver
-        self._holds = holds
-        self._counters = counters
-        self._child_quota = child_quota
-        self._log = log
-        observed = {
-            "StartContainer": inventory.container_started,
-            "StopPodSandbox": inventory.sandbox_stopped,
-            "RemovePodSandbox": inventory.sandbox_removed,
-            "RemoveContainer": inventory.container_removed,
-        }
-        self._observed = {f"{service}/{method}": learn for service in _SERVICES for method, learn in observed.items()}
+    settings: admission.AdmissionSettings
+    chain: Chain
+    inventory: Inventory
+    box: admission.AdmitsPods
+    cpu_manager: BoxCpus
+    kubelets_driver: KubeletsDriver
+    holds: Holds
+    counters: PodCounters
+    child_quota: bool
+    log: FilteringBoundLogger
 
     def configure(self, settings: admission.AdmissionSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     def wants(self, method: str) -> bool:
-        return method in _OPERATIONS or method in self._observed
+        return method in _OPERATIONS or method in _OBSERVED
 
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         operation = _OPERATIONS.get(method)
         if operation is None:
-            learn, name = self._observed[method], method.rpartition("/")[2]
-            return Forward(message, _Learn(lambda _: learn(codec.requested_id(name, message))))
+            learn, name = _OBSERVED[method], method.rpartition("/")[2]
+            return Forward(message, self._reads(lambda _: learn(self.inventory, codec.requested_id(name, message))))
         try:
             request = codec.Request(operation, message)
         except codec.CodecError as error:
             return self._undecodable(operation, message, error)
         return self._start(request, message) if operation in STARTS else self._follow(request, message)
 
-    def answered(self, ticket: object, message: bytes) -> None:
-        assert isinstance(ticket, _Learn)
-        try:
-            ticket.learn(message)
-        except codec.CodecError as error:
-            self._log.warning("answer_undecodable", error=str(error))
-
     # --- the kinds of calls -----------------------------------------------------------------------------------------
 
     def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
-        facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self._inventory.placed))
-        judgement = admission.judge(facts, self._settings)
-        self._log.warning(
+        facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self.inventory.placed))
+        judgement = admission.judge(facts, self.settings)
+        self.log.warning(
             "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, admission.Pass)
         )
         if not isinstance(judgement, admission.Refuse):
             return Forward(message)
-        self._counters.count("refusals", operation, judgement.cause)
+        self.counters.count("refusals", operation, judgement.cause)
         return AnswerError(_CODES[judgement.cause], f"criproxy refuses {operation}: {judgement.detail}")
 
     def _start(self, request: codec.Request, message: bytes) -> Verdict | Awaitable[Verdict]:
         """RunPodSandbox, RestorePod."""
         pod = request.pod
         assert pod is not None
-        self._kubelets_driver.pod_starts(pod)
-        self._cpu_manager.pod_starts(pod)
+        self.kubelets_driver.pod_starts(pod)
+        self.cpu_manager.pod_starts(pod)
         match self._judge_start(request.operation, pod):
             case admission.Admit() as place:
                 return self._place(request, pod.ref, place, self._learn_sandbox(request, pod.ref, place))
@@ -162,10 +138,10 @@ class HookInterceptor:
 
     def _judge_start(self, operation: Operation, pod: Pod) -> admission.Judgement:
         try:
-            return admission.judge(admission.Facts(operation, pod, held=self._holds.held(pod.ref)), self._settings)
+            return admission.judge(admission.Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings)
         except Exception as error:
-            self._log.error("interceptor_failed", method=operation, exc_info=error)
-            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self._settings)
+            self.log.error("interceptor_failed", method=operation, exc_info=error)
+            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self.settings)
 
     async def _follow(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer and the updates: containers follow their sandbox."""
@@ -173,31 +149,31 @@ class HookInterceptor:
         creates = request.operation is Operation.CREATE_CONTAINER
         try:
             if request.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-                sandbox = await self._inventory.sandbox_of(request.container_id)
+                sandbox = await self.inventory.sandbox_of(request.container_id)
             else:
-                sandbox = await self._inventory.sandbox(request.sandbox_id)
+                sandbox = await self.inventory.sandbox(request.sandbox_id)
         except Exception as error:
             unknown = f"the runtime does not tell where sandbox {request.sandbox_id} is: {error}"
             pod = request.pod
             if not isinstance(error, ConnectionError | codec.CodecError):
-                self._log.error("interceptor_failed", method=request.operation, exc_info=error)
+                self.log.error("interceptor_failed", method=request.operation, exc_info=error)
             if not creates:
-                self._log.warning("update_not_judged", method=request.operation, error=str(error))
-        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self._settings)
-        ticket = self._learn_container(request, sandbox) if creates and not unknown else None
+                self.log.warning("update_not_judged", method=request.operation, error=str(error))
+        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self.settings)
+        learn = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
             case admission.Admit():
-                return await self._place(request, whose, judgement, ticket)
+                return await self._place(request, whose, judgement, learn)
             case admission.Refuse():
                 return self._refuse(request, whose, judgement)
             case admission.Pass():
-                return Forward(message, ticket)
+                return Forward(message, learn)
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
     async def _place(
-        self, request: codec.Request, pod: PodRef, place: admission.Admit, ticket: _Learn | None
+        self, request: codec.Request, pod: PodRef, place: admission.Admit, learn: Learner | None
     ) -> Verdict:
         """Have the box do its steps, then adjust the request."""
         cause = admission.Cause.HOOK_FAILED
@@ -206,16 +182,16 @@ class HookInterceptor:
             for step in place.steps:
                 cause = step.value
                 if step is admission.BoxStep.ADMIT:
-                    await self._box.admit(place.parent, request.pod_memory_bytes)
+                    await self.box.admit(place.parent, request.pod_memory_bytes)
                 elif step is admission.BoxStep.RESIZE:
-                    await self._box.update_pod(place.parent, request.pod_memory_bytes)
+                    await self.box.update_pod(place.parent, request.pod_memory_bytes)
                 elif asked := admission.cpus_asked(part.resources for part in request.parts):
-                    cpus = await self._cpu_manager.within(asked)
-            return Forward(self._adjust(request, pod, place, cpus), ticket)
+                    cpus = await self.cpu_manager.within(asked)
+            return Forward(self._adjust(request, pod, place, cpus), learn)
         except AdmissionError as error:
             return self._refuse(request, pod, admission.Refuse(cause, str(error)))
         except Exception as error:
-            self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+            self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
             return self._refuse(request, pod, admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error)))
 
     def _adjust(
@@ -234,16 +210,16 @@ class HookInterceptor:
                 pod=pod,
                 placement=place.parent.in_box,
                 resources=part.resources,
-                child_quota=self._child_quota,
+                child_quota=self.child_quota,
                 container=part.container,
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
             )
-            entries += request.apply(part, self._chain.adjust(facts))
+            entries += [codec.apply(part, adjustment) for adjustment in self.chain.adjust(facts)]
         message = request.encode()
         if event == "rewrite":
-            self._counters.count("rewrites", request.operation)
-        self._log.info(
+            self.counters.count("rewrites", request.operation)
+        self.log.info(
             event, pod=str(pod), pod_uid=pod.uid, method=request.operation, offline_because=place.why, changes=entries
         )
         return message
@@ -254,40 +230,51 @@ class HookInterceptor:
                 self._adjust(request, pod, otherwise, UNLIMITED, event="would_rewrite")
                 return
         except Exception as error:
-            self._log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
+            self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
             otherwise = admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error))
-        self._log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
+        self.log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=request.operation, error=otherwise.detail)
 
     def _refuse(self, request: codec.Request, pod: PodRef, refusal: admission.Refuse) -> AnswerError:
         operation = request.operation
-        self._counters.count("refusals", operation, refusal.cause)
-        self._log.warning(
+        self.counters.count("refusals", operation, refusal.cause)
+        self.log.warning(
             "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(refusal.cause), error=refusal.detail
         )
         shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
-        code = _CODES.get(refusal.cause, FAILED_PRECONDITION)
+        code = _CODES.get(refusal.cause, Code.FAILED_PRECONDITION)
         return AnswerError(code, f"criproxy refuses {operation} of offline pod {shown}")
 
     # --- what the inventory learns ----------------------------------------------------------------------------------
 
-    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> _Learn:
+    def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> Learner:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
-            self._inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
+            self.inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
             for container_id, name in containers:
-                self._inventory.container_created(container_id, sandbox_id, name)
-                self._inventory.container_started(container_id)
+                self.inventory.container_created(container_id, sandbox_id, name)
+                self.inventory.container_started(container_id)
             if place:
-                self._box.forget(place.parent.name)
+                self.box.forget(place.parent.name)
 
-        return _Learn(learn)
+        return self._reads(learn)
 
-    def _learn_container(self, request: codec.Request, sandbox: Sandbox | None) -> _Learn:
+    def _learn_container(self, request: codec.Request, sandbox: Sandbox | None) -> Learner:
         def learn(answer: bytes) -> None:
             owner = request.sandbox_id if sandbox is None else sandbox.id
-            self._inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
+            self.inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
 
-        return _Learn(learn)
+        return self._reads(learn)
+
+    def _reads(self, learn: Learner) -> Learner:
+        """`learn`, for which an answer that can't be read is a warning."""
+
+        def read(answer: bytes) -> None:
+            try:
+                learn(answer)
+            except codec.CodecError as error:
+                self.log.warning("answer_undecodable", error=str(error))
+
+        return read
 
 
 def _fault(error: Exception) -> str:

@@ -5,9 +5,8 @@ Source: cri-api v1, services RuntimeService and ImageService; v1alpha2 has a sub
 
 from typing import Final
 
-OTHER: Final = "other"
-
-_APIS: Final = ("runtime.v1", "runtime.v1alpha2")
+APIS: Final = ("runtime.v1", "runtime.v1alpha2")
+"""The packages of CRI, the preferred one first."""
 
 _RUNTIME_UNARY: Final = (
     "Attach",
@@ -55,7 +54,7 @@ _IMAGE_STREAMING: Final = ("StreamImages",)
 
 
 def _paths(service: str, names: tuple[str, ...]) -> dict[str, str]:
-    return {f"/{api}.{service}/{name}": name for api in _APIS for name in names}
+    return {f"/{api}.{service}/{name}": name for api in APIS for name in names}
 
 
 _UNARY: Final = _paths("RuntimeService", _RUNTIME_UNARY) | _paths("ImageService", _IMAGE_UNARY)
@@ -79,5 +78,5 @@ def is_endless(path: str) -> bool:
 
 
 def label(path: str) -> str:
-    """The method's name, as a metric's label: one of CRI's, or `OTHER`, so that no client can add more."""
-    return _KNOWN.get(path, OTHER)
+    """The method's name, as a metric's label: one of CRI's, or "other", so that no client can add more."""
+    return _KNOWN.get(path, "other")

@@ -18,6 +18,7 @@ from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
+from criproxy.fronts.http2.codes import Code
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 
 _LARGE_BYTES: Final = 1024 * 1024
@@ -27,8 +28,6 @@ _READ_S: Final = 2.0
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
-
-_NOT_FOUND: Final = 5
 
 _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
@@ -46,57 +45,58 @@ class _Info(msgspec.Struct):
     runtimeSpec: _RuntimeSpec | None = None
 
 
-class PodsRuntime:
+class PodsRuntime(msgspec.Struct, eq=False):
     """A `pods.runtime.Runtime` over CRI. `trim` gives memory back to the kernel; called after a large list."""
 
-    def __init__(self, link: RuntimeLink, trim: Callable[[], None] = lambda: None) -> None:
-        self._link: Final = link
-        self._trim: Final = trim
+    link: RuntimeLink
+    trim: Callable[[], None] = lambda: None
 
     @property
     def ready(self) -> bool:
-        return self._link.ready
+        return self.link.ready
 
     @property
     def pid(self) -> int:
-        return self._link.pid
+        return self.link.pid
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
-        request = cri.ListPodSandboxRequest(filter={"id": _wire(sandbox_id)} if sandbox_id else None)
+        request = cri.ListPodSandboxRequest(filter={"id": codec.wire(sandbox_id)} if sandbox_id else None)
         return codec.listed_sandboxes(await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S))
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
-        request = cri.ListContainersRequest(filter={"id": _wire(container_id)} if container_id else None)
+        request = cri.ListContainersRequest(filter={"id": codec.wire(container_id)} if container_id else None)
         return codec.listed_containers(await self._call("ListContainers", request, _LIST_TIMEOUT_S))
 
     async def process_of(self, running: Running) -> Process:
-        method = "ContainerStatus" if running.container else "PodSandboxStatus"
-        request = (
-            cri.ContainerStatusRequest(container_id=_wire(running.id), verbose=True)
-            if running.container
-            else cri.PodSandboxStatusRequest(pod_sandbox_id=_wire(running.id), verbose=True)
-        )
+        request: Message
+        one = codec.wire(running.id)
+        if running.container:
+            method, request = "ContainerStatus", cri.ContainerStatusRequest(container_id=one, verbose=True)
+        else:
+            method, request = "PodSandboxStatus", cri.PodSandboxStatusRequest(pod_sandbox_id=one, verbose=True)
         try:
             answer = await self._call(method, request, _STATUS_TIMEOUT_S)
         except CallError as error:
-            if error.code == _NOT_FOUND:
+            if error.code == Code.NOT_FOUND:
                 raise UnknownError(str(error)) from error
             raise
         try:
             if not running.container:
                 return _process(cri.PodSandboxStatusResponse.FromString(answer).info)
             container = cri.ContainerStatusResponse.FromString(answer)
-            return _process(container.info, container.status.log_path.decode("utf-8", "surrogateescape"))
+            return _process(container.info, codec.text(container.status.log_path))
         except DecodeError as error:
             raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
 
     async def stop(self, sandbox_id: str) -> None:
-        await self._call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=_wire(sandbox_id)), _STOP_TIMEOUT_S)
+        await self._call(
+            "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=codec.wire(sandbox_id)), _STOP_TIMEOUT_S
+        )
 
     async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
-        answer = await self._link.call(method, request.SerializeToString(), timeout_s)
+        answer = await self.link.call(method, request.SerializeToString(), timeout_s)
         if len(answer) > _LARGE_BYTES:
-            asyncio.get_running_loop().call_later(_READ_S, self._trim)
+            asyncio.get_running_loop().call_later(_READ_S, self.trim)
         return answer
 
 
@@ -109,7 +109,3 @@ def _process(info: Iterable[cri.StringEntry], log: str = "") -> Process:
                 known = msgspec.json.decode(entry.value, type=_Info)
     handler = known.runtimeSpec.annotations.get(_HANDLER, "") if known.runtimeSpec else ""
     return Process(known.pid, known.runtimeType, handler, log)
-
-
-def _wire(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

@@ -12,11 +12,9 @@ import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.http2 import codes
+from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.http2.client.connection import CallError, Connection
-
-APIS: Final = ("runtime.v1", "runtime.v1alpha2")
-"""The packages of CRI, the preferred one first."""
+from criproxy.fronts.http2.codes import Code
 
 _VERSION_TIMEOUT_S: Final = 5.0
 _AFTER_START_S: Final = 0.05
@@ -43,11 +41,11 @@ async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], tim
         try:
             answer = cri.VersionResponse.FromString(await call(f"/{api}.RuntimeService/Version", request, timeout_s))
         except CallError as error:
-            if error.code != codes.UNIMPLEMENTED:
+            if error.code != Code.UNIMPLEMENTED:
                 raise
         else:
             return RuntimeInfo(_text(answer.runtime_name), _text(answer.runtime_version), api)
-    raise CallError("Version", codes.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
+    raise CallError("Version", Code.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
 
 
 class RuntimeLink:
@@ -58,20 +56,12 @@ class RuntimeLink:
         self._dialling = asyncio.Lock()
         self._connection: Connection | None = None
         self._log = log
-        self._info: RuntimeInfo | None = None
-        self._ready = False
+        self.info: RuntimeInfo | None = None
+        """What the runtime said last; None before it first answered."""
+        self.ready = False
+        """Whether the runtime is connected, has answered Version, and what follows a connection has succeeded since."""
         self.problem = ""
         """Why the runtime is not ready; "" while it is, and before the first attempt."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the runtime is connected, has answered Version, and what follows a connection has succeeded since."""
-        return self._ready
-
-    @property
-    def info(self) -> RuntimeInfo | None:
-        """What the runtime said last; None before it first answered."""
-        return self._info
 
     @property
     def pid(self) -> int:
@@ -79,13 +69,13 @@ class RuntimeLink:
         pid = self._connection.peer_pid if self._connection is not None else 0
         return pid if pid > 1 else 0
 
-    async def call(self, method: str, request: bytes, timeout_s: float, api: str | None = None) -> bytes:
-        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use or the given one.
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use.
 
         Raises CallError, with UNAVAILABLE at once while the runtime is away.
         """
-        service = api or (self._info.api if self._info else APIS[0])
-        return await self._call(f"/{service}.RuntimeService/{method}", request, timeout_s)
+        api = self.info.api if self.info else APIS[0]
+        return await self._call(f"/{api}.RuntimeService/{method}", request, timeout_s)
 
     async def run(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> None:
         """Watch the runtime until cancelled.
@@ -97,18 +87,18 @@ class RuntimeLink:
         try:
             await asyncio.sleep(_AFTER_START_S)
             while True:
-                connection = await self._connected()
-                if connection is not None and await self._greet(on_connected):
+                connection = await self._greet(on_connected)
+                if connection is not None:
                     retry_s = _FIRST_RETRY_S
                     # A loss, even if a call has reconnected meanwhile: that is another life of the runtime.
                     await connection.lost.wait()
-                    self._ready = False
+                    self.ready = False
                     self._complain("connection lost")
                 else:
                     await asyncio.sleep(retry_s)
                     retry_s = min(retry_s * 2, _LAST_RETRY_S)
         finally:
-            self._ready = False
+            self.ready = False
 
     async def close(self) -> None:
         """Close the connection; the calls on it end with UNAVAILABLE. Stop the server first."""
@@ -120,15 +110,8 @@ class RuntimeLink:
             connection = await self._dial()
         except OSError as error:
             reason = f"cannot connect to {self.path}: {error.strerror or error}"
-            raise CallError(path.rpartition("/")[2], codes.UNAVAILABLE, reason) from error
+            raise CallError(path.rpartition("/")[2], Code.UNAVAILABLE, reason) from error
         return await connection.call(path, request, timeout_s)
-
-    async def _connected(self) -> Connection | None:
-        try:
-            return await self._dial()
-        except OSError:
-            self._complain("cannot connect")
-            return None
 
     async def _dial(self) -> Connection:
         """The connection in use, or a new one. Raises OSError."""
@@ -137,17 +120,23 @@ class RuntimeLink:
                 self._connection = await Connection.dial(self.path)
             return self._connection
 
-    async def _greet(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> bool:
+    async def _greet(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> Connection | None:
+        """The connection that the runtime was found ready on; None: it is not ready."""
         try:
-            self._info = await ask_version(self._call, _VERSION_TIMEOUT_S)
-            await on_connected(self._info)
+            connection = await self._dial()
+        except OSError:
+            self._complain("cannot connect")
+            return None
+        try:
+            self.info = await ask_version(self._call, _VERSION_TIMEOUT_S)
+            await on_connected(self.info)
         except Exception as error:  # whatever is wrong with the runtime or its inventory: not ready yet
             self._complain(str(error) or type(error).__name__)
-            return False
-        self._ready = True
+            return None
+        self.ready = True
         self.problem = ""
-        self._log.info("runtime_ready", runtime=self._info.name, version=self._info.version, api=self._info.api)
-        return True
+        self._log.info("runtime_ready", runtime=self.info.name, version=self.info.version, api=self.info.api)
+        return connection
 
     def _complain(self, reason: str) -> None:
         if reason != self.problem:

@@ -5,9 +5,10 @@ Deadline, metadata, cancellation, status and trailers are end to end: nothing he
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from grpc import aio
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
-from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
+from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -35,11 +36,6 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2500),  # gRPC adds up to a fifth at random: 3 s
 )
-
-_FLUSH_S: Final = 0.05
-"""An answer is on its way for a moment after its handler has ended."""
-
-_GONE: Final = "criproxy goes: call again"
 
 
 class _Outcome(Struct):
@@ -99,9 +95,9 @@ class GrpcServer:
         try:
             with self._listen.private():
                 self._server.add_insecure_port(grpc_target(self._listen.own))
-        except RuntimeError as error:
+        except SocketError:
             await self._server.stop(None)
-            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
+            raise
         await self._server.start()
 
     async def drain(self, limit_s: float) -> None:
@@ -112,9 +108,13 @@ class GrpcServer:
         self._stopping = True
         await self._quiet(grace_s, but_endless=True)
         self._over.set()
-        await self._quiet(_FLUSH_S, but_endless=False)
-        await asyncio.sleep(_FLUSH_S)
-        _cut(self._listen.own)
+        await self._quiet(FLUSH_S, but_endless=False)
+        await asyncio.sleep(FLUSH_S)
+        # gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see
+        # as CANCELLED: an end that says nothing of the server. Calls on a broken connection end with UNAVAILABLE.
+        for connection in accepted(self._listen.own):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         await self._server.stop(None)
         await self._channel.close()
 
@@ -153,7 +153,7 @@ class GrpcServer:
         message = await context.read()
         if message is aio.EOF:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the request")
-        ticket = None
+        learn = None
         if hooked:
             try:
                 verdict = self._interceptor.request(method, message)
@@ -164,7 +164,7 @@ class GrpcServer:
                 verdict = Forward(message)
             if isinstance(verdict, AnswerError):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
-            message, ticket = verdict.message, verdict.ticket
+            message, learn = verdict.message, verdict.learn
         call = self._channel.unary_unary(method)(message, **_ends(context))
         try:
             answer: bytes | None = await call
@@ -173,22 +173,26 @@ class GrpcServer:
             return _Failure(error.code(), error.details(), tuple(error.trailing_metadata()))
         if answer is None:
             return _Failure(grpc.StatusCode.INTERNAL, f"{method}: no message in the answer")
-        if ticket is not None:
-            self._interceptor.answered(ticket, answer)
+        if learn is not None:
+            learn(answer)
         await _send_initial_metadata(context, await call.initial_metadata())
         context.set_trailing_metadata(tuple(await call.trailing_metadata()))
         return answer
 
     async def _stream(self, method: str, _requests: object, context: Any) -> None:
         with self._counted(method, hooked=False) as outcome, contextlib.ExitStack() as ends:
-            requests = _Requests(context)
-            ends.callback(requests.close)
-            only = await requests.only(None if is_server_streaming(method) else _ONLY_S)
-            if only is not None:
-                call = self._channel.unary_stream(method)(only, **_ends(context))
+            ahead: list[asyncio.Task[Any]] = []
+            while len(ahead) < 2:  # as far as it takes to tell a single message from a stream
+                ahead.append(asyncio.create_task(context.read()))
+                ends.callback(ahead[-1].cancel)
+                await asyncio.wait(ahead[-1:], timeout=None if is_server_streaming(method) else _ONLY_S)
+                if not ahead[-1].done() or ahead[-1].result() is aio.EOF:
+                    break
+            if len(ahead) == 2 and ahead[1].done() and ahead[1].result() is aio.EOF:
+                call = self._channel.unary_stream(method)(ahead[0].result(), **_ends(context))
             else:
                 call = self._channel.stream_stream(method)(**_ends(context))
-                ends.callback(asyncio.create_task(_pass_requests(requests, call)).cancel)
+                ends.callback(asyncio.create_task(_pass_requests(ahead, context, call)).cancel)
             ends.callback(call.cancel)
             if is_endless(method):
                 outcome.code = await self._until_over(call, context)
@@ -205,7 +209,7 @@ class GrpcServer:
             if passing.done():
                 return passing.result()
             context.set_code(grpc.StatusCode.UNAVAILABLE)
-            context.set_details(_GONE)
+            context.set_details(GONE)
             return grpc.StatusCode.UNAVAILABLE
         finally:
             self._endless -= 1
@@ -231,46 +235,11 @@ class GrpcServer:
             self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
 
 
-class _Requests:
-    """A client's messages, read ahead as far as it takes to tell a single one from a stream."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._ahead: list[Any] = []
-        self._reading: asyncio.Task[Any] | None = None
-
-    async def only(self, timeout_s: float | None) -> bytes | None:
-        """The client's only message; None when there is none, or more, or when `timeout_s` ends first."""
-        while len(self._ahead) < 2:
-            self._reading = self._reading or asyncio.create_task(self._context.read())
-            done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
-            if not done:
-                return None
-            self._ahead.append(self._reading.result())
-            self._reading = None
-            if self._ahead[0] is aio.EOF:
-                return None
-        only: bytes | None = self._ahead[0] if self._ahead[1] is aio.EOF else None
-        return only
-
-    async def read(self) -> Any:
-        """The next message, or aio.EOF."""
-        if self._ahead:
-            return self._ahead.pop(0)
-        if (reading := self._reading) is not None:
-            self._reading = None
-            return await reading
-        return await self._context.read()
-
-    def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-
-
-async def _pass_requests(requests: _Requests, call: Any) -> None:
+async def _pass_requests(ahead: Sequence[asyncio.Task[Any]], context: Any, call: Any) -> None:
     # What fails here ends the call, and `_pass_answers` learns how; but grpc.aio reports an error that comes amid a
     # write as INTERNAL. Only a client that streams its requests can meet that, and CRI has none.
-    while (message := await requests.read()) is not aio.EOF:
+    reads = itertools.chain(ahead, iter(context.read, None))
+    while (message := await next(reads)) is not aio.EOF:
         await call.write(message)
     await call.done_writing()
 
@@ -307,42 +276,17 @@ async def _send_initial_metadata(context: Any, metadata: Any) -> None:
 
 
 async def _refuse(_requests: object, context: Any) -> bytes:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, _GONE)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, GONE)
     raise AssertionError("abort returned")
-
-
-def _cut(path: Path) -> None:
-    """Break all connections to `path`, so that their clients' calls end with UNAVAILABLE.
-
-    gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see as
-    CANCELLED: an end that says nothing of the server.
-    """
-    for connection in accepted(path):
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def accepted(path: Path) -> Iterator[socket.socket]:
     """The open connections that this process has accepted at `path`, each a duplicate that is closed with the next."""
     for entry in os.listdir("/proc/self/fd"):
-        try:
-            descriptor = os.dup(int(entry))
-        except OSError:  # the listing's own
-            continue
-        try:
-            one = socket.socket(fileno=descriptor)
-        except OSError:  # no socket
-            os.close(descriptor)
-            continue
-        with one:
-            if one.family is socket.AF_UNIX and _is_accepted(one, path):
-                yield one
-
-
-def _is_accepted(one: socket.socket, path: Path) -> bool:
-    try:
-        one.getpeername()  # a listening socket has none
-    except OSError:
-        return False
-    name: object = one.getsockname()
-    return name == str(path)
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed; a listening socket has no peer
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry))) as one:
+                if one.family is socket.AF_UNIX and one.getsockname() == str(path):
+                    one.getpeername()
+                    yield one

@@ -80,15 +80,12 @@ def goaway(last_stream: int, error: int = NO_ERROR, debug: Bytes = b"") -> bytes
 
 def header_frames(stream: int, block: bytes, *, end_stream: bool) -> bytes:
     """HEADERS, and CONTINUATION for what does not fit."""
-    pieces = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)] or [b""]
-    out = []
-    for number, piece in enumerate(pieces):
-        flags = END_HEADERS if number == len(pieces) - 1 else 0
-        if number == 0:
-            out.append(frame(HEADERS, flags | (END_STREAM if end_stream else 0), stream, piece))
-        else:
-            out.append(frame(CONTINUATION, flags, stream, piece))
-    return b"".join(out)
+    flags = END_STREAM if end_stream else 0
+    if len(block) <= FRAME_BYTES:
+        return frame(HEADERS, flags | END_HEADERS, stream, block)
+    first, *more, last = (block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES))
+    amid = (frame(CONTINUATION, 0, stream, piece) for piece in more)
+    return b"".join((frame(HEADERS, flags, stream, first), *amid, frame(CONTINUATION, END_HEADERS, stream, last)))
 
 
 def long(payload: Bytes, at: int = 0) -> int:
@@ -98,10 +95,8 @@ def long(payload: Bytes, at: int = 0) -> int:
 
 
 def settings(payload: Bytes) -> Iterator[tuple[int, int]]:
-    """(identifier, value) of each setting of a SETTINGS frame. Raises BrokenError for one of an impossible size."""
-    if len(payload) % _SETTING.size:
-        raise BrokenError(f"SETTINGS of {len(payload)} bytes")
-    yield from _SETTING.iter_unpack(payload)
+    """(identifier, value) of each setting of a SETTINGS frame whose size has been found possible."""
+    return _SETTING.iter_unpack(payload)
 
 
 def settings_payload(values: Iterable[tuple[int, int]]) -> bytes:

@@ -15,7 +15,7 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 from msgspec import Struct
 
-from criproxy.fronts.http2 import codes
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.scanner import BLOCK_BYTES
 
@@ -58,7 +58,7 @@ class Block(Struct, frozen=True, dict=True):
         try:
             return int(self.get(b"grpc-status"))
         except ValueError:
-            return codes.UNKNOWN
+            return Code.UNKNOWN
 
     def get(self, name: bytes) -> bytes:
         """The first value of the field; b"" when there is none."""

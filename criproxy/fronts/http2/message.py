@@ -4,7 +4,7 @@ import struct
 import zlib
 from typing import Final
 
-from criproxy.fronts.http2 import codes
+from criproxy.fronts.http2.codes import Code
 
 PREFIX_BYTES: Final = 5
 MESSAGE_BYTES: Final = 128 * 1024 * 1024
@@ -28,14 +28,14 @@ class MessageError(Exception):
 def opened(data: bytes | bytearray, encoding: bytes) -> bytes:
     """The one message in `data`, unpacked as `grpc-encoding` says. Raises MessageError."""
     if len(data) < PREFIX_BYTES:
-        raise MessageError(codes.INTERNAL, NO_MESSAGE)
+        raise MessageError(Code.INTERNAL, NO_MESSAGE)
     flag, size = _PREFIX.unpack_from(data)
     if len(data) < PREFIX_BYTES + size:
-        raise MessageError(codes.INTERNAL, NO_MESSAGE)
+        raise MessageError(Code.INTERNAL, NO_MESSAGE)
     if len(data) > PREFIX_BYTES + size:
-        raise MessageError(codes.INTERNAL, "more than one message in a unary call")
+        raise MessageError(Code.INTERNAL, "more than one message in a unary call")
     if flag > 1:
-        raise MessageError(codes.INTERNAL, f"a message with flags {flag}, but gRPC has only 0 and 1")
+        raise MessageError(Code.INTERNAL, f"a message with flags {flag}, but gRPC has only 0 and 1")
     message = bytes(memoryview(data)[PREFIX_BYTES:])
     return _unpacked(message, encoding) if flag else message
 
@@ -49,17 +49,17 @@ def _unpacked(message: bytes, encoding: bytes) -> bytes:
     bits = _WINDOW_BITS.get(encoding)
     if bits is None:
         raise MessageError(
-            codes.UNIMPLEMENTED, f"grpc-encoding {encoding.decode('ascii', 'replace')!r} is not supported"
+            Code.UNIMPLEMENTED, f"grpc-encoding {encoding.decode('ascii', 'replace')!r} is not supported"
         )
     packed = zlib.decompressobj(bits)
     try:
         data = packed.decompress(message, MESSAGE_BYTES + 1)
     except zlib.error as error:
-        raise MessageError(codes.INTERNAL, f"a message that is no {encoding.decode()}: {error}") from error
+        raise MessageError(Code.INTERNAL, f"a message that is no {encoding.decode()}: {error}") from error
     if len(data) > MESSAGE_BYTES:
-        raise MessageError(codes.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes, unpacked")
+        raise MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes, unpacked")
     if not packed.eof or packed.unused_data:
-        raise MessageError(codes.INTERNAL, f"a message that does not end as its {encoding.decode()} does")
+        raise MessageError(Code.INTERNAL, f"a message that does not end as its {encoding.decode()} does")
     return data
 
 
@@ -67,4 +67,4 @@ def too_large(size: int) -> MessageError | None:
     """The error of a message of `size` bytes or more; None while it may grow on."""
     if size <= MESSAGE_BYTES + PREFIX_BYTES:
         return None
-    return MessageError(codes.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes")
+    return MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes")

@@ -202,13 +202,11 @@ class Scanner:
             if kind != CONTINUATION or stream != self._block_stream:
                 raise BrokenError(f"frame of type {kind} amid a header block")
             return self._more_block(flags, payload, raw)
+        if kind in (DATA, HEADERS) and not (stream and self.greeted):
+            raise BrokenError(f"{'HEADERS' if kind else 'DATA'} on the connection, or before SETTINGS")
         if kind == DATA:
-            if not stream or not self.greeted:
-                raise BrokenError("DATA on the connection, or before SETTINGS")
             return self._handler.data(flags, stream, payload)
         if kind == HEADERS:
-            if not stream or not self.greeted:
-                raise BrokenError("HEADERS on the connection, or before SETTINGS")
             fragment = frames.header_fragment(flags, payload)
             if flags & END_HEADERS:
                 return self._handler.block(stream, bool(flags & END_STREAM), bytes(fragment), raw)

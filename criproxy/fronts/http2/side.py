@@ -133,23 +133,18 @@ class Side(asyncio.BufferedProtocol):
         """
         self.flush()
         if self.transport is not None and not self.transport.is_closing():
-            self._on_bytes = _discard
+            self._on_bytes = lambda _: None
             for reason in tuple(self._in_the_way):
-                self.unblock(reason)
+                self.block(reason, False)
             self.transport.write_eof()
             self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
-    def block(self, reason: str) -> None:
+    def block(self, reason: str, blocked: bool = True) -> None:
         """Do not read, until this and all other reasons are gone."""
-        if not self._in_the_way and self.transport is not None:
-            self.transport.pause_reading()
-        self._in_the_way.add(reason)
-
-    def unblock(self, reason: str) -> None:
-        if reason in self._in_the_way:
-            self._in_the_way.remove(reason)
-            if not self._in_the_way and self.transport is not None:
-                self.transport.resume_reading()
+        before = bool(self._in_the_way)
+        (self._in_the_way.add if blocked else self._in_the_way.discard)(reason)
+        if self.transport is not None and bool(self._in_the_way) != before:
+            (self.transport.resume_reading if before else self.transport.pause_reading)()
 
     def _read_rest(self, descriptor: int) -> None:
         """What had come before a write failed: the peer may have said its last word, and closed with ours unread."""
@@ -160,7 +155,3 @@ class Side(asyncio.BufferedProtocol):
     def _stay_blocked(self) -> None:
         if self._in_the_way and self.transport is not None:
             self.transport.pause_reading()
-
-
-def _discard(_: memoryview) -> None:
-    pass

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from criproxy.fronts.engine import Ticket
+from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2.frames import Bytes
 
 
@@ -29,10 +29,9 @@ class Forget(Struct, frozen=True):
 
 
 class Learn(Struct, frozen=True):
-    """Show this OK answer to the interceptor. It comes first in its list, before the answer's end."""
+    """Show this OK answer to whom the interceptor named. It comes first in its list, before the answer's end."""
 
-    stream: int
-    ticket: Ticket
+    learn: Learner
     message: bytes
 
 

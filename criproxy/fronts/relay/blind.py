@@ -42,8 +42,8 @@ class FallbackPipe(BlindRelay):
     """
 
     def __init__(self) -> None:
-        self._header = bytearray()
-        self._left = 0
+        self._frame = bytearray()
+        """What has come of the frame that is not whole yet."""
         self._between = False
         self._amid_block = False
         self._wanted = False
@@ -51,9 +51,7 @@ class FallbackPipe(BlindRelay):
 
     def runtime_bytes(self, chunk: Bytes) -> list[Action]:
         data = bytes(chunk)
-        if self._announced:
-            return [ToClient(data)]
-        gap = self._followed(data)
+        gap = None if self._announced else self._followed(data)
         if not self._wanted or self._announced or gap is None:
             return [ToClient(data)]
         return [ToClient(data[:gap] + self._goaway() + data[gap:])]
@@ -68,26 +66,18 @@ class FallbackPipe(BlindRelay):
 
     def _followed(self, data: bytes) -> int | None:
         """Where the last place between two frames is; None: there is none in these bytes."""
-        at, gap = 0, None
-        while at < len(data):
-            self._between = False
-            if self._left:
-                step = min(self._left, len(data) - at)
-                self._left -= step
-            else:
-                step = min(HEADER_BYTES - len(self._header), len(data) - at)
-                self._header += data[at : at + step]
-                if len(self._header) == HEADER_BYTES:
-                    self._begin_frame()
-            at += step
-            if not self._left and not self._header and not self._amid_block:
-                self._between, gap = True, at
+        self._frame += data
+        gap = None
+        while len(self._frame) >= HEADER_BYTES:
+            high, low, kind, flags, _ = frames.unpack_header(self._frame)
+            size = HEADER_BYTES + (high << 8 | low)
+            if len(self._frame) < size:
+                break
+            del self._frame[:size]
+            if kind in (frames.HEADERS, frames.PUSH_PROMISE, frames.CONTINUATION):
+                self._amid_block = not flags & frames.END_HEADERS
+            self._announced |= kind == frames.GOAWAY  # a later one may name no more calls than this
+            if not self._amid_block:
+                gap = len(data) - len(self._frame)
+        self._between = gap == len(data)
         return gap
-
-    def _begin_frame(self) -> None:
-        high, low, kind, flags, _ = frames.unpack_header(self._header)
-        self._header.clear()
-        self._left = high << 8 | low
-        if kind in (frames.HEADERS, frames.PUSH_PROMISE, frames.CONTINUATION):
-            self._amid_block = not flags & frames.END_HEADERS
-        self._announced |= kind == frames.GOAWAY  # a later one may name no more calls than this

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Final
 
-from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2 import frames, message
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import NO_TABLE, Block, literal, refusal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Ask, Forget, Started
 from criproxy.fronts.relay.outbox import Outbox
-from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase, announced
 
 MAX_CALLS: Final = 65_536
 """Open calls on one connection; more is no kubelet."""
@@ -71,7 +72,7 @@ class ClientToRuntime:
                 call.client_ended = True
                 if call.runtime_ended:
                     del state.calls[stream]
-        elif state.ended_here(stream):
+        elif stream in state.ended_here:
             state.window.pay(size)
             self._outbox.refund(size)
             return False
@@ -96,15 +97,20 @@ class ClientToRuntime:
             wrong = message.NO_MESSAGE if end_stream else ""
         elif stream in state.calls:
             call = state.calls[stream]
-            self._continue(call, end_stream)
+            if call.client_ended:
+                raise BrokenError(f"HEADERS on stream {stream}, after its end")
+            if end_stream and call.hook is None:
+                call.client_ended = True
+                if call.runtime_ended:
+                    del state.calls[stream]
             wrong = "trailers in the request of a unary call"
         else:
-            return self._skip(read) if state.ended_here(stream) else self._pass_block(stream, raw)
+            return self._skip(read) if stream in state.ended_here else self._pass_block(stream, raw)
         if call.hook is None or not wrong:
             return self._pass_block(stream, raw, call.hook)
         if self._pass_block(stream, raw):  # also of a call that goes no further, as blocks after it refer to it
             state.to_runtime.send(raw)
-        self.refuse(call, codes.INTERNAL, wrong)
+        self.refuse(call, Code.INTERNAL, wrong)
         return False
 
     def credit(self, increment: int) -> bool:
@@ -113,7 +119,7 @@ class ClientToRuntime:
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         match kind:
-            case 8 if stream and self._state.ended_here(stream):  # WINDOW_UPDATE
+            case 8 if stream and stream in self._state.ended_here:  # WINDOW_UPDATE
                 return False
             case 8 if stream and self._outbox.queue:
                 return not self._outbox.widen(stream, frames.long(payload) & MAX_WINDOW)
@@ -141,15 +147,6 @@ class ClientToRuntime:
             self._state.to_runtime.send(raw)
         return not self._diverged
 
-    def _continue(self, call: RelayedCall, end_stream: bool) -> None:
-        """A second header block of the client's."""
-        if call.client_ended:
-            raise BrokenError(f"HEADERS on stream {call.stream}, after its end")
-        if end_stream and call.hook is None:
-            call.client_ended = True
-            if call.runtime_ended:
-                del self._state.calls[call.stream]
-
     def _begin(self, stream: int, end_stream: bool, block: Block) -> RelayedCall:
         state = self._state
         if not stream & 1:
@@ -172,16 +169,17 @@ class ClientToRuntime:
         """A new call at a time when none is taken: the runtime never hears of it, nor of any call after it."""
         state = self._state
         state.last_stream = stream
-        state.turn_away(stream)
-        block = refusal(codes.UNAVAILABLE, self.refusing, headers_sent=False)
+        state.end_here(stream)
+        block = refusal(Code.UNAVAILABLE, self.refusing, headers_sent=False)
         state.send_headers(stream, block, end_stream=True)
         if not end_stream:
             state.to_client.send(frames.rst_stream(stream, frames.NO_ERROR))
 
     def _settings(self, flags: int, payload: memoryview) -> bool:
         if not flags & ACK:
+            state = self._state
             for setting, value in frames.settings(payload):
-                self._state.client_setting(setting, value)
+                state.answer_table_shrinks |= announced(setting, value, state.to_client, state.answers)
             return True
         if self._outbox.queue:
             self._outbox.hold_raw(frames.frame(frames.SETTINGS, ACK, 0), is_ack=True)
@@ -195,11 +193,11 @@ class ClientToRuntime:
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
         state = self._state
-        if state.ended_here(stream):
+        if stream in state.ended_here:
             return False
         call = state.calls.pop(stream, None)
         if call is not None:
-            state.count(call, codes.CANCELLED)
+            state.count(call, Code.CANCELLED)
             self.forget(call)
         if self._outbox.queue:
             self._pass_reset(stream, frames.frame(frames.RST_STREAM, 0, stream, payload))
@@ -258,7 +256,7 @@ class ClientToRuntime:
         if rewritten == hook.message:
             payload = bytes(hook.request)
         elif hook.sized:
-            self.refuse(call, codes.INTERNAL, "criproxy can't change a request that has content-length: leave it out")
+            self.refuse(call, Code.INTERNAL, "criproxy can't change a request that has content-length: leave it out")
             return
         else:
             payload = message.wrapped(rewritten)
@@ -279,7 +277,7 @@ class ClientToRuntime:
     def end(self, call: RelayedCall) -> None:
         """Reset a call towards the runtime, and forget it."""
         self.forget(call)
-        self._state.end_here(call)
+        self._state.end_here(call.stream)
         self._pass_reset(call.stream, frames.rst_stream(call.stream, frames.CANCEL))
 
     def forget(self, call: RelayedCall) -> None:

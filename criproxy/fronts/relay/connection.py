@@ -4,16 +4,16 @@ No side is read while the other is behind with taking what was read.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from msgspec import Struct
 
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
-from criproxy.fronts.http2 import codes
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.side import Process, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.blind import BlindRelay
@@ -24,125 +24,103 @@ _MOST_WAITING: Final = 16 * 1024 * 1024
 to what the client goes on to send."""
 
 
-class RelayMetrics(CallMetrics, Protocol):
-    """Where calls and broken connections are counted."""
-
-    def on_broken(self, reason: str) -> None:
-        """A connection was closed, as what a peer sent could not be followed."""
-        ...
-
-    def on_given_up(self, clients: int) -> None:
-        """How many clients the gRPC engine serves for now, as their connections broke again and again."""
-        ...
-
-
 class RelayShared(Struct, frozen=True):
-    """What all connections of a server have in common. `on_change`: a call has ended."""
+    """What all connections of a server have in common.
+
+    `on_made`: a client is connected, and nothing has come of it yet. `on_change`: a call has ended. `on_closed`: the
+    connection has closed; it may come more than once.
+    """
 
     interceptor: Interceptor
-    metrics: RelayMetrics
+    metrics: CallMetrics
     clock: Callable[[], float]
     log: structlog.typing.FilteringBoundLogger
     buffer: ReadBuffer
+    runtime: Path
+    on_made: Callable[["RelayConnection"], None]
     on_change: Callable[[], None]
+    on_closed: Callable[["RelayConnection"], None]
 
 
 class RelayConnection:
-    """One client, one connection to `runtime` of its own, and the `core` between them.
+    """One client, one connection to the runtime of its own, and the `core` between them.
 
     `peer` is the client, once it is connected. `broken`: it was closed as what a peer sent could not be followed,
-    though it began as HTTP/2.
+    though it began as HTTP/2. `on_made` may put another core in the place of the first one, and a `fallback` in the
+    place of the runtime: a function that finds the socket, or raises OSError.
     """
 
-    def __init__(
-        self,
-        core: Relay | BlindRelay,
-        runtime: Callable[[], Awaitable[Path]],
-        shared: RelayShared,
-        on_made: Callable[["RelayConnection"], None],
-        on_closed: Callable[["RelayConnection"], None],
-    ) -> None:
-        self._core = core
-        self._find_runtime = runtime
+    def __init__(self, shared: RelayShared) -> None:
+        self.core: Relay | BlindRelay = BlindRelay()
+        self.fallback: Callable[[], Awaitable[Path]] | None = None
         self._shared = shared
         self.broken = False
         self.peer: Process = (0, 0)
-        self.is_fallback = False
-        """Whether it was led elsewhere than to the runtime."""
-        self._on_made = on_made
-        self._on_closed = on_closed
-        self._reported = False
         self._calls: dict[int, tuple[float, str]] = {}
-        self._unasked: set[int] = set()
-        self._asking: dict[int, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: dict[int, asyncio.Task[None] | None] = {}
+        """The calls that wait for a verdict; None: the interceptor has not been asked yet."""
+        self._connecting: asyncio.Task[None] | None = None
         self._closed = False
         self.client = Side(
             shared.buffer,
             on_made=self._accepted,
-            on_bytes=lambda view: self._run(self._core.client_bytes, view),
+            on_bytes=lambda view: self._run(self.core.client_bytes, view),
             on_lost=self._client_lost,
-            on_behind=lambda behind: self._hold(self._runtime, behind),
+            on_behind=lambda behind: self._runtime.block("behind", behind),
             most_waiting=_MOST_WAITING,
         )
         self._runtime = Side(
             shared.buffer,
-            on_made=lambda: self.client.unblock("connecting"),
-            on_bytes=lambda view: self._run(self._core.runtime_bytes, view),
-            on_lost=lambda: self._run(self._core.runtime_closed),
-            on_behind=lambda behind: self._hold(self.client, behind),
+            on_made=lambda: self.client.block("connecting", False),
+            on_bytes=lambda view: self._run(self.core.runtime_bytes, view),
+            on_lost=lambda: self._run(self.core.runtime_closed),
+            on_behind=lambda behind: self.client.block("behind", behind),
         )
-        self.client.block("connecting")
+        self.client.block("connecting", True)
 
     @property
     def busy(self) -> bool:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
-    def lead(self, core: Relay | BlindRelay, runtime: Callable[[], Awaitable[Path]]) -> None:
-        """Serve the client otherwise: only amid `on_made`, when nothing has come of it yet."""
-        self._core, self._find_runtime, self.is_fallback = core, runtime, True
-
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""
-        self._run(self._core.drain)
+        self._run(self.core.drain)
 
     def end_endless(self, message: str) -> None:
         """End the calls that never end by themselves."""
         for stream, (_, method) in list(self._calls.items()):
             if is_endless(method):
-                self._run(self._core.end, stream, message)
+                self._run(self.core.end, stream, message)
 
     def turn_away(self, message: str) -> None:
         """Answer all further calls with UNAVAILABLE."""
-        self._core.turn_away(message)
+        self.core.turn_away(message)
 
     def cut(self) -> None:
         """Close both sides; the client's calls end with UNAVAILABLE."""
-        self._run(self._core.runtime_closed)
+        self._run(self.core.runtime_closed)
         self._close()
 
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
         self.peer = self.client.peer
-        self._on_made(self)
-        self._spawn(self._connect())
+        self._shared.on_made(self)
+        self._connecting = asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            path = await self._find_runtime()
+            path = self._shared.runtime if self.fallback is None else await self.fallback()
             await loop.create_unix_connection(lambda: self._runtime, str(path))
-        except OSError:  # what a client sees of a runtime that is away
-            self._close()
-            return
-        except Exception:
-            self._shared.log.exception("relay_failed")
-            self._close()
-            return
-        if self._closed:
-            self._runtime.close()
+        except Exception as error:
+            if not isinstance(error, OSError):  # a runtime that is away
+                self._shared.log.exception("relay_failed")
+            self._close()  # as the runtime's own socket would
+        else:
+            if self._closed:
+                self._runtime.close()
 
     def _run(self, step: Callable[..., list[Action]], *arguments: Any) -> None:
         """Have the core take a step, and do what it says. An error of its own is the end of this connection alone."""
@@ -156,18 +134,12 @@ class RelayConnection:
             self._do(actions)
 
     def _break(self, reason: str) -> None:
-        self.broken = self._core.greeted
+        self.broken = self.core.greeted
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
         self._shared.metrics.on_broken(reason)
         self._shared.log.warning("connection_broken", reason=reason)
-
-    def _hold(self, side: Side, behind: bool) -> None:
-        if behind:
-            side.block("behind")
-        else:
-            side.unblock("behind")
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
@@ -184,14 +156,13 @@ class RelayConnection:
             elif type(action) is Ended:
                 self._ended(action)
             elif type(action) is Ask:
-                self._unasked.add(action.stream)
+                self._asking[action.stream] = None
                 asks.append(action)
             else:
                 self._rarely(action)
         if asks:
             for ask in asks:
-                if ask.stream in self._unasked:
-                    self._unasked.remove(ask.stream)
+                if ask.stream in self._asking:
                     self._ask(ask)
             self._runtime.flush()
 
@@ -200,7 +171,6 @@ class RelayConnection:
             case Learn():
                 self._learn(action)
             case Forget(stream):
-                self._unasked.discard(stream)
                 if (task := self._asking.pop(stream, None)) is not None:
                     task.cancel()
             case Close(reason, broken):
@@ -214,7 +184,7 @@ class RelayConnection:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
         self._shared.metrics.on_call(
-            label(call.method), codes.name(call.code), self._shared.clock() - begun[0], call.hooked
+            label(call.method), Code.name_of(call.code), self._shared.clock() - begun[0], call.hooked
         )
         self._shared.on_change()
 
@@ -226,14 +196,13 @@ class RelayConnection:
         if isinstance(verdict, Verdict):
             self._decided(ask, verdict)
         else:
-            self._asking[ask.stream] = self._spawn(self._wait_for(ask, verdict))
+            self._asking[ask.stream] = asyncio.create_task(self._wait_for(ask, verdict))
 
     async def _wait_for(self, ask: Ask, verdict: Awaitable[Verdict]) -> None:
         try:
             decided = await verdict
         except Exception:
             decided = self._unjudged(ask)
-        self._asking.pop(ask.stream, None)
         self._decided(ask, decided)
 
     def _unjudged(self, ask: Ask) -> Forward:
@@ -241,35 +210,30 @@ class RelayConnection:
         return Forward(ask.message)
 
     def _decided(self, ask: Ask, verdict: Verdict) -> None:
+        self._asking.pop(ask.stream, None)
         if isinstance(verdict, AnswerError):
-            self._run(self._core.refuse, ask.stream, verdict.code, verdict.message)
+            self._run(self.core.refuse, ask.stream, verdict.code, verdict.message)
         else:
-            self._run(self._core.forward, ask.stream, verdict.message, verdict.ticket)
+            self._run(self.core.forward, ask.stream, verdict.message, verdict.learn)
 
     def _learn(self, learn: Learn) -> None:
         try:
-            self._shared.interceptor.answered(learn.ticket, learn.message)
+            learn.learn(learn.message)
         except Exception:
             self._shared.log.exception("interceptor_failed")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _client_lost(self) -> None:
         if self.client.overrun:
             self._complain("the client takes nothing of what it is sent")
-        self._run(self._core.client_closed)
+        self._run(self.core.client_closed)
         if self._closed:
-            self._report()
+            self._shared.on_closed(self)
 
     def _finish(self) -> None:
         """Done with both; the client may take what it was sent, and closes first."""
         self._end()
         if self.client.transport is None:
-            self._report()
+            self._shared.on_closed(self)
         else:
             self.client.finish()
 
@@ -277,15 +241,10 @@ class RelayConnection:
         """Close both at once, also a client that was to close first."""
         self._end()
         self.client.close()
-        self._report()
-
-    def _report(self) -> None:
-        if not self._reported:
-            self._reported = True
-            self._on_closed(self)
+        self._shared.on_closed(self)
 
     def _end(self) -> None:
         self._closed = True
         for stream in list(self._calls):  # the core has not ended them when it failed, or is cut while it learns
-            self._ended(Ended(stream, self._calls[stream][1], codes.UNAVAILABLE, hooked=False))
+            self._ended(Ended(stream, self._calls[stream][1], Code.UNAVAILABLE, hooked=False))
         self._runtime.close()

@@ -9,7 +9,7 @@ Streams
     - *passing*: nothing of it is opened. It is only followed to its end, to be counted.
     - *hooked* (`wants` names its path): its HEADERS go on at once, but the relay is the end of its request's DATA.
       COLLECTING until END_STREAM; ASKED while the interceptor decides; SENDING while the runtime's windows are too
-      small for the new message; SENT. The answer goes on as it comes, and is read beside when a ticket asks for it.
+      small for the new message; SENT. The answer goes on as it comes, and is read beside when a `Learner` asks for it.
     A call is forgotten when both peers have ended their side, or one has reset it. Of a call that the relay itself has
     ended (refused, or cut off), frames that still come for it are dropped: `ended_here`.
 
@@ -64,8 +64,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from criproxy.fronts.engine import Ticket
-from criproxy.fronts.http2 import codes, frames
+from criproxy.fronts.engine import Learner
+from criproxy.fronts.http2 import frames
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import MAX_STREAM, PING, BrokenError, Bytes
 from criproxy.fronts.relay.actions import Action, Close, Forget, ToClient, ToRuntime
 from criproxy.fronts.relay.client_to_runtime import ClientToRuntime
@@ -97,11 +98,6 @@ class Relay:
         self._closed = False
 
     @property
-    def calls(self) -> int:
-        """How many calls are open."""
-        return len(self._state.calls)
-
-    @property
     def greeted(self) -> bool:
         """Whether the client has begun as HTTP/2 begins."""
         return self._client_to_runtime.greeted
@@ -119,17 +115,17 @@ class Relay:
         if self._closed:
             return []
         try:
-            self._runtime_to_client.feed(chunk)
+            self._runtime_to_client.scanner.feed(chunk)
         except BrokenError as error:
             return self._broken("runtime", error)
         return self._taken() if self._drain is _Drain.NO else self._done()
 
-    def forward(self, stream: int, message: bytes, ticket: Ticket | None = None) -> list[Action]:
-        """What the interceptor made of an `Ask`. With a ticket, an OK answer comes as `Learn`."""
+    def forward(self, stream: int, message: bytes, learn: Learner | None = None) -> list[Action]:
+        """What the interceptor made of an `Ask`. With `learn`, an OK answer comes as `Learn`."""
         call = self._asked(stream)
         if call is None or (hook := call.hook) is None:
             return []
-        hook.ticket = ticket
+        hook.learn = learn
         return self._do(lambda: self._client_to_runtime.forward(call, hook, message))
 
     def refuse(self, stream: int, code: int, message: str) -> list[Action]:
@@ -150,17 +146,17 @@ class Relay:
         call = self._state.calls.get(stream)
         if call is None or call.runtime_ended:
             return []
-        return self._do(lambda: self._client_to_runtime.refuse(call, codes.UNAVAILABLE, message))
+        return self._do(lambda: self._client_to_runtime.refuse(call, Code.UNAVAILABLE, message))
 
     def turn_away(self, message: str) -> None:
         """Answer all further calls with UNAVAILABLE."""
         self._client_to_runtime.refusing = message
 
     def client_closed(self) -> list[Action]:
-        return self._close("the client has closed", codes.CANCELLED)
+        return self._close("the client has closed", Code.CANCELLED)
 
     def runtime_closed(self) -> list[Action]:
-        return self._close("the runtime has closed", codes.UNAVAILABLE)
+        return self._close("the runtime has closed", Code.UNAVAILABLE)
 
     def _asked(self, stream: int) -> RelayedCall | None:
         call = self._state.calls.get(stream)
@@ -179,13 +175,18 @@ class Relay:
 
     def _done(self) -> list[Action]:
         if self._drain is not _Drain.NO:
-            self._go_on_draining()
+            if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
+                self._drain = _Drain.ANNOUNCED
+                self._client_to_runtime.scanner.pings_pass = False
+                if self._runtime_to_client.last_stream == MAX_STREAM:
+                    self._state.to_client.send(frames.goaway(MAX_STREAM))
+                self._state.to_client.send(frames.frame(PING, 0, 0, _PING))
             if self._drain is _Drain.LAST_CALLS and not self._state.calls and self._outbox.idle:
-                return self._close("drained", codes.UNAVAILABLE)
+                return self._close("drained", Code.UNAVAILABLE)
         return self._taken()
 
     def _broken(self, peer: str, error: BrokenError) -> list[Action]:
-        return self._close(f"the {peer} sent {error}", codes.UNAVAILABLE, broken=True)
+        return self._close(f"the {peer} sent {error}", Code.UNAVAILABLE, broken=True)
 
     def _taken(self) -> list[Action]:
         state = self._state
@@ -214,14 +215,6 @@ class Relay:
         state.to_runtime.close()
         state.to_client.close()
         return [*self._taken(), Close(reason, broken)]
-
-    def _go_on_draining(self) -> None:
-        if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
-            self._drain = _Drain.ANNOUNCED
-            self._client_to_runtime.scanner.pings_pass = False
-            if self._runtime_to_client.last_stream == MAX_STREAM:
-                self._state.to_client.send(frames.goaway(MAX_STREAM))
-            self._state.to_client.send(frames.frame(PING, 0, 0, _PING))
 
     def _ping_ack(self, payload: memoryview) -> bool:
         """Whether a PING's ACK is the runtime's business. After ours, no call is under way that we do not know."""

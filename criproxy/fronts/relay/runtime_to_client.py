@@ -1,13 +1,15 @@
 """From the runtime to the client: what each frame of the runtime's does."""
 
-from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.engine import Learner
+from criproxy.fronts.http2 import frames, message
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import ACK, END_STREAM, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
-from criproxy.fronts.http2.headers import Block, literal
+from criproxy.fronts.http2.headers import literal
 from criproxy.fronts.http2.scanner import Scanner
 from criproxy.fronts.relay.actions import Learn
 from criproxy.fronts.relay.client_to_runtime import ClientToRuntime
 from criproxy.fronts.relay.outbox import LARGEST_FIRST, Outbox
-from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase
+from criproxy.fronts.relay.state import HookedCall, RelayedCall, RelayState, RequestPhase, announced
 
 
 class RuntimeToClient:
@@ -21,47 +23,45 @@ class RuntimeToClient:
         self.last_stream = MAX_STREAM
         """What the last GOAWAY to the client said: it must never grow."""
 
-    def feed(self, chunk: Bytes) -> None:
-        """Raises BrokenError."""
-        self.scanner.feed(chunk)
-
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
         state = self._state
         call = state.calls.get(stream)
         if call is None:
-            if not state.ended_here(stream):
+            if stream not in state.ended_here:
                 return True
             if payload:
                 state.to_runtime.send(frames.window_update(0, len(payload)))
             return False
         if flags & frames.PADDED or call.hook is not None:
             data = frames.unpadded(flags, payload)
-            if call.hook is not None and call.hook.ticket is not None:
+            if call.hook is not None and call.hook.learn is not None:
                 self._overhear(call.hook, data)
         if not flags & END_STREAM:
             return True
-        return self._end_with(call, codes.UNKNOWN, frames.frame(frames.DATA, flags, stream, payload))
+        return self._end_with(call, Code.UNKNOWN, frames.frame(frames.DATA, flags, stream, payload))
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
         read = self._state.answers.read(block)
         state = self._state
         call = state.calls.get(stream)
         if call is None:
-            if state.ended_here(stream):  # the client never sees it
+            if stream in state.ended_here:  # the client never sees it
                 state.diverged |= read.changes
                 return False
-            return self._in_step(stream, end_stream, read)
-        call.answered = True
-        hook = call.hook
-        if hook is not None:
-            if not end_stream:
-                hook.answer_encoding = read.get(b"grpc-encoding")
-            elif hook.ticket is not None and read.status == codes.OK:
-                self._learn(call, hook)
-        passed = not state.diverged or self._in_step(stream, end_stream, read)
-        return self._end_with(call, read.status, raw if passed else b"") if end_stream else passed
+        else:
+            call.answered = True
+            hook = call.hook
+            if hook is not None:
+                if not end_stream:
+                    hook.answer_encoding = read.get(b"grpc-encoding")
+                elif hook.learn is not None and read.status == Code.OK:
+                    self._learn(hook.learn, hook)
+        passed = not state.diverged
+        if not passed:
+            state.send_headers(stream, literal(read.fields), end_stream=end_stream)
+        return self._end_with(call, read.status, raw if passed else b"") if call and end_stream else passed
 
     def credit(self, increment: int) -> bool:
         state = self._state
@@ -86,23 +86,22 @@ class RuntimeToClient:
                     state.diverged = True
             case 7:
                 return self._goaway(payload)
-        return not (stream and state.ended_here(stream))
+        return not (stream and stream in state.ended_here)
 
     def _settings(self, payload: memoryview) -> bool:
-        state, window, announced = self._state, None, []
+        state, window, passing = self._state, None, []
         for setting, value in frames.settings(payload):
+            allowed = value
             if setting == frames.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise BrokenError(f"SETTINGS with a window of {value}")
-                window = min(value, LARGEST_FIRST)
-                announced.append((setting, window))
-            else:
-                state.runtime_setting(setting, value)
-                announced.append((setting, value))
+                window = allowed = min(value, LARGEST_FIRST)
+            announced(setting, value, state.to_runtime, state.requests)
+            passing.append((setting, allowed))
         if len(state.windows_to_come) >= 1000:
             raise BrokenError("1000 SETTINGS without an ACK")
         state.windows_to_come.append(window)
-        passed = frames.settings_payload(announced)
+        passed = frames.settings_payload(passing)
         if passed == payload:
             return True
         state.to_client.send(frames.frame(frames.SETTINGS, 0, 0, passed))
@@ -112,7 +111,7 @@ class RuntimeToClient:
         state = self._state
         call = state.calls.get(stream)
         if call is None or call.hook is None:
-            return not state.ended_here(stream)
+            return stream not in state.ended_here
         call.hook.window += increment
         if not increment or call.hook.window > MAX_WINDOW:
             raise BrokenError(f"WINDOW_UPDATE of {increment} on stream {stream}")
@@ -122,12 +121,12 @@ class RuntimeToClient:
 
     def _reset(self, stream: int, payload: memoryview) -> bool:
         state = self._state
-        if state.ended_here(stream):
+        if stream in state.ended_here:
             return False
         call = state.calls.get(stream)
         if call is None:
             return True
-        state.count(call, codes.of_reset(frames.long(payload)))
+        state.count(call, Code.of_reset(frames.long(payload)))
         del state.calls[stream]
         self._requests.forget(call)
         if self._outbox.queue:
@@ -141,15 +140,6 @@ class RuntimeToClient:
             self.last_stream = last
             return True
         self._state.to_client.send(frames.goaway(self.last_stream, frames.long(payload[4:]), payload[8:]))
-        return False
-
-    # --- the order of header blocks ----------------------------------------------------------------------------------
-
-    def _in_step(self, stream: int, end_stream: bool, block: Block) -> bool:
-        """Whether the block may pass as it came; else it has been sent, written anew."""
-        if not self._state.diverged:
-            return True
-        self._state.send_headers(stream, literal(block.fields), end_stream=end_stream)
         return False
 
     # --- the ends of calls -------------------------------------------------------------------------------------------
@@ -175,12 +165,12 @@ class RuntimeToClient:
         """The answer's DATA goes on: a unary call's client has nothing of it before the trailers."""
         hook.answer += data
         if message.too_large(len(hook.answer)):
-            hook.ticket = None
+            hook.learn = None
             hook.answer = bytearray()
 
-    def _learn(self, call: RelayedCall, hook: HookedCall) -> None:
+    def _learn(self, learn: Learner, hook: HookedCall) -> None:
         try:
             answer = message.opened(hook.answer, hook.answer_encoding)
         except message.MessageError:  # no unary call's answer
             return
-        self._state.learned.append(Learn(call.stream, hook.ticket, answer))
+        self._state.learned.append(Learn(learn, answer))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,16 +10,14 @@ from typing import Final
 import structlog
 from msgspec import Struct, field
 
-from criproxy.fronts.engine import Interceptor
+from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
 from criproxy.fronts.http2.side import Process, ReadBuffer
-from criproxy.fronts.relay.blind import BlindRelay, FallbackPipe
-from criproxy.fronts.relay.connection import RelayConnection, RelayMetrics, RelayShared
+from criproxy.fronts.relay.blind import FallbackPipe
+from criproxy.fronts.relay.connection import RelayConnection, RelayShared
 from criproxy.fronts.relay.core import Relay
-from criproxy.fronts.socket import ListenSocket, SocketError
+from criproxy.fronts.socket import ListenSocket
 
 _BACKLOG: Final = 128
-_GONE: Final = "criproxy goes: call again"
-_FLUSH_S: Final = 0.05
 
 _AWAY_S: Final = 20.0
 """For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
@@ -100,7 +97,7 @@ class RelayServer:
     def __init__(
         self,
         interceptor: Interceptor,
-        metrics: RelayMetrics,
+        metrics: CallMetrics,
         listen: ListenSocket,
         runtime: Path,
         clock: Callable[[], float],
@@ -108,31 +105,26 @@ class RelayServer:
         blind: bool = False,
         fallback: Callable[[], Awaitable[Path]] | None = None,
     ) -> None:
-        self._interceptor = interceptor
         self._listen = listen
         self._blind = blind
         self._changed = asyncio.Event()
-        self._runtime = runtime
         self._fallback = fallback
         self._clock = clock
-        self._log = structlog.get_logger()
-        self._shared = RelayShared(interceptor, metrics, clock, self._log, ReadBuffer(), self._changed.set)
+        self._log = log = structlog.get_logger()
+        self._shared = RelayShared(
+            interceptor, metrics, clock, log, ReadBuffer(), runtime, self._made, self._changed.set, self._gone
+        )
         self._breakers = Breakers()
         self._connections: set[RelayConnection] = set()
-        self._draining = False
+        self._draining = self._stopping = False
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         self._listen.claim()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with self._listen.private():
-                listening.bind(str(self._listen.own))
-        except OSError as error:
-            listening.close()
-            raise SocketError(f"{error}: check the directory of {str(self._listen.own)!r}") from error
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._accept, sock=listening, backlog=_BACKLOG)
+        loop, own = asyncio.get_running_loop(), str(self._listen.own)
+        with self._listen.private():  # nothing else runs within it, as nobody is served yet
+            self._server = await loop.create_unix_server(self._accept, own, backlog=_BACKLOG, start_serving=False)
+        await self._server.start_serving()
 
     async def drain(self, limit_s: float) -> None:
         self._draining = True
@@ -150,15 +142,16 @@ class RelayServer:
         self._listen.release()
         if self._server is not None:
             self._server.close()
+        self._stopping = True
         for connection in self._connections:
-            connection.turn_away(_GONE)
+            connection.turn_away(GONE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._until(lambda: not self._busy)
         self._end_endless()
         for connection in list(self._connections):
             connection.cut()
-        await asyncio.sleep(_FLUSH_S)
+        await asyncio.sleep(FLUSH_S)
 
     @property
     def _busy(self) -> bool:
@@ -170,24 +163,24 @@ class RelayServer:
         return tuple(pid for pid, _ in self._breakers.open(self._clock()))
 
     def _accept(self) -> asyncio.BaseProtocol:
-        core: Relay | BlindRelay = BlindRelay() if self._blind else Relay(self._interceptor.wants)
-        connection = RelayConnection(core, self._to_runtime, self._shared, self._made, self._gone)
+        connection = RelayConnection(self._shared)
         self._connections.add(connection)
-        if self._draining:
-            connection.drain()
         return connection.client
-
-    async def _to_runtime(self) -> Path:
-        return self._runtime
 
     def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
-            connection.lead(FallbackPipe(), self._fallback)
-            if self._draining:
-                connection.drain()
+            connection.core, connection.fallback = FallbackPipe(), self._fallback
+        elif not self._blind:
+            connection.core = Relay(self._shared.interceptor.wants)
+        if self._draining:
+            connection.drain()
+        if self._stopping:
+            connection.turn_away(GONE)
 
     def _gone(self, connection: RelayConnection) -> None:
-        self._connections.discard(connection)
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
         self._changed.set()
         if connection.broken and self._fallback is not None:
             self._count_broken(connection.peer)
@@ -207,12 +200,12 @@ class RelayServer:
         self._shared.metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])
         for connection in list(self._connections):
-            if connection.peer == peer and connection.is_fallback:
+            if connection.peer == peer and connection.fallback:
                 connection.drain()
 
     def _end_endless(self) -> None:
         for connection in list(self._connections):
-            connection.end_endless(_GONE)
+            connection.end_endless(GONE)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from criproxy.fronts.engine import Ticket
+from criproxy.fronts.engine import Learner
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_WINDOW, BrokenError
 from criproxy.fronts.http2.headers import NO_TABLE, BlockReader
@@ -41,7 +41,7 @@ class HookedCall(Struct):
     paid: int = 0
     out: memoryview = field(default_factory=lambda: memoryview(b""))
     headers_wait: bool = False
-    ticket: Ticket | None = None
+    learn: Learner | None = None
     answer_encoding: bytes = b""
     answer: bytearray = field(default_factory=bytearray)
 
@@ -58,15 +58,12 @@ class RelayedCall(Struct):
     counted: bool = False
 
 
-class ConnectionWindow:
+class ConnectionWindow(Struct):
     """The connection's flow-control window, in bytes, as the runtime counts it and as the client does: see `core`."""
 
-    __slots__ = ("owed", "real", "waiting")
-
-    def __init__(self) -> None:
-        self.real = FIRST_WINDOW
-        self.owed = 0
-        self.waiting = 0
+    real: int = FIRST_WINDOW
+    owed: int = 0
+    waiting: int = 0
 
     @property
     def advertised(self) -> int:
@@ -104,6 +101,13 @@ class ConnectionWindow:
         return size - settled
 
 
+def announced(setting: int, value: int, outgoing: Outgoing, blocks: BlockReader) -> bool:
+    """A peer has announced what it may be sent. Returns whether its header table is to be smaller than before."""
+    if setting == frames.MAX_FRAME_SIZE:
+        outgoing.max_frame = max(outgoing.max_frame, value)
+    return setting == frames.HEADER_TABLE_SIZE and blocks.allow_table(value)
+
+
 class RelayState:
     """Both directions' common state."""
 
@@ -127,21 +131,8 @@ class RelayState:
         self.answers = BlockReader()
         self.answer_table_shrinks = False
         """Whether the client has announced a smaller header table than before."""
-        self._ended_here: dict[int, None] = {}
-
-    def client_setting(self, setting: int, value: int) -> None:
-        """The client has announced what it may be sent."""
-        if setting == frames.HEADER_TABLE_SIZE:
-            self.answer_table_shrinks |= self.answers.allow_table(value)
-        elif setting == frames.MAX_FRAME_SIZE:
-            self.to_client.max_frame = max(self.to_client.max_frame, value)
-
-    def runtime_setting(self, setting: int, value: int) -> None:
-        """The runtime has announced what it may be sent."""
-        if setting == frames.HEADER_TABLE_SIZE:
-            self.requests.allow_table(value)
-        elif setting == frames.MAX_FRAME_SIZE:
-            self.to_runtime.max_frame = max(self.to_runtime.max_frame, value)
+        self.ended_here: dict[int, None] = {}
+        """The streams that the relay has ended: frames that still come for them are dropped."""
 
     def send_headers(self, stream: int, block: bytes, *, end_stream: bool) -> None:
         """Send the client a block that refers to no table."""
@@ -150,20 +141,12 @@ class RelayState:
             block = NO_TABLE + block
         self.to_client.send(frames.header_frames(stream, block, end_stream=end_stream))
 
-    def ended_here(self, stream: int) -> bool:
-        """Whether the relay has reset this stream, so that frames that still come for it are dropped."""
-        return stream in self._ended_here
-
-    def end_here(self, call: RelayedCall) -> None:
-        """The runtime has been sent a reset: nothing of this call is to follow, or to be believed."""
-        self.calls.pop(call.stream, None)
-        self.turn_away(call.stream)
-
-    def turn_away(self, stream: int) -> None:
-        """Whatever comes of this stream goes nowhere."""
-        self._ended_here[stream] = None
-        if len(self._ended_here) > _REMEMBERED:
-            del self._ended_here[next(iter(self._ended_here))]
+    def end_here(self, stream: int) -> None:
+        """Nothing of this stream is to follow, or to be believed: whatever comes of it goes nowhere."""
+        self.calls.pop(stream, None)
+        self.ended_here[stream] = None
+        if len(self.ended_here) > _REMEMBERED:
+            del self.ended_here[next(iter(self.ended_here))]
 
     def count(self, call: RelayedCall, code: int) -> None:
         if not call.counted:

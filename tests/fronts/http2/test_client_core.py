@@ -13,8 +13,9 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.fronts.http2 import codes, frames
+from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.client.core import CallOutcome, Client
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
 from tests.fronts.relay.peers import split
 from tests.fronts.relay.talk import SETTINGS, prefixed, setting
@@ -141,7 +142,7 @@ def test_calls_in_any_pieces_arrive_and_are_answered_byte_exact(seed: int, sizes
         server.answer(stream, prefixed(b"answer to " + bytes(server.requests[stream][1])))
     done = {outcome.call: outcome for outcome in server.run()}
     assert done == {
-        number: CallOutcome(number, codes.OK, "", b"answer to " + prefixed(body)) for number, body in messages.items()
+        number: CallOutcome(number, Code.OK, "", b"answer to " + prefixed(body)) for number, body in messages.items()
     }
     assert client.idle
 
@@ -181,7 +182,7 @@ def test_answer_of_16_mib_arrives_and_the_windows_are_given_back() -> None:
         server.run()
         server.answer(2 * number - 1, prefixed(bytes(16 * MIB)))
         (outcome,) = server.run()
-        assert (outcome.code, len(outcome.message)) == (codes.OK, 16 * MIB)
+        assert (outcome.code, len(outcome.message)) == (Code.OK, 16 * MIB)
 
 
 def test_request_waits_for_the_windows_of_the_runtime() -> None:
@@ -266,14 +267,14 @@ def test_answer_is_one_message(data: bytes, encoding: str, code: int, answer: by
 def test_answer_that_ends_without_trailers_is_no_success() -> None:
     server = Frames()
     (outcome,) = server.says(server.block(*HEADERS, end=False), server.data(prefixed(b"x"), end=True))
-    assert (outcome.code, outcome.message) == (codes.UNKNOWN, b"")
+    assert (outcome.code, outcome.message) == (Code.UNKNOWN, b"")
 
 
 def test_answer_over_the_bound_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("criproxy.fronts.http2.message.MESSAGE_BYTES", 1000)
     server = Frames()
     (outcome,) = server.says(server.block(*HEADERS, end=False), server.data(bytes(1006)))
-    assert (outcome.code, outcome.call) == (codes.RESOURCE_EXHAUSTED, server.call)
+    assert (outcome.code, outcome.call) == (Code.RESOURCE_EXHAUSTED, server.call)
     assert (frames.RST_STREAM, 1, frames.CANCEL.to_bytes(4)) in server.sent()
     assert server.says(server.data(bytes(500)), server.block(*OK)) == []
 
@@ -304,7 +305,7 @@ def test_call_given_up_is_reset_and_its_late_answer_harmless() -> None:
     late = server.block((":status", "200"), ("x-late", "1"), end=False), server.data(prefixed(b"late"))
     again = server.block((":status", "200"), ("x-late", "1"), stream=3, end=False)
     (outcome,) = server.says(*late, again, server.data(prefixed(b"x"), stream=3), server.block(*OK, stream=3))
-    assert outcome == CallOutcome(other, codes.OK, "", b"x")
+    assert outcome == CallOutcome(other, Code.OK, "", b"x")
 
 
 def test_data_that_nobody_wants_is_given_back_to_the_connection() -> None:
@@ -331,7 +332,7 @@ def test_ping_is_answered_and_an_ack_is_not() -> None:
 def test_goaway_ends_what_was_never_looked_at_and_leaves_the_rest() -> None:
     server = Frames()
     late = server.client.call(VERSION, b"", 5)
-    assert [(o.call, o.code) for o in server.says(frames.goaway(1))] == [(late, codes.UNAVAILABLE)]
+    assert [(o.call, o.code) for o in server.says(frames.goaway(1))] == [(late, Code.UNAVAILABLE)]
     assert not server.client.usable
     assert not server.client.idle
     (outcome,) = server.says(server.block(*HEADERS, end=False), server.data(prefixed(b"x")), server.block(*OK))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.fronts.http2 import codes, frames
+from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.client.connection import CallError, Connection
+from criproxy.fronts.http2.codes import Code
 from tests.fronts.relay.talk import SETTINGS
 
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -56,9 +57,9 @@ def test_connection_that_ends_fails_its_calls_and_all_after(
         async with served(tmp_path, *says, hang_up=hang_up) as path:
             connection = await Connection.dial(path)
             error = await failure(begin(connection))
-            assert (error.code, text in error.message) == (codes.UNAVAILABLE, True)
+            assert (error.code, text in error.message) == (Code.UNAVAILABLE, True)
             await asyncio.wait_for(connection.lost.wait(), 20)
-            assert (await failure(begin(connection))).code == codes.UNAVAILABLE
+            assert (await failure(begin(connection))).code == Code.UNAVAILABLE
             await asyncio.wait_for(connection.close(), 20)
 
     asyncio.run(run())
@@ -71,7 +72,7 @@ def test_connection_that_will_end_takes_no_more_calls(tmp_path: Path) -> None:
             call = begin(connection)
             await asyncio.wait_for(connection.lost.wait(), 20)
             assert not call.done()
-            assert (await failure(begin(connection))).code == codes.UNAVAILABLE
+            assert (await failure(begin(connection))).code == Code.UNAVAILABLE
             call.cancel()
             await asyncio.wait([call])
             await asyncio.wait_for(connection.close(), 20)
@@ -86,7 +87,7 @@ def test_close_fails_the_calls_under_way(tmp_path: Path) -> None:
             call = begin(connection)
             await asyncio.sleep(0.01)
             await asyncio.wait_for(connection.close(), 20)
-            assert (await failure(call)).code == codes.UNAVAILABLE
+            assert (await failure(call)).code == Code.UNAVAILABLE
 
     asyncio.run(run())
 

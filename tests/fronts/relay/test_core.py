@@ -30,7 +30,7 @@ def test_passing_call_is_the_very_bytes_that_came() -> None:
     talk.from_runtime(answer)
     assert (talk.runtime, talk.client) == (request, answer)
     assert talk.actions == [Started(1, PASSING), Ended(1, PASSING, 0, False)]
-    assert talk.relay.calls == 0
+    assert not talk.relay._state.calls
 
 
 def test_what_grpc_in_go_sends_beside_a_call_passes_with_it_and_is_accounted_for() -> None:
@@ -249,17 +249,17 @@ def test_late_answer_to_a_refused_call_goes_nowhere_and_the_next_is_understood()
 def test_answer_is_learned_before_its_end_passes() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     talk.actions.clear()
     talk.from_runtime(talk.answer(1, b"id"))
-    assert talk.actions == [Learn(1, "ticket", b"id"), Ended(1, HOOKED, 0, True)]
+    assert talk.actions == [Learn(print, b"id"), Ended(1, HOOKED, 0, True)]
     assert [kind for kind, _, _ in talk.client_sees()] == [HEADERS, DATA, HEADERS]
 
 
 def test_what_is_to_be_learned_comes_first_whatever_came_before_it() -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED) + talk.request(3, PASSING))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     actions = talk.relay.runtime_bytes(talk.answer(3) + talk.answer(1, b"id"))
     assert [type(action) for action in actions] == [Learn, ToClient, Ended, Ended]
 
@@ -268,7 +268,7 @@ def test_what_is_to_be_learned_comes_first_whatever_came_before_it() -> None:
 def test_what_is_no_ok_answer_is_not_learned(status: int, message: bytes | None) -> None:
     talk = Talk()
     talk.from_client(talk.request(1, HOOKED))
-    talk.do(talk.relay.forward(1, b"", "ticket"))
+    talk.do(talk.relay.forward(1, b"", print))
     data = b"" if message is None else frames.frame(DATA, 0, 1, prefixed(message))
     talk.from_runtime(talk.answer_headers(1) + data + talk.trailers(1, status))
     assert talk.all(Learn) == []
@@ -282,7 +282,7 @@ def test_client_reset_forgets_the_question() -> None:
     assert talk.actions[-2:] == [Ended(1, HOOKED, 1, True), Forget(1)]
     assert talk.client == frames.window_update(0, 7)
     assert talk.relay.forward(1, b"late") == []
-    assert talk.relay.calls == 0
+    assert not talk.relay._state.calls
 
 
 @pytest.mark.parametrize("error, code", [(0, 13), (7, 14), (8, 1), (11, 8), (12, 7), (99, 13)], ids=str)
@@ -391,7 +391,7 @@ def test_request_with_trailers_that_is_turned_away_leaves_nothing(path: str) -> 
     [(kind, _, fields), reset, paid_back] = talk.client_sees()
     assert (kind, fields["grpc-status"]) == (HEADERS, "14")  # type: ignore[index]
     assert (reset, paid_back) == ((RST_STREAM, 1, bytes(4)), (WINDOW_UPDATE, 0, (7).to_bytes(4)))
-    assert (talk.actions, talk.relay.calls) == ([], 0)
+    assert (talk.actions, talk.relay._state.calls) == ([], {})
     assert talk.relay._state.window.advertised == talk.relay._state.window.real == 65_535
 
 

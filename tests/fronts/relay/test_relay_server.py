@@ -381,7 +381,7 @@ async def test_error_of_the_relays_own_ends_its_connection_alone(
             await second.unary_unary(VERSION)(b"1")
             with monkeypatch.context() as patch:
                 for connection in on.server._connections:
-                    patch.setattr(connection._core._client_to_runtime, "_wants", wants)
+                    patch.setattr(connection.core._client_to_runtime, "_wants", wants)
                 with pytest.raises(aio.AioRpcError) as caught:
                     await second.unary_unary(VERSION)(b"1")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

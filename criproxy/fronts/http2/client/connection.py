@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Final, Self
 
-from criproxy.fronts.http2 import codes
 from criproxy.fronts.http2.client.core import CallOutcome, Client
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.side import ReadBuffer, Side
 
@@ -16,7 +16,7 @@ class CallError(ConnectionError):
     """The runtime, or the way to it, answered a call of ours with an error. `code` is a gRPC status code number."""
 
     def __init__(self, method: str, code: int, message: str) -> None:
-        super().__init__(f"{method}: {codes.name(code)}: {message}")
+        super().__init__(f"{method}: {Code.name_of(code)}: {message}")
         self.code = code
         self.message = message
 
@@ -56,7 +56,7 @@ class Connection:
         """The answer of the unary method at `path` (`/runtime.v1.RuntimeService/Version`). Raises CallError."""
         method = path.rpartition("/")[2]
         if self.lost.is_set():
-            raise CallError(method, codes.UNAVAILABLE, self._why)
+            raise CallError(method, Code.UNAVAILABLE, self._why)
         number = self._client.call(path, request, timeout_s)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._flush()
@@ -64,13 +64,13 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 outcome: CallOutcome = await future
         except TimeoutError:
-            raise CallError(method, codes.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
+            raise CallError(method, Code.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from None
         finally:
             del self._waiting[number]
             if not future.done() or future.cancelled():
                 self._client.give_up(number)
                 self._flush()
-        if outcome.code != codes.OK:
+        if outcome.code != Code.OK:
             raise CallError(method, outcome.code, outcome.text)
         return outcome.message
 
@@ -111,7 +111,7 @@ class Connection:
     def _end(self) -> None:
         self.lost.set()
         for number in tuple(self._waiting):
-            self._tell(CallOutcome(number, codes.UNAVAILABLE, self._why))
+            self._tell(CallOutcome(number, Code.UNAVAILABLE, self._why))
         self._side.close()
 
     def _gone(self) -> None:

@@ -10,7 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct, field
 
-from criproxy.fronts.http2 import codes, frames, message
+from criproxy.fronts.http2 import frames, message
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import FIRST_WINDOW, MAX_STREAM, MAX_WINDOW, BrokenError, Bytes
 from criproxy.fronts.http2.headers import Block, BlockReader, literal
 from criproxy.fronts.http2.scanner import Outgoing, Scanner
@@ -72,16 +73,14 @@ class Client:
         self._places = MAX_STREAM
         self._first_window = self._window = FIRST_WINDOW
         self._taken = 0
-        self._going = False
+        self.usable = True
+        """Whether calls may still begin; not after a GOAWAY."""
         self._outcomes: list[CallOutcome] = []
         settings = ((_ENABLE_PUSH, 0), (frames.INITIAL_WINDOW_SIZE, _WINDOW))
-        self._send(frames.PREFACE, frames.frame(frames.SETTINGS, 0, 0, frames.settings_payload(settings)))
+        self._send = self._outgoing.send
+        self._send(frames.PREFACE)
+        self._send(frames.frame(frames.SETTINGS, 0, 0, frames.settings_payload(settings)))
         self._send(frames.window_update(0, 2 * _WINDOW - FIRST_WINDOW))
-
-    @property
-    def usable(self) -> bool:
-        """Whether calls may still begin; not after a GOAWAY."""
-        return not self._going
 
     @property
     def idle(self) -> bool:
@@ -129,7 +128,7 @@ class Client:
         if error := message.too_large(len(call.answer)):
             self._end(call, error.code, f"the answer: {error}", reset=True)
         elif flags & frames.END_STREAM:
-            self._end(call, codes.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
+            self._end(call, Code.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
         else:
             call.taken += len(payload)
             if call.taken >= _WINDOW // 2:
@@ -146,14 +145,14 @@ class Client:
             call.status = status
             call.encoding = read.get(b"grpc-encoding")
         if end_stream:
-            self._end_with(call, read)
+            self._end(call, *_result(call, read), reset=bool(call.rest))  # an answer to what was never wholly sent
         return False
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
         match kind:
             case 3 if (call := self._open.get(stream)) is not None:
                 error = frames.long(payload)
-                self._end(call, codes.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
+                self._end(call, Code.of_reset(error), f"the runtime has reset the call, with HTTP/2 error {error}")
             case 4 if not flags & frames.ACK:
                 self._settings(payload)
             case 6 if not flags & frames.ACK:
@@ -190,15 +189,15 @@ class Client:
 
     def _goaway(self, last: int) -> None:
         """Calls up to `last` go on to their end; the rest, and those that wait, were never looked at."""
-        self._going = True
+        self.usable = False
         for call in [*(call for call in self._open.values() if call.stream > last), *self._queue]:
-            self._end(call, codes.UNAVAILABLE, "the runtime takes no more calls on this connection")
+            self._end(call, Code.UNAVAILABLE, "the runtime takes no more calls on this connection")
         self._queue.clear()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _begin_waiting(self) -> None:
-        while self._queue and len(self._open) < self._places and not self._going:
+        while self._queue and len(self._open) < self._places and self.usable:
             call = self._queue.popleft()
             call.stream, self._next_stream = self._next_stream, self._next_stream + 2
             call.window = self._first_window
@@ -208,7 +207,7 @@ class Client:
             block = b"".join((_FIRST, own[0], _LAST, own[1]))
             self._send(frames.header_frames(call.stream, block, end_stream=False))
             self._pump(call)
-            self._going = self._next_stream > MAX_STREAM
+            self.usable = self._next_stream <= MAX_STREAM
 
     def _pump_all(self) -> None:
         for call in self._open.values():
@@ -222,19 +221,11 @@ class Client:
             self._window -= size
             self._send(frames.frame(frames.DATA, 0 if call.rest else frames.END_STREAM, call.stream, piece))
 
-    def _end_with(self, call: _OwnCall, trailers: Block) -> None:
-        code, text, answer = _result(call, trailers)
-        self._end(call, code, text, answer, reset=bool(call.rest))  # an answer to what was never wholly sent
-
     def _end(self, call: _OwnCall, code: int, text: str = "", answer: bytes = b"", *, reset: bool = False) -> None:
         if reset:
             self._send(frames.rst_stream(call.stream, frames.CANCEL))
         self._open.pop(call.stream, None)
         self._outcomes.append(CallOutcome(call.number, code, text, answer))
-
-    def _send(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            self._outgoing.send(piece)
 
 
 def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
@@ -242,14 +233,11 @@ def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
     try:
         code = int(trailers.get(b"grpc-status"))
     except ValueError:
-        return (
-            codes.of_http(call.status),
-            f"no status of gRPC's, and HTTP's {call.status.decode('ascii', 'replace')!r}",
-            b"",
-        )
-    if code != codes.OK:
+        text = f"no status of gRPC's, and HTTP's {call.status.decode('ascii', 'replace')!r}"
+        return Code.of_http(call.status), text, b""
+    if code != Code.OK:
         return code, unquote_to_bytes(trailers.get(b"grpc-message")).decode("utf-8", "replace"), b""
     try:
-        return codes.OK, "", message.opened(call.answer, call.encoding)
+        return Code.OK, "", message.opened(call.answer, call.encoding)
     except message.MessageError as error:
         return error.code, f"the answer: {error}", b""

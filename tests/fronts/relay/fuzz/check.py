@@ -138,9 +138,9 @@ def _check_plan(plan: Plan) -> None:
     trailers = plan.seen_trailers or plan.seen_headers
     assert trailers is not None
     assert {(b"grpc-status", b"%d" % plan.status), *plan.initial} <= set(trailers)
-    if plan.ticket and not plan.status and plan.answer_message is not None:
+    if plan.learns and not plan.status and plan.answer_message is not None:
         assert plan.learned == plan.answer_message
-    if plan.ticket and plan.status:
+    if plan.learns and plan.status:
         assert plan.learned is None
 
 

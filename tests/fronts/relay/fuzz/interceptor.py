@@ -30,5 +30,5 @@ class Interceptor:
             case _:
                 message = b""
         plan.forwarded = plan.request if message == ask.message else prefixed(message)
-        plan.ticket = rng.random() < 0.6
-        world.do(world.relay.forward(ask.stream, message, f"ticket {ask.stream}" if plan.ticket else None))
+        plan.learns = rng.random() < 0.6
+        world.do(world.relay.forward(ask.stream, message, plan.learn if plan.learns else None))

@@ -32,7 +32,7 @@ class Plan:
     client_done: bool = False
     asked: bool = False
     forwarded: bytes | None = None
-    ticket: bool = False
+    learns: bool = False
     refused: int | None = None
     learned: bytes | None = None
     got_request: bytearray = field(default_factory=bytearray)
@@ -53,6 +53,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return str({key: f"{len(v)} B" if isinstance(v, (bytes, bytearray)) else v for key, v in vars(self).items()})
+
+    def learn(self, answer: bytes) -> None:
+        assert not self.seen_end
+        self.learned = answer
 
     @property
     def over(self) -> bool:
