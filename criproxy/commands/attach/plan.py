@@ -130,10 +130,10 @@ def detach_plan(known: Attached, read: Read) -> EditPlan:
     if record is not None:
         runtime = record.endpoint or runtime
         for saved in record.saved:
-            if saved.path != DROPIN:
-                changed[saved.path], note = _config_before(saved, read(saved.path), record.listen)
-                notes += note
-    for path in dict.fromkeys(known.files):
+            now = read(saved.path)
+            is_ours = now is not None and sha256(now) == saved.after_sha256
+            changed.setdefault(saved.path, saved.before if is_ours else now)
+    for path in dict.fromkeys((*changed, *known.files)):
         changed[path], note = _off_criproxy(known, path, changed.get(path, read(path)), runtime)
         notes += note
     edits = (Edit(path, read(path), after) for path, after in changed.items())
@@ -154,35 +154,19 @@ def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
     return None if left is None else _bytes(left)
 
 
-def _config_before(saved: SavedFile, now: bytes | None, listen: str) -> tuple[bytes | None, tuple[str, ...]]:
-    """A configuration file as it was before attach, and what to note of it."""
-    if now is None or now == saved.before:
-        return now, ()
-    if sha256(now) == saved.after_sha256:
-        return saved.before, ()
-    try:
-        text, before = now.decode(), (saved.before or b"").decode()
-        if socket_path(kubeletconfig.endpoint_of(text)) != listen:
-            return now, ()  # it is somebody else's by now
-        after = kubeletconfig.with_endpoint(text, kubeletconfig.endpoint_of(before) or None).encode()
-    except ValueError as error:
-        raise RefusedError(f"{saved.path}: {error}: set {ENDPOINT_KEY} back in it by hand") from error
-    return after, (f"{saved.path} was changed since: only {ENDPOINT_KEY} is set back",)
-
-
 def _off_criproxy(
     known: Attached, path: str, content: bytes | None, runtime: str
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """A file that names criproxy though no record knows of it: set by hand, or by an attach whose record is lost."""
+    """A file that names criproxy: set by hand, changed since attach, or by an attach whose record is lost."""
     text, target = text_of(content), socket_path(runtime)
     listen = next((one for one in known.listens if renamed(text, one, "") != text), None)
     if listen is None:
         return content, ()
-    if text.startswith(dropin.MARK):
+    if text == kubeletconfig.drop_in(f"unix://{listen}"):
         return None, ()
     if target is None or target in known.listens:
         raise RefusedError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
-    note = f"{path} names criproxy's socket, though `criproxy attach` has no record of it: set to {target}"
+    note = f"{path} names criproxy's socket, and is not as `criproxy attach` has left it: only that is set, to {target}"
     return _bytes(renamed(text, listen, target)), (note,)
 
 
