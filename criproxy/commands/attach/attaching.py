@@ -2,15 +2,13 @@
 
 import contextlib
 
-from msgspec.structs import replace
-
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, RefusedError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
 from criproxy.commands.attach.steps import FailedError, Steps
-from criproxy.kubelet.attachment import DROPIN, AttachRecord, sha256
+from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
@@ -28,7 +26,6 @@ def attach(steps: Steps) -> None:
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(use.endpoint) == listen:
             steps.say(f"already attached: kubelet uses {use.endpoint}, by {use.origin}")
-            _take_up(steps, kubelet)
             return
         steps.say(f"kubelet uses {before}, by {use.origin}")
         _check_proxy(steps, before)
@@ -56,16 +53,6 @@ def _check_record(steps: Steps) -> None:
         )
 
 
-def _take_up(steps: Steps, kubelet: NodeKubelet) -> None:
-    """A file that was changed elsewhere than in the command that we copied needs no other drop-in, only to be known."""
-    record, command = steps.host.load(), kubelet.command
-    if record is None or command is None or record.copied != command.text or steps.dry_run:
-        return
-    known = replace(record, copied_file=command.file, copied_sha256=sha256(steps.host.read(command.file) or b""))
-    if known != record:
-        steps.host.save(known)
-
-
 def _check_proxy(steps: Steps, before: str) -> None:
     """Kubelet must find the same runtime behind criproxy that it uses now."""
     kubelets, proxy = socket_path(before) or "", steps.proxy
@@ -81,7 +68,7 @@ def _check_proxy(steps: Steps, before: str) -> None:
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> None:
     host, proxy, active = steps.host, steps.proxy, kubelet.unit.active
-    record = begun(plan, kubelet, host.read, before=before, listen=proxy.listen, previous=host.load())
+    record = begun(plan, kubelet, before=before, listen=proxy.listen, previous=host.load())
     blind, calls = proxy.is_blind(host), proxy.calls(host)
     _remember(steps, record)
     try:

@@ -12,14 +12,14 @@ import contextlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.commands.attach.host import Host, UnitState
 from criproxy.commands.attach.machine import NodeError
-from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
+from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import UNIT, configuration, configured
 
@@ -121,33 +121,13 @@ def look(host: Host) -> NodeKubelet | None:
 def command_of(host: Host, paths: Iterable[str]) -> Command | None:
     """The command of a unit file and its drop-ins in systemd's order; None: there is none, or several.
 
-    Source: systemd.unit(5), drop-ins; systemd.service(5), ExecStart=.
+    Source: systemd.unit(5), drop-ins.
     """
     held: list[Command] = []
     for path in paths:
-        section = ""
-        for line in logical_lines(host.text(path)):
-            key, _, value = (part.strip() for part in line.partition("="))
-            section = line if line.startswith("[") else section
-            if section == "[Service]" and key == "ExecStart":
-                held = [*held, Command(value, path)] if value else []
+        for text in commands(host.read(path) or b""):
+            held = [*held, Command(text, path)] if text else []
     return held[0] if len(held) == 1 else None
-
-
-def logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, stripped; a backslash at the end joins the next by a blank."""
-    held = ""
-    for line in text.splitlines():
-        if line.lstrip().startswith(("#", ";")):
-            continue  # also between continued lines
-        if line.endswith("\\"):
-            held += line[:-1] + " "
-            continue
-        if joined := (held + line).strip():
-            yield joined
-        held = ""
-    if joined := held.strip():
-        yield joined
 
 
 def expanded(command: Command, variables: Mapping[str, str]) -> list[str]:

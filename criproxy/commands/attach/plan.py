@@ -3,6 +3,7 @@
 An attachment's record is made before anything is changed, finished afterwards, and undone from.
 """
 
+import hashlib
 import posixpath
 from collections.abc import Callable, Collection
 from typing import Final
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, Use, renamed
-from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile, sha256
+from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
@@ -171,7 +172,7 @@ def _off_criproxy(
 
 
 def begun(
-    plan: EditPlan, kubelet: NodeKubelet, read: Read, *, before: str, listen: str, previous: AttachRecord | None
+    plan: EditPlan, kubelet: NodeKubelet, *, before: str, listen: str, previous: AttachRecord | None
 ) -> AttachRecord:
     """What must be known to undo a plan, before it is done; `before` is the endpoint that kubelet had."""
     copied = kubelet.command if plan.writes(DROPIN) else None
@@ -184,7 +185,6 @@ def begun(
         saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=copied.text if copied else "",
         copied_file=copied.file if copied else "",
-        copied_sha256=sha256(read(copied.file) or b"") if copied else "",
         previous=previous,
         ran=kubelet.unit.active == "active",
     )
@@ -212,6 +212,10 @@ def rollback_plan(record: AttachRecord, read: Read) -> EditPlan:
         else:
             notes.append(f"{saved.path} was changed by somebody else meanwhile, and is left as it is")
     return EditPlan(tuple(edits), tuple(notes))
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def text_of(content: bytes | None) -> str:

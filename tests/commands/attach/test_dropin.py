@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.commands.attach import dropin
-from criproxy.commands.attach.kubelet import Command, expanded, logical_lines
+from criproxy.commands.attach.kubelet import Command, expanded
+from criproxy.kubelet.attachment import logical_lines
 
 LISTEN = "/run/criproxy/criproxy.sock"
 FLAG = f"--container-runtime-endpoint=unix://{LISTEN}"

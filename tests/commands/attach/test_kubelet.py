@@ -14,11 +14,11 @@ from criproxy.commands.attach.kubelet import (
     Program,
     command_of,
     expanded,
-    logical_lines,
     look,
     program_of,
     renamed,
 )
+from criproxy.kubelet.attachment import logical_lines
 from criproxy.kubelet.flags import socket_path
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
