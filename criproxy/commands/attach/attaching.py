@@ -21,16 +21,16 @@ def attach(steps: Steps) -> None:
         if kubelet is None:
             raise RefusedError(_advice(steps))
         _check_record(steps)
-        listen, use = steps.proxy.listen, kubelet.use
-        before = endpoint_before(use, listen, steps.proxy.runtime, steps.host.read)
+        listen = steps.proxy.listen
+        before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
         plan = attach_plan(kubelet, listen, before, steps.host.read)
-        if not plan.edits and socket_path(use.endpoint) == listen:
-            steps.say(f"already attached: kubelet uses {use.endpoint}, by {use.origin}")
+        if not plan.edits and socket_path(kubelet.endpoint) == listen:
+            steps.say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
             return
-        steps.say(f"kubelet uses {before}, by {use.origin}")
+        steps.say(f"kubelet uses {before}, by {kubelet.origin}")
         _check_proxy(steps, before)
         if kubelet.unit.active == "active":
-            steps.check_well(use)
+            steps.check_well(kubelet)
         if steps.dry_run:
             steps.preview(plan, kubelet)
         else:
@@ -77,7 +77,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         if active == "active":
             host.restart(UNIT)
             unseen = "criproxy has seen no call of kubelet's"
-            pid = steps.wait_until_well(kubelet.use, lambda: blind or proxy.has_carried(host, calls), unseen)
+            pid = steps.wait_until_well(kubelet, lambda: blind or proxy.has_carried(host, calls), unseen)
             _check_process(steps, plan, pid)
         host.save(finished(record))
     except BaseException as error:

@@ -52,14 +52,14 @@ def _known(steps: Steps, kubelet: NodeKubelet) -> Attached:
 def _runs_on_criproxy(known: Attached, kubelet: NodeKubelet) -> bool:
     """Whether kubelet runs on criproxy still, whatever its files say by now: an earlier detach was ended there."""
     read_from_file = known.record is not None and not known.record.copied
-    return bool(kubelet.unit.pid) and (socket_path(kubelet.use.endpoint) in known.listens or read_from_file)
+    return bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in known.listens or read_from_file)
 
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
     """Whether the endpoint is a flag of what starts kubelet: then a restart would change nothing."""
     with contextlib.suppress(ValueError):
         takes_a_flag = kubelet.command is not None and kubelet.command.takes_a_flag()
-        return kubelet.use.origin == UNNAMED and not takes_a_flag
+        return kubelet.origin == UNNAMED and not takes_a_flag
     return False
 
 
@@ -89,15 +89,15 @@ def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
         steps.say(f"detached: kubelet does not run ({active})")
         return
     try:
-        use = steps.restart_and_wait()
+        kubelet = steps.restart_and_wait()
     except NodeError as error:
         if active == "active":
             raise FailedError(f"kubelet's files no longer name criproxy, but {error}") from error
         steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
-    if socket_path(use.endpoint) in known.listens:
-        raise FailedError(f"kubelet is still sent to criproxy by {use.origin}: set its runtime's endpoint by hand")
-    steps.say(f"detached: kubelet is well on {use.endpoint}")
+    if socket_path(kubelet.endpoint) in known.listens:
+        raise FailedError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
+    steps.say(f"detached: kubelet is well on {kubelet.endpoint}")
 
 
 def _detach_nobody(steps: Steps) -> None:

@@ -202,14 +202,14 @@ class Host:
         content = self.read(f"/proc/{pid}/cmdline") if pid else None
         return tuple(os.fsdecode(content).rstrip("\0").split("\0")) if content else ()
 
-    def help_text(self, program: str) -> str:
-        """What a kubelet's --help says; "" when it cannot be asked."""
+    def help_text(self, program: str) -> list[str]:
+        """The lines of what a kubelet's --help says; none when it cannot be asked."""
         if not program or not os.access(self._at(program), os.X_OK):
-            return ""
+            return []
         with contextlib.suppress(NodeError):
             status, output = self.machine.run((program, "--help"), _QUICK_S)
-            return output if status == 0 else ""
-        return ""
+            return output.splitlines() if status == 0 else []
+        return []
 
     def processes(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
         """(name, arguments, cgroup) of each process."""

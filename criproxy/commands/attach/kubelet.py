@@ -12,7 +12,7 @@ import contextlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -32,23 +32,13 @@ _PREFIXES: Final = "@-:+!|"
 _KUBELET: Final = re.compile(r"kubelet([._-].*)?")
 _SHELLS: Final = ("sh", "bash", "dash", "ash", "busybox", "env", "su", "runuser")
 _DEFAULT: Final = re.compile(r'\(default "([^"]*)"\)')
-_VARIABLE: Final = re.compile(r"\$(\w+)")
-_BRACED: Final = re.compile(r"\$\{(\w+)\}")
+_VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
 _ASSIGNMENT: Final = re.compile(r"^[ \t]*(\w+)=(.*)$", re.MULTILINE)
 _KEYS: Final = (
     r"(?:--(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint"
     r"|(?<![\w-])[A-Z_][A-Z0-9_]*(?==))"
 )
 """Flags, keys of kubelet's configuration, and environment variables whose whole value is an endpoint or its path."""
-
-
-class Program(Struct, frozen=True):
-    """What a kubelet's --help says of it. `needs_remote`: without --container-runtime=remote it uses dockershim."""
-
-    has_flag: bool = True
-    default_endpoint: str = DEFAULT_ENDPOINT
-    has_runtime_flag: bool = False
-    needs_remote: bool = False
 
 
 class Command(Struct, frozen=True):
@@ -70,12 +60,18 @@ class Command(Struct, frozen=True):
         return at is not None and not set(names[:at]) & set(_SHELLS) and ";" not in words
 
 
-class Use(Struct, frozen=True):
-    """What a kubelet uses: its endpoint, from where, and by which configuration files.
+class NodeKubelet(Struct, frozen=True):
+    """This node's kubelet: the endpoint that it uses and from where, and by which files.
 
-    `image_endpoint` "": that of the runtime. `healthz` is a host and a port; port 0: it serves none.
+    `command` is the unit's without our drop-in, None: it has none, or several. `files` are those that may name the
+    endpoint, the last one with the last word. `image_endpoint` "": that of the runtime. `healthz` is a host and a port;
+    port 0: it serves none. `has_flag`: it knows the endpoint's flag; `reads_files`: its configuration may set it, too.
+    `remote`: it does not use its built-in dockershim.
     """
 
+    unit: UnitState
+    command: Command | None
+    files: tuple[str, ...]
     endpoint: str
     origin: str
     by_flag: bool
@@ -83,21 +79,9 @@ class Use(Struct, frozen=True):
     healthz: tuple[str, int]
     config_file: str
     config_dir: str
+    has_flag: bool
+    reads_files: bool
     remote: bool
-
-
-class NodeKubelet(Struct, frozen=True):
-    """This node's kubelet.
-
-    `command` is the unit's without our drop-in, None: it has none, or several. `files` are those that may name the
-    endpoint, the last one with the last word.
-    """
-
-    unit: UnitState
-    command: Command | None
-    program: Program
-    use: Use
-    files: tuple[str, ...]
 
 
 def look(host: Host) -> NodeKubelet | None:
@@ -108,14 +92,42 @@ def look(host: Host) -> NodeKubelet | None:
     environment_files = [path for pattern in unit.environment_files for path in host.matching(pattern)]
     running = host.command_line(unit.pid)
     words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
-    program = program_of(host.help_text(_program_path(words)))
-    files = (*configuration(words, host.root), *environment_files, *unit.files)
     try:
-        use = _use(host, words, program, files)
+        return _kubelet(host, unit, words, environment_files)
     except OSError as error:
         raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
-    command = command_of(host, [path for path in unit.files if path != DROPIN])
-    return NodeKubelet(unit, command, program, use, files)
+
+
+def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_files: Sequence[str]) -> NodeKubelet:
+    """Raises OSError."""
+    files = (*configuration(words, host.root), *environment_files, *unit.files)
+    helps = {line.split()[0]: line for line in host.help_text(_program_path(words)) if line.lstrip().startswith("--")}
+    runtime = helps.get("--container-runtime")  # until 1.26, before it read the endpoint from its configuration
+    given, kind = flag(words, ENDPOINT_FLAG), flag(words, "--container-runtime")
+    default = _DEFAULT.search(helps.get(ENDPOINT_FLAG, ""))
+    endpoint, origin = default[1] if default else DEFAULT_ENDPOINT, "kubelet's default"
+    if given is not None:
+        endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
+    elif runtime is None and (found := configured(words, host.root, ENDPOINT_KEY))[0]:
+        endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
+    config, directory = flag(words, "--config"), flag(words, "--config-dir")
+    return NodeKubelet(
+        unit,
+        command_of(host, [path for path in unit.files if path != DROPIN]),
+        files,
+        endpoint,
+        origin,
+        by_flag=given is not None,
+        image_endpoint=_value_of(
+            host, words, "--image-service-endpoint", "imageServiceEndpoint" if runtime is None else ""
+        ),
+        healthz=_healthz(host, words),
+        config_file=posixpath.join("/", config) if config else "",
+        config_dir=posixpath.join("/", directory) if directory else "",
+        has_flag=not helps or ENDPOINT_FLAG in helps,
+        reads_files=runtime is None,
+        remote=kind == "remote" if kind is not None else '(default "docker")' not in (runtime or ""),
+    )
 
 
 def command_of(host: Host, paths: Iterable[str]) -> Command | None:
@@ -128,33 +140,6 @@ def command_of(host: Host, paths: Iterable[str]) -> Command | None:
         for text in commands(host.read(path) or b""):
             held = [*held, Command(text, path)] if text else []
     return held[0] if len(held) == 1 else None
-
-
-def expanded(command: Command, variables: Mapping[str, str]) -> list[str]:
-    """A command's words with their variables put in. Source: systemd.service(5), COMMAND LINES. Raises ValueError."""
-    words: list[str] = []
-    for word in command.words():
-        if alone := _VARIABLE.fullmatch(word):
-            words += shlex.split(variables.get(alone[1], ""))
-        else:
-            filled = _BRACED.sub(lambda found: variables.get(found[1], ""), word)
-            words.append(filled.replace("%%", "%").replace("$$", "$"))
-    return words
-
-
-def program_of(help_text: str) -> Program:
-    """Read a kubelet's --help; "" (it could not be asked) is taken for a current one."""
-    if not help_text:
-        return Program()
-    lines = {line.split()[0]: line for line in help_text.splitlines() if line.lstrip().startswith("--")}
-    endpoint, runtime = lines.get(ENDPOINT_FLAG, ""), lines.get("--container-runtime", "")
-    default = _DEFAULT.search(endpoint)
-    return Program(
-        has_flag=bool(endpoint),
-        default_endpoint=default[1] if default else DEFAULT_ENDPOINT,
-        has_runtime_flag=bool(runtime),
-        needs_remote='(default "docker")' in runtime,
-    )
 
 
 def renamed(text: str, socket: str, new: str) -> str:
@@ -178,7 +163,8 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
                 variables[name] = " ".join(shlex.split(value))
     command = command_of(host, unit.files)
     with contextlib.suppress(ValueError):
-        return tuple(expanded(command, variables)) if command else ()
+        put_in = _VARIABLE.sub(lambda found: variables.get(found[1], ""), command.text if command else "")
+        return tuple(shlex.split(put_in))
     return ()
 
 
@@ -190,29 +176,6 @@ def _is_kubelet(words: Sequence[str]) -> bool:
 def _program_path(words: Sequence[str]) -> str:
     path = words[0].lstrip(_PREFIXES) if words else ""
     return path if path.startswith("/") and _KUBELET.fullmatch(posixpath.basename(path)) else ""
-
-
-def _use(host: Host, words: Sequence[str], program: Program, files: Sequence[str]) -> Use:
-    given, kind = flag(words, ENDPOINT_FLAG), flag(words, "--container-runtime")
-    endpoint, origin = program.default_endpoint, "kubelet's default"
-    reads_files = not program.has_runtime_flag  # since 1.27
-    if given is not None:
-        endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
-    elif reads_files and (found := configured(words, host.root, ENDPOINT_KEY))[0]:
-        endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
-    config, directory = flag(words, "--config"), flag(words, "--config-dir")
-    return Use(
-        endpoint=endpoint,
-        origin=origin,
-        by_flag=given is not None,
-        image_endpoint=_value_of(
-            host, words, "--image-service-endpoint", "imageServiceEndpoint" if reads_files else ""
-        ),
-        healthz=_healthz(host, words),
-        config_file=posixpath.join("/", config) if config else "",
-        config_dir=posixpath.join("/", directory) if directory else "",
-        remote=not program.needs_remote if kind is None else kind == "remote",
-    )
 
 
 def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError
-from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, Use, renamed
+from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, renamed
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
@@ -39,57 +39,57 @@ class Attached(Struct, frozen=True):
     runtime: str
 
 
-def endpoint_before(use: Use, listen: str, runtime: str, read: Read) -> str:
+def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read) -> str:
     """The endpoint that kubelet had without us; `runtime` where it uses us already and no drop-in of ours names it."""
-    if socket_path(use.endpoint) != listen:
-        return use.endpoint
+    if socket_path(kubelet.endpoint) != listen:
+        return kubelet.endpoint
     return dropin.endpoint_before(text_of(read(DROPIN))) or f"unix://{runtime}"
 
 
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
     """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises RefusedError."""
-    command, use, text = kubelet.command, kubelet.use, text_of(read(DROPIN))
+    command, text = kubelet.command, text_of(read(DROPIN))
     try:
         takes_a_flag = command is not None and command.takes_a_flag()
     except ValueError as error:
         raise RefusedError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
-    is_lasting = use.origin != UNNAMED or not takes_a_flag
-    if socket_path(use.endpoint) == listen and is_lasting and not is_stale:
+    is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
+    if socket_path(kubelet.endpoint) == listen and is_lasting and not is_stale:
         return EditPlan(())
     _check(kubelet, listen, before)
-    if kubelet.program.has_flag and command is not None and takes_a_flag:
-        return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(use))
-    if use.by_flag or (kubelet.program.has_runtime_flag and kubelet.program.has_flag):
+    if kubelet.has_flag and command is not None and takes_a_flag:
+        return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(kubelet))
+    if kubelet.by_flag or not kubelet.reads_files:
         raise RefusedError(
             f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
-            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({use.origin}), and restart it"
+            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({kubelet.origin}), and restart it"
         )
     try:
-        return _config_plan(use, listen, read)
+        return _config_plan(kubelet, listen, read)
     except ValueError as error:
-        raise RefusedError(f"{use.config_file}: {error}") from error
+        raise RefusedError(f"{kubelet.config_file}: {error}") from error
 
 
-def _config_plan(use: Use, listen: str, read: Read) -> EditPlan:
+def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
     endpoint = f"unix://{listen}"
-    if use.config_dir:
-        path = posixpath.join(use.config_dir, NAME)
-        return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(use))
-    content = read(use.config_file) if use.config_file else None
+    if kubelet.config_dir:
+        path = posixpath.join(kubelet.config_dir, NAME)
+        return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(kubelet))
+    content = read(kubelet.config_file) if kubelet.config_file else None
     if content is None:
         raise RefusedError(
             "kubelet has neither a command that a flag can be added to nor a configuration file: by hand, set "
             f"{ENDPOINT_KEY}: {endpoint} where it gets its configuration, and restart it"
         )
-    note = f"`kubeadm upgrade` writes {use.config_file} anew: run `criproxy attach` again after one"
+    note = f"`kubeadm upgrade` writes {kubelet.config_file} anew: run `criproxy attach` again after one"
     text = kubeletconfig.with_endpoint(content.decode(), endpoint)
-    return EditPlan(_edits(use.config_file, read, text), (note, *_notes(use)))
+    return EditPlan(_edits(kubelet.config_file, read, text), (note, *_notes(kubelet)))
 
 
 def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
-    if not kubelet.use.remote:
+    if not kubelet.remote:
         raise RefusedError(
             f"{UNIT}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
             "(--container-runtime=remote) first"
@@ -103,10 +103,10 @@ def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
         )
 
 
-def _notes(use: Use) -> tuple[str, ...]:
-    if not use.image_endpoint:
+def _notes(kubelet: NodeKubelet) -> tuple[str, ...]:
+    if not kubelet.image_endpoint:
         return ()
-    return (f"image calls stay on {use.image_endpoint}: criproxy has no need of them",)
+    return (f"image calls stay on {kubelet.image_endpoint}: criproxy has no need of them",)
 
 
 def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
@@ -181,7 +181,7 @@ def begun(
         unit=UNIT,
         listen=listen,
         endpoint=before,
-        origin=kubelet.use.origin,
+        origin=kubelet.origin,
         saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=copied.text if copied else "",
         copied_file=copied.file if copied else "",

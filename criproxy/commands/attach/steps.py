@@ -12,7 +12,7 @@ from msgspec import Struct
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.edits import Edit, EditPlan, difference
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.kubelet import NodeKubelet, Use, look
+from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
@@ -56,20 +56,18 @@ class Steps(Struct, frozen=True):
         self.host.reload()
         self.report(plan)
 
-    def restart_and_wait(self) -> Use:
-        """Start kubelet anew, and wait until it is well; returns what it uses then."""
-        use = None
+    def restart_and_wait(self) -> NodeKubelet:
+        """Start kubelet anew, and wait until it is well; returns it as it is then."""
+        kubelet = None
         with contextlib.suppress(NodeError):  # nothing may keep the restart: kubelet may be down
-            use = self._use()
+            kubelet = look(self.host)
         self.host.restart(UNIT)
-        self.wait_until_well(use or self._use())
-        return self._use()
-
-    def _use(self) -> Use:
-        kubelet = look(self.host)
+        if kubelet := kubelet or look(self.host):
+            self.wait_until_well(kubelet)
+            kubelet = look(self.host)
         if kubelet is None:
             raise NodeError(f"there is no {UNIT} any more")
-        return kubelet.use
+        return kubelet
 
     def repair(self) -> None:
         """Undo what a run that was killed has left half done."""
@@ -133,14 +131,16 @@ class Steps(Struct, frozen=True):
 
     # --- kubelet's health -------------------------------------------------------------------------------------------
 
-    def check_well(self, use: Use) -> None:
+    def check_well(self, kubelet: NodeKubelet) -> None:
         """Raises NodeError when kubelet is not well already, before anything is changed."""
         try:
-            self._ask_healthz(use)
+            self._ask_healthz(kubelet)
         except NodeError as error:
             raise NodeError(f"kubelet is not well as it is ({error}): repair it first") from error
 
-    def wait_until_well(self, use: Use, also: Callable[[], bool] = lambda: True, otherwise: str = "") -> int:
+    def wait_until_well(
+        self, kubelet: NodeKubelet, also: Callable[[], bool] = lambda: True, otherwise: str = ""
+    ) -> int:
         """Wait after a restart; returns kubelet's pid. Raises NodeError when it fails, or after two minutes.
 
         `also` must hold too; `otherwise` says what it means that it does not. It may raise NodeError for a while.
@@ -150,7 +150,7 @@ class Steps(Struct, frozen=True):
         restarts = self.host.unit(UNIT).restarts
         well_s, well_pid, problem = 0.0, 0, ""
         while machine.now_s() < give_up_s:
-            pid, problem = self._look(use, restarts, also, otherwise)
+            pid, problem = self._look(kubelet, restarts, also, otherwise)
             if problem or pid != well_pid:
                 well_s, well_pid = machine.now_s(), 0 if problem else pid
             elif machine.now_s() - well_s >= _STEADY_S:
@@ -159,7 +159,7 @@ class Steps(Struct, frozen=True):
         problem = problem or "it does not stay so"
         raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self._log()}")
 
-    def _look(self, use: Use, restarts: int, also: Callable[[], bool], otherwise: str) -> tuple[int, str]:
+    def _look(self, kubelet: NodeKubelet, restarts: int, also: Callable[[], bool], otherwise: str) -> tuple[int, str]:
         """Kubelet's pid and "", or what is not right yet. Raises NodeError when it has ended."""
         unit = self.host.unit(UNIT)
         if unit.active == "failed" or unit.sub == "auto-restart" or unit.restarts > restarts:
@@ -167,13 +167,13 @@ class Steps(Struct, frozen=True):
         if unit.active != "active" or not unit.pid:
             return 0, f"{UNIT} is {unit.active} ({unit.sub})"
         try:
-            self._ask_healthz(use)
+            self._ask_healthz(kubelet)
             return unit.pid, "" if also() else otherwise
         except NodeError as error:
             return unit.pid, str(error)
 
-    def _ask_healthz(self, use: Use) -> None:
-        name, port = use.healthz
+    def _ask_healthz(self, kubelet: NodeKubelet) -> None:
+        name, port = kubelet.healthz
         if port:
             self.host.machine.get(name, port, "/healthz")
 
