@@ -12,7 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.edits import NodeError
+from criproxy.commands.attach.machine import Machine
 
 LISTEN = "/run/criproxy/criproxy.sock"
 STATUS = "/run/criproxy/criproxy-status.sock"
@@ -48,7 +49,7 @@ OLD_HELP = (
 
 
 @dataclass
-class FakeNode:
+class FakeNode(Machine):
     """`before_run` is called with each command before it is done: there a test interferes.
 
     A kubelet that `flaps` is started anew all the time; `drops` is the end of words that never reach it. `others_call`:

@@ -3,23 +3,22 @@
 import contextlib
 
 from criproxy.commands.attach import byhand
-from criproxy.commands.attach.edits import EditPlan, RefusedError
+from criproxy.commands.attach.edits import EditPlan, NodeError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
-from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
-from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.commands.attach.steps import Steps
 from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
 
 def attach(steps: Steps) -> None:
-    """Send this node's kubelet through criproxy. Raises RefusedError, NodeError and FailedError."""
+    """Send this node's kubelet through criproxy. Raises NodeError."""
     with steps.alone():
         steps.repair()
         kubelet = look(steps.host)
         if kubelet is None:
-            raise RefusedError(_advice(steps))
+            raise NodeError(_advice(steps))
         _check_record(steps)
         listen = steps.proxy.listen
         before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
@@ -47,7 +46,7 @@ def _advice(steps: Steps) -> str:
 def _check_record(steps: Steps) -> None:
     known = steps.host.load()
     if known is not None and known.phase == "attached" and known.listen != steps.proxy.listen:
-        raise RefusedError(
+        raise NodeError(
             f"kubelet is attached to {known.listen}, and {steps.proxy.config_file} says {steps.proxy.listen}: "
             "`criproxy detach` first"
         )
@@ -57,7 +56,7 @@ def _check_proxy(steps: Steps, before: str) -> None:
     """Kubelet must find the same runtime behind criproxy that it uses now."""
     kubelets, proxy = socket_path(before) or "", steps.proxy
     if kubelets != proxy.listen and not steps.host.same_socket(kubelets, proxy.runtime):
-        raise RefusedError(
+        raise NodeError(
             f"kubelet uses the runtime at {kubelets}, and criproxy the one at {proxy.runtime}: set "
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'
         )
@@ -83,7 +82,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
     except BaseException as error:
         steps.failed(error)
         steps.roll_back(record)
-        raise FailedError("rolled back: kubelet is as it was") from error
+        raise NodeError("rolled back: kubelet is as it was") from error
     if active != "active":
         steps.say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
     elif blind:

@@ -9,10 +9,10 @@ from typing import Final
 from criproxy.commands.attach.attaching import attach
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
-from criproxy.commands.attach.edits import RefusedError
+from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import Machine, NodeError, RealMachine
-from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.commands.attach.machine import Machine
+from criproxy.commands.attach.steps import Steps
 from criproxy.config import load
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,11 +35,11 @@ def run(
         return _fail(*(str(error) for error in loaded.errors))
     proxy = loaded.config.proxy
     criproxy = RunningCriproxy(str(config_file), proxy.listen_path, proxy.runtime_path, proxy.status_path)
-    steps = Steps(Host(machine or RealMachine(), root), criproxy, _say, _hold, dry_run)
+    steps = Steps(Host(machine or Machine(), root), criproxy, _say, _hold, dry_run)
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)
-    except (RefusedError, NodeError, FailedError) as error:
+    except NodeError as error:
         return _fail(f"criproxy {verb}: {error}")
     except SignalledError as error:
         return _fail(f"criproxy {verb}: {error}; nothing was changed")

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import NodeError
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 

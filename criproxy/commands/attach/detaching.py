@@ -3,18 +3,17 @@
 import contextlib
 
 from criproxy.commands.attach import byhand, dropin
-from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError, difference
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
-from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import Attached, detach_plan, text_of
-from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.commands.attach.steps import Steps
 from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
 from criproxy.kubelet.process import UNIT
 
 
 def detach(steps: Steps) -> None:
-    """Send this node's kubelet back to its runtime. Raises RefusedError, NodeError and FailedError."""
+    """Send this node's kubelet back to its runtime. Raises NodeError."""
     with steps.alone():
         steps.repair()
         kubelet = look(steps.host)
@@ -28,7 +27,7 @@ def detach(steps: Steps) -> None:
             if not steps.dry_run:
                 steps.host.save(None)
         elif not plan.edits and _is_sent_by_a_script(kubelet):
-            raise RefusedError(
+            raise NodeError(
                 f"kubelet is sent to criproxy by {UNNAMED}, which no file of {UNIT} gives: set its runtime's endpoint "
                 "by hand where it is from, and restart it"
             )
@@ -75,7 +74,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached)
         steps.failed(error)
         undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]
         steps.put_back(undone, ran=kubelet.unit.active == "active")
-        raise FailedError("rolled back: kubelet is still attached") from error
+        raise NodeError("rolled back: kubelet is still attached") from error
     steps.report(plan)
     _use_runtime(steps, kubelet.unit.active, known)
     steps.host.save(None)
@@ -92,11 +91,11 @@ def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
         kubelet = steps.restart_and_wait()
     except NodeError as error:
         if active == "active":
-            raise FailedError(f"kubelet's files no longer name criproxy, but {error}") from error
+            raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
         steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
     if socket_path(kubelet.endpoint) in known.listens:
-        raise FailedError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
+        raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
     steps.say(f"detached: kubelet is well on {kubelet.endpoint}")
 
 
@@ -111,7 +110,7 @@ def _detach_nobody(steps: Steps) -> None:
     elif ours:
         steps.write(plan)
     if byhand.is_sent_to(steps.proxy.listen, list(host.processes())):
-        raise RefusedError(
+        raise NodeError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )
     if not steps.dry_run:

@@ -16,8 +16,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach.edits import Edit
-from criproxy.commands.attach.machine import Machine, NodeError
+from criproxy.commands.attach.edits import Edit, NodeError
+from criproxy.commands.attach.machine import Machine
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
 
 _RESTART_S: Final = 180.0

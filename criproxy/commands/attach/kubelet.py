@@ -17,8 +17,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
-from criproxy.commands.attach.machine import NodeError
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import UNIT, configuration, configured

@@ -4,46 +4,19 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+
+from criproxy.commands.attach.edits import NodeError
 
 _HTTP_S: Final = 5.0
 _VERSION_S: Final = 10.0
 
 
-class NodeError(Exception):
-    """The node does not do what it must; the message says what and the remedy."""
-
-
-class Machine(Protocol):
+class Machine:
     """What is not a file: programs, sockets, time."""
 
     def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         """Exit status, and output with errors. Raises NodeError when it cannot be run, or takes longer."""
-        ...
-
-    def version(self, socket: str) -> str:
-        """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
-        ...
-
-    def get(self, host: str, port: int, path: str) -> str:
-        """The body of a 200 answer. Raises NodeError for any other, and for none."""
-        ...
-
-    def ask(self, socket: str, question: str) -> str:
-        """What the criproxy of that status socket answers. Raises NodeError when it does not."""
-        ...
-
-    def now_s(self) -> float:
-        """Monotonic."""
-        ...
-
-    def sleep(self, seconds: float, /) -> None: ...
-
-
-class RealMachine:
-    """This machine."""
-
-    def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         # In a session of its own: what a terminal's Ctrl-C ends is us, and we undo what the command began.
         try:
             done = subprocess.run(
@@ -62,6 +35,7 @@ class RealMachine:
         return done.returncode, done.stdout.decode(errors="replace")
 
     def version(self, socket: str) -> str:
+        """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
         import asyncio
 
         from criproxy.fronts.cri.runtime import RuntimeInfo, ask_version
@@ -78,6 +52,7 @@ class RealMachine:
         return f"{info.name} {info.version}"
 
     def get(self, host: str, port: int, path: str) -> str:
+        """The body of a 200 answer. Raises NodeError for any other, and for none."""
         import http.client
 
         connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S)
@@ -94,6 +69,7 @@ class RealMachine:
         return body
 
     def ask(self, socket: str, question: str) -> str:
+        """What the criproxy of that status socket answers. Raises NodeError when it does not."""
         from criproxy.observe import client
 
         try:
@@ -101,5 +77,9 @@ class RealMachine:
         except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError) as error:
             raise NodeError(str(error)) from error
 
-    now_s = staticmethod(time.monotonic)
-    sleep = staticmethod(time.sleep)
+    def now_s(self) -> float:
+        """Monotonic."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.commands.attach import dropin, kubeletconfig
-from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, renamed
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
@@ -47,12 +47,12 @@ def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read)
 
 
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
-    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises RefusedError."""
+    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
     command, text = kubelet.command, text_of(read(DROPIN))
     try:
         takes_a_flag = command is not None and command.takes_a_flag()
     except ValueError as error:
-        raise RefusedError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
+        raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
     is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
@@ -62,14 +62,14 @@ def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> E
     if kubelet.has_flag and command is not None and takes_a_flag:
         return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(kubelet))
     if kubelet.by_flag or not kubelet.reads_files:
-        raise RefusedError(
+        raise NodeError(
             f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
             f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({kubelet.origin}), and restart it"
         )
     try:
         return _config_plan(kubelet, listen, read)
     except ValueError as error:
-        raise RefusedError(f"{kubelet.config_file}: {error}") from error
+        raise NodeError(f"{kubelet.config_file}: {error}") from error
 
 
 def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
@@ -79,7 +79,7 @@ def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
         return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(kubelet))
     content = read(kubelet.config_file) if kubelet.config_file else None
     if content is None:
-        raise RefusedError(
+        raise NodeError(
             "kubelet has neither a command that a flag can be added to nor a configuration file: by hand, set "
             f"{ENDPOINT_KEY}: {endpoint} where it gets its configuration, and restart it"
         )
@@ -90,14 +90,14 @@ def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
 
 def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
     if not kubelet.remote:
-        raise RefusedError(
+        raise NodeError(
             f"{UNIT}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
             "(--container-runtime=remote) first"
         )
     if socket_path(before) is None:
-        raise RefusedError(f"{UNIT}: its endpoint {before!r} is no unix socket")
+        raise NodeError(f"{UNIT}: its endpoint {before!r} is no unix socket")
     if before.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):
-        raise RefusedError(
+        raise NodeError(
             f"kubelet recognises CRI-O by an endpoint that ends with {CRIO_SUFFIX}, for its statistics: "
             f'set proxy.listen = "/run/criproxy/{CRIO_SUFFIX}" in criproxy\'s config and restart criproxy first'
         )
@@ -115,7 +115,7 @@ def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
 
 
 def detach_plan(known: Attached, read: Read) -> EditPlan:
-    """How to take this kubelet off criproxy; no edits: no file sends it there. Raises RefusedError.
+    """How to take this kubelet off criproxy; no edits: no file sends it there. Raises NodeError.
 
     What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Where
     there is no record, every file that kubelet has its endpoint from is looked at.
@@ -166,7 +166,7 @@ def _off_criproxy(
     if text == kubeletconfig.drop_in(f"unix://{listen}"):
         return None, ()
     if target is None or target in known.listens:
-        raise RefusedError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
+        raise NodeError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
     note = f"{path} names criproxy's socket, and is not as `criproxy attach` has left it: only that is set, to {target}"
     return _bytes(renamed(text, listen, target)), (note,)
 

@@ -10,10 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
-from criproxy.commands.attach.edits import Edit, EditPlan, difference
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.kubelet import NodeKubelet, look
-from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
 from criproxy.kubelet.process import UNIT
@@ -25,10 +24,6 @@ _STEADY_S: Final = 3.0
 """It must stay well for so long; a kubelet that does not like its runtime ends within a second or two."""
 
 _POLL_S: Final = 0.5
-
-
-class FailedError(Exception):
-    """It was begun and did not work out; the message says in which state the node is left."""
 
 
 class Steps(Struct, frozen=True):
@@ -79,14 +74,14 @@ class Steps(Struct, frozen=True):
             self.roll_back(record)
 
     def roll_back(self, record: AttachRecord) -> None:
-        """Undo an attach that is not finished. Raises FailedError when that fails too."""
+        """Undo an attach that is not finished. Raises NodeError when that fails too."""
         plan = rollback_plan(record, self.host.read)
         self.put_back(plan.edits, ran=record.ran)
         self._note(plan)
         self.host.save(record.previous)
 
     def put_back(self, edits: Sequence[Edit], *, ran: bool) -> None:
-        """Put files back, and kubelet onto them. Raises FailedError when that fails too.
+        """Put files back, and kubelet onto them. Raises NodeError when that fails too.
 
         A kubelet that did not run (`ran`) is not started, nor waited for; one that somebody else has started meanwhile
         is started anew, as it may have read our files.
@@ -102,7 +97,7 @@ class Steps(Struct, frozen=True):
             elif now in ("active", "activating"):
                 self.host.restart(UNIT)
         except NodeError as error:
-            raise FailedError(f"not rolled back completely: {error}") from error
+            raise NodeError(f"not rolled back completely: {error}") from error
 
     def failed(self, error: BaseException) -> None:
         """What is undone now is not to be interrupted."""

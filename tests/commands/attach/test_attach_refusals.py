@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.edits import NodeError
 from tests.commands.attach.attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
