@@ -1,11 +1,12 @@
 """Detach, step by step: the inverse of attach, also when criproxy is dead, its config broken or its record lost."""
 
 import contextlib
+from collections.abc import Collection
 
 from criproxy.commands.attach import byhand, dropin
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
-from criproxy.commands.attach.plan import Attached, detach_plan, text_of
+from criproxy.commands.attach.plan import detach_plan, text_of
 from criproxy.commands.attach.steps import Steps
 from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
@@ -20,9 +21,13 @@ def detach(steps: Steps) -> None:
         if kubelet is None:
             _detach_nobody(steps)
             return
-        known = _known(steps, kubelet)
-        plan = detach_plan(known, steps.host.read)
-        if not plan.edits and not _runs_on_criproxy(known, kubelet):
+        record, proxy = steps.host.load(), steps.proxy
+        listens = {proxy.listen, *([record.listen] if record else [])}
+        plan = detach_plan(kubelet, record, listens, f"unix://{proxy.runtime}", steps.host.read)
+        # Kubelet may run on criproxy whatever its files say by now: an earlier detach was ended there.
+        reads_file = record is not None and not record.copied
+        runs_on_criproxy = bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in listens or reads_file)
+        if not plan.edits and not runs_on_criproxy:
             steps.say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
                 steps.host.save(None)
@@ -34,24 +39,7 @@ def detach(steps: Steps) -> None:
         elif steps.dry_run:
             steps.preview(plan, kubelet)
         else:
-            _change(steps, plan, kubelet, known)
-
-
-def _known(steps: Steps, kubelet: NodeKubelet) -> Attached:
-    record, proxy = steps.host.load(), steps.proxy
-    return Attached(
-        files=kubelet.files,
-        command=kubelet.command.text if kubelet.command else "",
-        record=record,
-        listens={proxy.listen, *([record.listen] if record else [])},
-        runtime=f"unix://{proxy.runtime}",
-    )
-
-
-def _runs_on_criproxy(known: Attached, kubelet: NodeKubelet) -> bool:
-    """Whether kubelet runs on criproxy still, whatever its files say by now: an earlier detach was ended there."""
-    read_from_file = known.record is not None and not known.record.copied
-    return bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in known.listens or read_from_file)
+            _change(steps, plan, kubelet, listens)
 
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
@@ -62,7 +50,7 @@ def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
     return False
 
 
-def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached) -> None:
+def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, listens: Collection[str]) -> None:
     done: list[Edit] = []
     try:
         for edit in plan.edits:
@@ -76,13 +64,13 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached)
         steps.put_back(undone, ran=kubelet.unit.active == "active")
         raise NodeError("rolled back: kubelet is still attached") from error
     steps.report(plan)
-    _use_runtime(steps, kubelet.unit.active, known)
+    _use_runtime(steps, kubelet.unit.active, listens)
     steps.host.save(None)
     for line in steps.proxy.offline_pods(steps.host):
         steps.say(line)
 
 
-def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
+def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
     """Forward only: whoever detaches does not want kubelet back on criproxy."""
     if active not in ("active", "activating"):
         steps.say(f"detached: kubelet does not run ({active})")
@@ -94,7 +82,7 @@ def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
             raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
         steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
-    if socket_path(kubelet.endpoint) in known.listens:
+    if socket_path(kubelet.endpoint) in listens:
         raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
     steps.say(f"detached: kubelet is well on {kubelet.endpoint}")
 

@@ -8,7 +8,6 @@ import posixpath
 from collections.abc import Callable, Collection
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.commands.attach import dropin, kubeletconfig
@@ -23,20 +22,6 @@ CRIO_SUFFIX: Final = "run/crio/crio.sock"
 
 Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
-
-
-class Attached(Struct, frozen=True):
-    """What is known of a kubelet that may be attached.
-
-    `files` may name its endpoint, and `command` is the unit's without us. `listens` are all sockets of criproxy;
-    `runtime` is the endpoint to go back to where neither the record nor our drop-in has one.
-    """
-
-    files: tuple[str, ...]
-    command: str
-    record: AttachRecord | None
-    listens: Collection[str]
-    runtime: str
 
 
 def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read) -> str:
@@ -114,19 +99,26 @@ def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
     return () if now == after else (Edit(path, now, after),)
 
 
-def detach_plan(known: Attached, read: Read) -> EditPlan:
+def detach_plan(
+    kubelet: NodeKubelet, record: AttachRecord | None, listens: Collection[str], runtime: str, read: Read
+) -> EditPlan:
     """How to take this kubelet off criproxy; no edits: no file sends it there. Raises NodeError.
 
-    What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Where
-    there is no record, every file that kubelet has its endpoint from is looked at.
+    `listens` are all sockets of criproxy; `runtime` is the endpoint to go back to where neither the record nor our
+    drop-in has one. What nobody has changed since goes back to the bytes that were there; else only what is ours is
+    taken out. Where there is no record, every file that kubelet has its endpoint from is looked at.
     """
     changed: dict[str, bytes | None] = {}
     notes: list[str] = []
-    record, runtime, text = known.record, known.runtime, text_of(read(DROPIN))
-    if listen := dropin.listen_of(text) or _listen_in(text, known.listens):
+    text = text_of(read(DROPIN))
+    # Somebody may have rewritten the head of our drop-in.
+    by_flag = (one for one in listens if f"{ENDPOINT_FLAG}=unix://{one}" in text)
+    if listen := dropin.listen_of(text) or next(by_flag, ""):
         runtime = dropin.endpoint_before(text) or runtime
-        changed[DROPIN] = _without_us(known, text, listen)
-        if changed[DROPIN] is not None:
+        copied = record.copied if record else ""
+        left = dropin.taken_out(text, listen, copied or (kubelet.command.text if kubelet.command else ""))
+        changed[DROPIN] = None if left is None else _bytes(left)
+        if left is not None:
             notes.append(f"{DROPIN} was changed since: only what criproxy wrote is taken out")
     if record is not None:
         runtime = record.endpoint or runtime
@@ -134,38 +126,24 @@ def detach_plan(known: Attached, read: Read) -> EditPlan:
             now = read(saved.path)
             is_ours = now is not None and sha256(now) == saved.after_sha256
             changed.setdefault(saved.path, saved.before if is_ours else now)
-    for path in dict.fromkeys((*changed, *known.files)):
-        changed[path], note = _off_criproxy(known, path, changed.get(path, read(path)), runtime)
+    for path in dict.fromkeys((*changed, *kubelet.files)):
+        changed[path], note = _off_criproxy(path, changed.get(path, read(path)), listens, runtime)
         notes += note
     edits = (Edit(path, read(path), after) for path, after in changed.items())
     return EditPlan(tuple(edit for edit in edits if edit.before != edit.after), tuple(notes))
 
 
-def _listen_in(text: str, listens: Collection[str]) -> str:
-    """For a drop-in of ours whose head somebody has rewritten."""
-    return next((listen for listen in listens if f"{ENDPOINT_FLAG}=unix://{listen}" in text), "")
-
-
-def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
-    """Our drop-in without what is ours; None: it goes."""
-    record = known.record
-    if record and any(saved.path == DROPIN and saved.after_sha256 == sha256(_bytes(text)) for saved in record.saved):
-        return None
-    left = dropin.taken_out(text, listen, (record.copied if record else "") or known.command)
-    return None if left is None else _bytes(left)
-
-
 def _off_criproxy(
-    known: Attached, path: str, content: bytes | None, runtime: str
+    path: str, content: bytes | None, listens: Collection[str], runtime: str
 ) -> tuple[bytes | None, tuple[str, ...]]:
     """A file that names criproxy: set by hand, changed since attach, or by an attach whose record is lost."""
     text, target = text_of(content), socket_path(runtime)
-    listen = next((one for one in known.listens if renamed(text, one, "") != text), None)
+    listen = next((one for one in listens if renamed(text, one, "") != text), None)
     if listen is None:
         return content, ()
     if text == kubeletconfig.drop_in(f"unix://{listen}"):
         return None, ()
-    if target is None or target in known.listens:
+    if target is None or target in listens:
         raise NodeError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
     note = f"{path} names criproxy's socket, and is not as `criproxy attach` has left it: only that is set, to {target}"
     return _bytes(renamed(text, listen, target)), (note,)
