@@ -123,8 +123,7 @@ class Upgrader:
         raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
     def _status(self) -> Status | None:
-        unknown = (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError)
-        with contextlib.suppress(*unknown, ValueError):
+        with contextlib.suppress(*client.ERRORS, ValueError):
             return from_json(client.ask(self._asked_at, "/status", _ANSWERS_S))
         return None
 

@@ -31,6 +31,9 @@ class BusyError(Exception):
     """It is criproxy, and it can't answer this now."""
 
 
+ERRORS: Final = (NotRunningError, NotAllowedError, NotCriproxyError, BusyError)
+
+
 def ask(path: Path, question: str, timeout_s: float) -> str:
     """The body of the answer to a GET of `question`, at the socket `path`.
 

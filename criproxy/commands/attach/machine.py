@@ -74,7 +74,7 @@ class Machine:
 
         try:
             return client.ask(Path(socket), question, _HTTP_S)
-        except (client.NotRunningError, client.NotAllowedError, client.BusyError, client.NotCriproxyError) as error:
+        except client.ERRORS as error:
             raise NodeError(str(error)) from error
 
     def now_s(self) -> float:
