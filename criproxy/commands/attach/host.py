@@ -58,7 +58,7 @@ class Host:
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
         self.root = root
-        self._oom_groups: tuple[Path, ...] = ()
+        self._oom_groups: list[Path] = []
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -227,31 +227,23 @@ class Host:
 # scope's OOMPolicy= means.
 
 
-def set_below(mount: Path) -> tuple[Path, ...]:
+def set_below(mount: Path) -> list[Path]:
     """The files of the cgroups below `mount` that have it set; none on cgroup v1, which does not know it."""
-    files = (Path(directory) / _OOM_GROUP for directory, _, names in os.walk(mount) if _OOM_GROUP in names)
-    return tuple(file for file in files if _holds(file) == _SET)
+    found = []
+    for directory, _, names in os.walk(mount):
+        with contextlib.suppress(OSError):  # it may have just gone
+            file = Path(directory) / _OOM_GROUP
+            if _OOM_GROUP in names and file.read_text().strip() == _SET:
+                found.append(file)
+    return found
 
 
-def put_back(files: Collection[Path]) -> tuple[Path, ...]:
-    """Set it where it is not; returns where that was. A cgroup that has gone meanwhile is left out."""
-    changed = []
+def put_back(files: Collection[Path]) -> None:
+    """Set it where it is not, in the cgroups that are there still."""
     for file in files:
-        if _holds(file) not in (_SET, None):
-            try:
+        with contextlib.suppress(OSError):
+            if file.read_text().strip() != _SET:
                 file.write_text(_SET)
-            except OSError:  # it has just gone
-                continue
-            changed.append(file)
-    return tuple(changed)
-
-
-def _holds(file: Path) -> str | None:
-    """None: it has gone."""
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

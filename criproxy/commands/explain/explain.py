@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Adjustment, Operation, PodRequest, Target
+from criproxy.model import Adjustment, PodRequest
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
@@ -51,16 +52,8 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
         place = parse_kubelet_parent(PodParent(node.box, name).at_kubelet[0]).in_box
     except ValueError as error:
         return Explanation(why, str(error))
-    calls = _calls(manifest, node, place)
+    calls = [replace(one, placement=place, child_quota=node.child_quota) for one in manifest.requests]
     return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
-
-
-def _calls(manifest: Manifest, node: NodeFacts, place: str) -> Iterator[PodRequest]:
-    ref, quota = manifest.pod.ref, node.child_quota
-    yield PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, place, manifest.resources, quota)
-    for one in manifest.containers:
-        target, added = Target.CONTAINER, one.added_capabilities
-        yield PodRequest(Operation.CREATE_CONTAINER, target, ref, place, one.resources, quota, one.name, added)
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -94,10 +87,10 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
 
 
 def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
-    kinds = {one.name: "init container" if one.init else "container" for one in manifest.containers}
     yield ("of", "field", "old", "new", "reason")
     for call, changes in explanation.changes:
-        target = f"{kinds[call.container]} {call.container}" if call.container else str(call.target)
+        kind = "init container" if call.container in manifest.init_containers else str(call.target)
+        target = f"{kind} {call.container}".rstrip()
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for change in changes:
