@@ -165,6 +165,7 @@ class FakeNode(Machine):
 
     def start(self) -> None:
         self.pid += 1
+        self.write(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs", "")
         argv = self.argv()
         shell = argv[:2] == ["/bin/sh", "-c"]
         if shell:

@@ -9,7 +9,7 @@ from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, f
 from criproxy.commands.attach.steps import Steps
 from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.process import UNIT, command_line
 
 
 def attach(steps: Steps) -> None:
@@ -76,8 +76,8 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         if active == "active":
             host.restart(UNIT)
             unseen = "criproxy has seen no call of kubelet's"
-            pid = steps.wait_until_well(kubelet, lambda: blind or proxy.has_carried(host, calls), unseen)
-            _check_process(steps, plan, pid)
+            steps.wait_until_well(kubelet, lambda: blind or proxy.has_carried(host, calls), unseen)
+            _check_process(steps, plan)
         host.save(finished(record))
     except BaseException as error:
         steps.failed(error)
@@ -114,7 +114,7 @@ def _check_loaded(steps: Steps, plan: EditPlan) -> None:
         raise NodeError(f"{other} sets another command after {DROPIN}: take ExecStart= out of it")
 
 
-def _check_process(steps: Steps, plan: EditPlan, pid: int) -> None:
-    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", steps.host.command_line(pid)
+def _check_process(steps: Steps, plan: EditPlan) -> None:
+    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", command_line(steps.host.root)
     if plan.writes(DROPIN) and words and flag not in words:
-        raise NodeError(f"kubelet (pid {pid}) was started without {flag}")
+        raise NodeError(f"kubelet was started without {flag}")

@@ -197,11 +197,6 @@ class Host:
             return self.machine.run(command, _QUICK_S)[1].strip()
         return ""
 
-    def command_line(self, pid: int) -> tuple[str, ...]:
-        """A process's arguments; () when it has gone."""
-        content = self.read(f"/proc/{pid}/cmdline") if pid else None
-        return tuple(os.fsdecode(content).rstrip("\0").split("\0")) if content else ()
-
     def help_text(self, program: str) -> list[str]:
         """The lines of what a kubelet's --help says; none when it cannot be asked."""
         if not program or not os.access(self._at(program), os.X_OK):
@@ -211,14 +206,13 @@ class Host:
             return output.splitlines() if status == 0 else []
         return []
 
-    def processes(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    def processes(self) -> Iterator[tuple[str, list[str], str]]:
         """(name, arguments, cgroup) of each process."""
         for path in self.matching("/proc/[0-9]*/comm"):
             pid = path.split("/")[2]
-            name = (self.read(path) or b"").decode(errors="replace").strip()
+            name = self.text(path).strip()
             if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
-                cgroup = (self.read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
-                yield name, self.command_line(int(pid)), cgroup
+                yield name, self.text(f"/proc/{pid}/cmdline").split("\0"), self.text(f"/proc/{pid}/cgroup")
 
 
 # --- memory.oom.group -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
-from criproxy.kubelet.process import UNIT, configuration, configured
+from criproxy.kubelet.process import UNIT, command_line, configuration, configured
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"
@@ -90,9 +90,8 @@ def look(host: Host) -> NodeKubelet | None:
     if not unit.loaded or not unit.files:
         return None
     environment_files = [path for pattern in unit.environment_files for path in host.matching(pattern)]
-    running = host.command_line(unit.pid)
-    words = running if _is_kubelet(running) else _to_be_started(host, unit, environment_files)
     try:
+        words = command_line(host.root) or _to_be_started(host, unit, environment_files)
         return _kubelet(host, unit, words, environment_files)
     except OSError as error:
         raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
@@ -151,8 +150,8 @@ def renamed(text: str, socket: str, new: str) -> str:
     )
 
 
-def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]) -> tuple[str, ...]:
-    """The words that systemd would start kubelet by, near enough to find its flags; () when they are not known."""
+def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]) -> list[str]:
+    """The words that systemd would start kubelet by, near enough to find its flags; [] when they are not known."""
     variables: dict[str, str] = {}
     with contextlib.suppress(ValueError):
         variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
@@ -164,13 +163,8 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     command = command_of(host, unit.files)
     with contextlib.suppress(ValueError):
         put_in = _VARIABLE.sub(lambda found: variables.get(found[1], ""), command.text if command else "")
-        return tuple(shlex.split(put_in))
-    return ()
-
-
-def _is_kubelet(words: Sequence[str]) -> bool:
-    """Whether a process is kubelet by now: until it is, the unit's process is systemd's, with words of its own."""
-    return any(_KUBELET.fullmatch(posixpath.basename(word)) for word in words[:2])
+        return shlex.split(put_in)
+    return []
 
 
 def _program_path(words: Sequence[str]) -> str:

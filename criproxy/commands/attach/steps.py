@@ -136,7 +136,7 @@ class Steps(Struct, frozen=True):
     def wait_until_well(
         self, kubelet: NodeKubelet, also: Callable[[], bool] = lambda: True, otherwise: str = ""
     ) -> int:
-        """Wait after a restart; returns kubelet's pid. Raises NodeError when it fails, or after two minutes.
+        """Wait after a restart. Raises NodeError when it fails, or after two minutes.
 
         `also` must hold too; `otherwise` says what it means that it does not. It may raise NodeError for a while.
         """
@@ -149,7 +149,7 @@ class Steps(Struct, frozen=True):
             if problem or pid != well_pid:
                 well_s, well_pid = machine.now_s(), 0 if problem else pid
             elif machine.now_s() - well_s >= _STEADY_S:
-                return pid
+                return
             machine.sleep(_POLL_S)
         problem = problem or "it does not stay so"
         raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self._log()}")
