@@ -1,6 +1,7 @@
 """Attach, step by step: look, check, remember, change, restart, wait, and undo all of it when a step fails."""
 
 import contextlib
+import functools
 
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, NodeError
@@ -75,8 +76,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         _check_loaded(steps, plan)
         if active == "active":
             host.restart(UNIT)
-            unseen = "criproxy has seen no call of kubelet's"
-            steps.wait_until_well(kubelet, lambda: blind or proxy.has_carried(host, calls), unseen)
+            steps.wait_until_well(kubelet, str if blind else functools.partial(proxy.unseen, host, calls))
             _check_process(steps, plan)
         host.save(finished(record))
     except BaseException as error:

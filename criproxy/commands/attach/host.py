@@ -191,10 +191,11 @@ class Host:
         return output
 
     def log_tail(self, name: str) -> str:
-        """The end of a unit's log, for a message; "" when there is no such log."""
+        """The end of a unit's log, to be added to a message; "" when there is no such log."""
         command = ("journalctl", "--unit", name, "--lines", "5", "--no-pager", "--output", "cat")
         with contextlib.suppress(NodeError):
-            return self.machine.run(command, _QUICK_S)[1].strip()
+            if tail := self.machine.run(command, _QUICK_S)[1].strip():
+                return f"; the end of its log:\n{tail}"
         return ""
 
     def help_text(self, program: str) -> list[str]:

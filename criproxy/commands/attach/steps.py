@@ -133,37 +133,37 @@ class Steps(Struct, frozen=True):
         except NodeError as error:
             raise NodeError(f"kubelet is not well as it is ({error}): repair it first") from error
 
-    def wait_until_well(
-        self, kubelet: NodeKubelet, also: Callable[[], bool] = lambda: True, otherwise: str = ""
-    ) -> int:
+    def wait_until_well(self, kubelet: NodeKubelet, also: Callable[[], str] = str) -> None:
         """Wait after a restart. Raises NodeError when it fails, or after two minutes.
 
-        `also` must hold too; `otherwise` says what it means that it does not. It may raise NodeError for a while.
+        `also` says what else is not right yet, "": nothing. It may raise NodeError for a while.
         """
         machine = self.host.machine
         give_up_s = machine.now_s() + _WELL_S
         restarts = self.host.unit(UNIT).restarts
         well_s, well_pid, problem = 0.0, 0, ""
         while machine.now_s() < give_up_s:
-            pid, problem = self._look(kubelet, restarts, also, otherwise)
+            pid, problem = self._look(kubelet, restarts, also)
             if problem or pid != well_pid:
                 well_s, well_pid = machine.now_s(), 0 if problem else pid
             elif machine.now_s() - well_s >= _STEADY_S:
                 return
             machine.sleep(_POLL_S)
         problem = problem or "it does not stay so"
-        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self._log()}")
+        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self.host.log_tail(UNIT)}")
 
-    def _look(self, kubelet: NodeKubelet, restarts: int, also: Callable[[], bool], otherwise: str) -> tuple[int, str]:
+    def _look(self, kubelet: NodeKubelet, restarts: int, also: Callable[[], str]) -> tuple[int, str]:
         """Kubelet's pid and "", or what is not right yet. Raises NodeError when it has ended."""
         unit = self.host.unit(UNIT)
         if unit.active == "failed" or unit.sub == "auto-restart" or unit.restarts > restarts:
-            raise NodeError(f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self._log()}")
+            raise NodeError(
+                f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self.host.log_tail(UNIT)}"
+            )
         if unit.active != "active" or not unit.pid:
             return 0, f"{UNIT} is {unit.active} ({unit.sub})"
         try:
             self._ask_healthz(kubelet)
-            return unit.pid, "" if also() else otherwise
+            return unit.pid, also()
         except NodeError as error:
             return unit.pid, str(error)
 
@@ -171,7 +171,3 @@ class Steps(Struct, frozen=True):
         name, port = kubelet.healthz
         if port:
             self.host.machine.get(name, port, "/healthz")
-
-    def _log(self) -> str:
-        tail = self.host.log_tail(UNIT)
-        return f"; the end of its log:\n{tail}" if tail else ""
