@@ -7,7 +7,7 @@ from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, NodeError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
-from criproxy.commands.attach.steps import Steps
+from criproxy.commands.attach.steps import Steps, say
 from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT, command_line
@@ -25,9 +25,9 @@ def attach(steps: Steps) -> None:
         before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(kubelet.endpoint) == listen:
-            steps.say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
+            say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
             return
-        steps.say(f"kubelet uses {before}, by {kubelet.origin}")
+        say(f"kubelet uses {before}, by {kubelet.origin}")
         _check_proxy(steps, before)
         if kubelet.unit.active == "active":
             steps.check_well(kubelet)
@@ -61,9 +61,9 @@ def _check_proxy(steps: Steps, before: str) -> None:
             f"kubelet uses the runtime at {kubelets}, and criproxy the one at {proxy.runtime}: set "
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'
         )
-    steps.say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.host)}")
+    say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.host)}")
     if proxy.is_blind(steps.host):
-        steps.say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
+        say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
 
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> None:
@@ -84,11 +84,11 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         steps.roll_back(record)
         raise NodeError("rolled back: kubelet is as it was") from error
     if active != "active":
-        steps.say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
+        say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
     elif blind:
-        steps.say("attached: kubelet is well; that its calls come through criproxy was not seen")
+        say("attached: kubelet is well; that its calls come through criproxy was not seen")
     else:
-        steps.say("attached: kubelet is well, and calls come through criproxy")
+        say("attached: kubelet is well, and calls come through criproxy")
 
 
 def _remember(steps: Steps, record: AttachRecord) -> None:

@@ -70,7 +70,5 @@ def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]])
 
 
 def _by_hand(what: str, steps: str, **names: str) -> str:
-    for name, value in names.items():
-        steps = steps.replace(f"{{{name}}}", value)
-    text = f"this node's kubelet is {what}, which `criproxy attach` does not change; by hand:\n{steps}"
+    text = f"this node's kubelet is {what}, which `criproxy attach` does not change; by hand:\n{steps.format(**names)}"
     return text.replace("\n", "\n  ")

@@ -7,7 +7,7 @@ from criproxy.commands.attach import byhand, dropin
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.plan import detach_plan, text_of
-from criproxy.commands.attach.steps import Steps
+from criproxy.commands.attach.steps import Steps, hold, say
 from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
 from criproxy.kubelet.process import UNIT
@@ -28,7 +28,7 @@ def detach(steps: Steps) -> None:
         reads_file = record is not None and not record.copied
         runs_on_criproxy = bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in listens or reads_file)
         if not plan.edits and not runs_on_criproxy:
-            steps.say("not attached: kubelet does not use criproxy")
+            say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
                 steps.host.save(None)
         elif not plan.edits and _is_sent_by_a_script(kubelet):
@@ -56,7 +56,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, listens: Collect
         for edit in plan.edits:
             done.append(edit)
             steps.host.apply(edit)
-        steps.hold()
+        hold()
         steps.host.reload()
     except BaseException as error:
         steps.failed(error)
@@ -67,24 +67,24 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, listens: Collect
     _use_runtime(steps, kubelet.unit.active, listens)
     steps.host.save(None)
     for line in steps.proxy.offline_pods(steps.host):
-        steps.say(line)
+        say(line)
 
 
 def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
     """Forward only: whoever detaches does not want kubelet back on criproxy."""
     if active not in ("active", "activating"):
-        steps.say(f"detached: kubelet does not run ({active})")
+        say(f"detached: kubelet does not run ({active})")
         return
     try:
         kubelet = steps.restart_and_wait()
     except NodeError as error:
         if active == "active":
             raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
-        steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
+        say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
     if socket_path(kubelet.endpoint) in listens:
         raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
-    steps.say(f"detached: kubelet is well on {kubelet.endpoint}")
+    say(f"detached: kubelet is well on {kubelet.endpoint}")
 
 
 def _detach_nobody(steps: Steps) -> None:
@@ -94,7 +94,7 @@ def _detach_nobody(steps: Steps) -> None:
     ours = bool(dropin.listen_of(text_of(content)))
     plan = EditPlan((Edit(DROPIN, content, None),) if ours else ())
     if steps.dry_run and ours:
-        steps.say(difference(plan.edits).rstrip("\n"))
+        say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
     if byhand.is_sent_to(steps.proxy.listen, list(host.processes())):
@@ -103,4 +103,4 @@ def _detach_nobody(steps: Steps) -> None:
         )
     if not steps.dry_run:
         host.save(None)
-    steps.say(f"not attached: there is no {UNIT}")
+    say(f"not attached: there is no {UNIT}")

@@ -47,13 +47,12 @@ class Command(Struct, frozen=True):
     text: str
     file: str
 
-    def words(self) -> list[str]:
-        """Its words before variables are put in. Raises ValueError for a quote that is never closed."""
-        return shlex.split(self.text)
-
     def takes_a_flag(self) -> bool:
-        """Whether a flag added at the end is kubelet's: the command is kubelet, no shell is before it. ValueError."""
-        words = self.words()
+        """Whether a flag added at the end is kubelet's: the command is kubelet, no shell is before it.
+
+        Raises ValueError for a quote that is never closed.
+        """
+        words = shlex.split(self.text)
         names = [posixpath.basename(word.lstrip(_PREFIXES)) for word in words]
         before_flags = next((at for at, word in enumerate(words) if at and word.startswith("-")), len(words))
         at = next((at for at, name in enumerate(names[:before_flags]) if _KUBELET.fullmatch(name)), None)
@@ -117,9 +116,7 @@ def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_file
         endpoint,
         origin,
         by_flag=given is not None,
-        image_endpoint=_value_of(
-            host, words, "--image-service-endpoint", "imageServiceEndpoint" if runtime is None else ""
-        ),
+        image_endpoint=_value_of(host, words, "--image-service-endpoint", "imageServiceEndpoint"),
         healthz=_healthz(host, words),
         config_file=posixpath.join("/", config) if config else "",
         config_dir=posixpath.join("/", directory) if directory else "",
@@ -180,7 +177,7 @@ def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
 
 def _value_of(host: Host, words: Sequence[str], name: str, key: str) -> str:
     given = flag(words, name)
-    return given if given is not None else configured(words, host.root, key)[0] if key else ""
+    return configured(words, host.root, key)[0] if given is None else given
 
 
 def _healthz(host: Host, words: Sequence[str]) -> tuple[str, int]:

@@ -111,9 +111,7 @@ def detach_plan(
     changed: dict[str, bytes | None] = {}
     notes: list[str] = []
     text = text_of(read(DROPIN))
-    # Somebody may have rewritten the head of our drop-in.
-    by_flag = (one for one in listens if f"{ENDPOINT_FLAG}=unix://{one}" in text)
-    if listen := dropin.listen_of(text) or next(by_flag, ""):
+    if listen := dropin.listen_of(text):
         runtime = dropin.endpoint_before(text) or runtime
         copied = record.copied if record else ""
         left = dropin.taken_out(text, listen, copied or (kubelet.command.text if kubelet.command else ""))

@@ -4,6 +4,7 @@ Kubelet is well when its unit runs and keeps running, it says so itself, and wha
 """
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -26,16 +27,24 @@ _STEADY_S: Final = 3.0
 _POLL_S: Final = 0.5
 
 
-class Steps(Struct, frozen=True):
-    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must.
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    `say` prints a line for the user; `hold` has the process ignore signals from then on, while it cleans up.
-    """
+
+def hold() -> None:
+    """Ignore signals from now on, while what was done is undone."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+class Steps(Struct, frozen=True):
+    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must."""
 
     host: Host
     proxy: RunningCriproxy
-    say: Callable[[str], None]
-    hold: Callable[[], None]
     dry_run: bool
 
     @contextlib.contextmanager
@@ -69,7 +78,7 @@ class Steps(Struct, frozen=True):
         record = self.host.load()
         if record is None or record.phase != "changing":
             return
-        self.say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
+        say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
         if not self.dry_run:
             self.roll_back(record)
 
@@ -101,28 +110,28 @@ class Steps(Struct, frozen=True):
 
     def failed(self, error: BaseException) -> None:
         """What is undone now is not to be interrupted."""
-        self.hold()
-        self.say(f"failed: {str(error) or type(error).__name__}")
-        self.say("putting back what was there")
+        hold()
+        say(f"failed: {str(error) or type(error).__name__}")
+        say("putting back what was there")
 
     def report(self, plan: EditPlan) -> None:
         """Say what was done."""
         for edit in plan.edits:
-            self.say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
+            say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
         self._note(plan)
 
     def preview(self, plan: EditPlan, kubelet: NodeKubelet) -> None:
         """Say what would be done."""
         if plan.edits:
-            self.say(difference(plan.edits).rstrip("\n"))
+            say(difference(plan.edits).rstrip("\n"))
         self._note(plan)
-        self.say("would run: systemctl daemon-reload")
+        say("would run: systemctl daemon-reload")
         if kubelet.unit.active == "active":
-            self.say(f"would run: systemctl restart {UNIT}")
+            say(f"would run: systemctl restart {UNIT}")
 
     def _note(self, plan: EditPlan) -> None:
         for note in plan.notes:
-            self.say(f"note: {note}")
+            say(f"note: {note}")
 
     # --- kubelet's health -------------------------------------------------------------------------------------------
 

@@ -118,7 +118,8 @@ def test_summary_is_the_mean_of_family_means_and_counts_nodes_that_hold():
         (trace([], family="a"), score(violation_ratio=0.03)),
         (trace([], family="b"), score(violation_ratio=0.005)),
     ]
-    found = summarise(*zip(*scored, strict=True), alpha_ratio=0.01)
+    traces, scores = zip(*scored, strict=True)
+    found = summarise(traces, scores, alpha_ratio=0.01)
     assert found.families["a"].score.violation_ratio == pytest.approx(0.015)
     assert found.overall.score.violation_ratio == pytest.approx((0.015 + 0.005) / 2)
     assert (found.families["a"].nodes, found.families["a"].holding) == (3, 2)
