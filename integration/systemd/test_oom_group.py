@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import Machine
+from criproxy.commands.attach.host import Host, Machine
 from integration.lab.cgroups import version
 from integration.lab.process import Process
 from integration.systemd.slice_lab import systemctl

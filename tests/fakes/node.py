@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from criproxy.commands.attach.edits import NodeError
-from criproxy.commands.attach.machine import Machine
+from criproxy.commands.attach.host import Machine
 
 LISTEN = "/run/criproxy/criproxy.sock"
 STATUS = "/run/criproxy/criproxy-status.sock"

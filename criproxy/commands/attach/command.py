@@ -9,8 +9,7 @@ from criproxy.commands.attach.attaching import attach
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
 from criproxy.commands.attach.edits import NodeError
-from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import Machine
+from criproxy.commands.attach.host import Host, Machine
 from criproxy.commands.attach.steps import SIGNALS, Steps, hold
 from criproxy.config import load
 

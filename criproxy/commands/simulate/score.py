@@ -79,8 +79,9 @@ def _gap_starts(trace: Trace) -> "array[float]":
 
 def first_scored(trace: Trace) -> int:
     """The index of the first sample after the warm-up."""
-    warm_up_s = SHORT_WARM_UP_S if trace.span_s <= SHORT_TRACE_S else WARM_UP_S
-    return next((i for i, t_s in enumerate(trace.times_s) if t_s >= trace.times_s[0] + warm_up_s), len(trace.times_s))
+    times = trace.times_s
+    warm_up_s = SHORT_WARM_UP_S if not times or times[-1] - times[0] <= SHORT_TRACE_S else WARM_UP_S
+    return next((i for i, t_s in enumerate(times) if t_s >= times[0] + warm_up_s), len(times))
 
 
 def score(
