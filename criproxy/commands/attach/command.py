@@ -18,13 +18,7 @@ class SignalledError(BaseException):
     """A signal came."""
 
 
-def run(
-    verb: str,
-    config_file: Path,
-    dry_run: bool,
-    machine: Machine | None = None,
-    root: Path = Path("/"),
-) -> int:
+def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = None, root: Path = Path("/")) -> int:
     """Attach or detach, as `verb` says. The exit status: 0 done, or it was so already; 1 not, and stderr says why."""
     loaded = load(config_file)
     if verb == "attach" and loaded.errors:

@@ -45,7 +45,7 @@ def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> E
         return EditPlan(())
     _check(kubelet, listen, before)
     if kubelet.has_flag and command is not None and takes_a_flag:
-        return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(kubelet))
+        return _written(kubelet, DROPIN, read, dropin.write(command, listen, before))
     if kubelet.by_flag or not kubelet.reads_files:
         raise NodeError(
             f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
@@ -60,8 +60,7 @@ def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> E
 def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
     endpoint = f"unix://{listen}"
     if kubelet.config_dir:
-        path = posixpath.join(kubelet.config_dir, NAME)
-        return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(kubelet))
+        return _written(kubelet, posixpath.join(kubelet.config_dir, NAME), read, kubeletconfig.drop_in(endpoint))
     content = read(kubelet.config_file) if kubelet.config_file else None
     if content is None:
         raise NodeError(
@@ -69,8 +68,7 @@ def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
             f"{ENDPOINT_KEY}: {endpoint} where it gets its configuration, and restart it"
         )
     note = f"`kubeadm upgrade` writes {kubelet.config_file} anew: run `criproxy attach` again after one"
-    text = kubeletconfig.with_endpoint(content.decode(), endpoint)
-    return EditPlan(_edits(kubelet.config_file, read, text), (note, *_notes(kubelet)))
+    return _written(kubelet, kubelet.config_file, read, kubeletconfig.with_endpoint(content.decode(), endpoint), note)
 
 
 def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
@@ -88,15 +86,11 @@ def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
         )
 
 
-def _notes(kubelet: NodeKubelet) -> tuple[str, ...]:
-    if not kubelet.image_endpoint:
-        return ()
-    return (f"image calls stay on {kubelet.image_endpoint}: criproxy has no need of them",)
-
-
-def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
+def _written(kubelet: NodeKubelet, path: str, read: Read, text: str, *notes: str) -> EditPlan:
     now, after = read(path), _bytes(text)
-    return () if now == after else (Edit(path, now, after),)
+    if kubelet.image_endpoint:
+        notes = (*notes, f"image calls stay on {kubelet.image_endpoint}: criproxy has no need of them")
+    return EditPlan(() if now == after else (Edit(path, now, after),), notes)
 
 
 def detach_plan(
