@@ -70,7 +70,6 @@ class FakeNode(Machine):
     engine: str = "relay"
     runtime_of_criproxy: str = RUNTIME
     offline: Sequence[tuple[str, str]] = ()
-    units: str = ""
     before_run: Callable[[Sequence[str]], None] = lambda command: None
     ran: list[str] = field(default_factory=list)
     calls: int = 7
@@ -229,8 +228,6 @@ class FakeNode(Machine):
                     self.restarts += 1
                     self.start()
                 return 0, self._show()
-            case ["systemctl", "list-units", *_]:
-                return 0, self.units
             case ["systemctl", "daemon-reload"]:
                 self.reload()
             case ["systemctl", "restart", _]:

@@ -19,7 +19,7 @@ def attach(steps: Steps) -> None:
         steps.repair()
         kubelet = look(steps.host)
         if kubelet is None:
-            raise NodeError(_advice(steps))
+            raise NodeError(byhand.advice(steps.proxy.listen, list(steps.host.processes())))
         _check_record(steps)
         listen = steps.proxy.listen
         before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
@@ -35,13 +35,6 @@ def attach(steps: Steps) -> None:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, before)
-
-
-def _advice(steps: Steps) -> str:
-    command = ("systemctl", "list-units", "--plain", "--no-legend", "--all", "--type=service")
-    status, output = steps.host.machine.run(command, 30.0)
-    units = [line.split()[0] for line in output.splitlines() if line.split()] if status == 0 else []
-    return byhand.advice(steps.proxy.listen, units, list(steps.host.processes()))
 
 
 def _check_record(steps: Steps) -> None:
