@@ -216,11 +216,9 @@ class Host:
 
     def save(self, record: AttachRecord | None) -> None:
         """Raises NodeError."""
-        now = self.read(STATE)
-        if record is not None:
-            self.apply(Edit(STATE, now, to_json(record)))
-        elif now is not None:
-            self.apply(Edit(STATE, now, None))
+        edit = Edit(STATE, self.read(STATE), None if record is None else to_json(record))
+        if edit.before != edit.after:
+            self.apply(edit)
 
     # --- systemd and kubelet ----------------------------------------------------------------------------------------
 
