@@ -20,10 +20,10 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError, report
-from criproxy.commands.simulate.command import Options, parse, read, replay, summary_of, tell
+from criproxy.commands.simulate.command import Options, parse, read, replay, tell
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.replay import Plan, Trial, highest_ahead
-from criproxy.commands.simulate.score import Score, Summary, first_scored, score
+from criproxy.commands.simulate.score import Score, Summary, first_scored, score, summarise
 from criproxy.commands.simulate.trace import Trace
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, LevelHistogram
 
@@ -233,7 +233,7 @@ def tune(traces: Sequence[Trace], ours: Summary, plan: Plan, bar: Bar) -> tuple[
     judged = spread("judging baselines", partial(judge, sizes=sizes), trials, jobs, bar)
     best: dict[str, Tuned] = {}
     for one in CANDIDATES:
-        summary = summary_of(traces, [scores[one] for scores in judged], plan.alpha_ratio)
+        summary = summarise(traces, [scores[one] for scores in judged], plan.alpha_ratio)
         tried = Tuned(one, sizes[one], summary)
         if one.baseline not in best or best[one.baseline].share_ratio < tried.share_ratio:
             best[one.baseline] = tried
@@ -252,7 +252,7 @@ def compare(chosen: Options, bar: Bar) -> None:
     """Raises SimulateError."""
     traces, _ = read(chosen)
     replayed = replay(traces, (chosen.plan,), bar)
-    ours = summary_of(traces, [one.scores[0] for one in replayed], chosen.plan.alpha_ratio)
+    ours = summarise(traces, [one.scores[0] for one in replayed], chosen.plan.alpha_ratio)
     allowed_ratio, rows = tune(traces, ours, chosen.plan, bar)
     tell(
         [f"Baselines, each with the one margin that on this very data is violated in {allowed_ratio:.2%} of samples:"],

@@ -226,15 +226,14 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from criproxy.commands.upgrade import NotUpgradedError, Upgrader
+    from criproxy.commands.upgrade import NotUpgradedError, upgrade
     from criproxy.config import load
 
     config = load(options.config).config
     try:
-        upgraded = Upgrader(Path(config.proxy.listen_path), Path(config.proxy.status_path)).upgrade()
+        _print(upgrade(Path(config.proxy.listen_path), Path(config.proxy.status_path)))
     except (NotUpgradedError, PermissionError) as error:
         return _fail(f"not upgraded: {error}")
-    _print(str(upgraded))
     return 0
 
 

@@ -7,11 +7,9 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-from msgspec import Struct
 
 from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
@@ -32,106 +30,80 @@ class NotUpgradedError(Exception):
     """Why there is no new process; the message says what to do."""
 
 
-class Upgraded(Struct, frozen=True):
-    """From process `old` to `new`, which answers since `seconds` after it was asked for. Versions: "": not known."""
+def upgrade(listen: Path, asked_at: Path) -> str:
+    """Have the criproxy that serves at `listen` upgraded, whose status is asked at `asked_at`; says what came of it.
 
-    old: int
-    old_version: str
-    new: int
-    new_version: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"criproxy {self.old_version}, pid {self.old} -> {self.new_version}, pid {self.new}: took over in "
-            f"{self.seconds:.1f} s; pid {self.old} finishes its calls"
+    Raises NotUpgradedError.
+    """
+    started_s = time.monotonic()
+    before, old = _status(asked_at), _pid(listen)
+    if old is None:
+        found = (
+            f"pid {before.pid} does not serve at {listen}:" if before else f"no criproxy serves at {listen}: start it;"
         )
-
-
-class Upgrader:
-    """Has the criproxy that serves at `listen` upgraded, whose status is asked for at the socket `asked_at`."""
-
-    def __init__(self, listen: Path, asked_at: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listen = listen
-        self._asked_at = asked_at
-        self._clock = clock
-
-    def upgrade(self) -> Upgraded:
-        """Raises NotUpgradedError."""
-        started_s = self._clock()
-        before = self._status()
-        old = self._pid()
-        if old is None:
-            raise NotUpgradedError(self._why_nobody_serves(before))
-        if not _takes_the_signal(old):
-            raise NotUpgradedError(f"pid {old} is of a version that can't hand over: restart criproxy")
-        os.kill(old, signal.SIGUSR2)
-        new = self._successor(old, before.upgrade.failed if before else 0)
-        self._await_answer(new)
-        after = self._status()
-        return Upgraded(
-            old,
-            before.version if before else "",
-            new,
-            after.version if after and after.pid == new else "",
-            self._clock() - started_s,
+        raise NotUpgradedError(
+            f"{found} where proxy.listen has changed since it started, restart it, and kubelet with its new endpoint"
         )
+    if not _takes_the_signal(old):
+        raise NotUpgradedError(f"pid {old} is of a version that can't hand over: restart criproxy")
+    os.kill(old, signal.SIGUSR2)
+    new = _successor(listen, asked_at, old, before.upgrade.failed if before else 0)
+    _await_answer(listen, new)
+    after = _status(asked_at)
+    old_version, new_version = before.version if before else "", after.version if after and after.pid == new else ""
+    return (
+        f"criproxy {old_version}, pid {old} -> {new_version}, pid {new}: took over in "
+        f"{time.monotonic() - started_s:.1f} s; pid {old} finishes its calls"
+    )
 
-    def _pid(self) -> int | None:
-        """Who serves now; None: nobody, or no criproxy."""
-        try:
-            target = os.readlink(self._listen)
-        except OSError:
-            return None
-        named = re.fullmatch(re.escape(self._listen.name) + r"\.(\d+)", target)
-        return int(named[1]) if named and int(named[1]) == _listener(self._listen) else None
 
-    def _why_nobody_serves(self, status: Status | None) -> str:
-        if status is None:
-            return (
-                f"no criproxy serves at {self._listen}: start it; where proxy.listen has changed since it started, "
-                "restart it, and kubelet with its new endpoint"
-            )
-        return (
-            f"pid {status.pid} does not serve at {self._listen}: has proxy.listen changed since it started? Restart "
-            "criproxy, and kubelet with its new endpoint"
-        )
-
-    def _successor(self, old: int, failed: int) -> int:
-        for _ in self._polls(_LIMIT_S):
-            if (new := self._pid()) not in (None, old):
-                assert new is not None
-                return new
-            status = self._status()
-            if status is not None and status.pid == old and status.upgrade.failed > failed:
-                raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
-            if not Path(f"/proc/{old}").exists():
-                raise NotUpgradedError(f"pid {old} has ended, and no other serves at {self._listen}: see its log")
-        raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
-
-    def _await_answer(self, new: int) -> None:
-        error: OSError | None = None
-        for _ in self._polls(_ANSWER_S):
-            try:
-                asyncio.run(_ask_version(self._listen))
-            except OSError as failure:
-                if isinstance(failure, CallError) and failure.code not in _UNANSWERED:
-                    return
-                error = failure
-            else:
-                return
-        raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
-
-    def _status(self) -> Status | None:
-        with contextlib.suppress(client.AskError, ValueError):
-            return from_json(client.ask(self._asked_at, "/status", _ANSWERS_S))
+def _pid(listen: Path) -> int | None:
+    """Who serves now; None: nobody, or no criproxy."""
+    try:
+        target = os.readlink(listen)
+    except OSError:
         return None
+    named = re.fullmatch(re.escape(listen.name) + r"\.(\d+)", target)
+    return int(named[1]) if named and int(named[1]) == _listener(listen) else None
 
-    def _polls(self, limit_s: float) -> Iterator[None]:
-        end_s = self._clock() + limit_s
-        while self._clock() < end_s:
-            yield
-            time.sleep(_POLL_S)
+
+def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
+    for _ in _polls(_LIMIT_S):
+        new = _pid(listen)
+        if new is not None and new != old:
+            return new
+        status = _status(asked_at)
+        if status is not None and status.pid == old and status.upgrade.failed > failed:
+            raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
+        if not Path(f"/proc/{old}").exists():
+            raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
+    raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
+
+
+def _await_answer(listen: Path, new: int) -> None:
+    error: OSError | None = None
+    for _ in _polls(_ANSWER_S):
+        try:
+            asyncio.run(_ask_version(listen))
+            return
+        except OSError as failure:
+            if isinstance(failure, CallError) and failure.code not in _UNANSWERED:
+                return
+            error = failure
+    raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
+
+
+def _status(asked_at: Path) -> Status | None:
+    with contextlib.suppress(client.AskError, ValueError):
+        return from_json(client.ask(asked_at, "/status", _ANSWERS_S))
+    return None
+
+
+def _polls(limit_s: float) -> Iterator[None]:
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        yield
+        time.sleep(_POLL_S)
 
 
 async def _ask_version(socket: Path) -> None:

@@ -3,6 +3,7 @@
 The record lets another process undo an attachment, after whatever death.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -36,8 +37,8 @@ class AttachRecord(Struct, frozen=True):
     """An attachment. `phase` "changing": whoever wrote this has not finished, and what it did must be undone.
 
     `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was
-    copied, from the file `copied_file`, which had the hash `copied_sha256` ("" for all three: none was).
-    `previous` is the attachment that is being renewed. `ran`: kubelet ran before.
+    copied, from the file `copied_file` ("" for both: none was). `previous` is the attachment that is being renewed.
+    `ran`: kubelet ran before.
     """
 
     phase: Literal["changing", "attached"]
@@ -48,16 +49,9 @@ class AttachRecord(Struct, frozen=True):
     saved: tuple[SavedFile, ...]
     copied: str = ""
     copied_file: str = ""
-    copied_sha256: str = ""
     previous: "AttachRecord | None" = None
     version: int = VERSION
     ran: bool = True
-
-
-def sha256(content: bytes) -> str:
-    import hashlib  # it brings OpenSSL, 4 MB, and the daemon seldom needs it
-
-    return hashlib.sha256(content).hexdigest()
 
 
 def to_json(record: AttachRecord) -> bytes:
@@ -110,6 +104,36 @@ def _by_flag(root: Path) -> str:
         return "by a flag"
     record = read(root, STATE)
     copied = from_json(record) if record else None
-    if not copied or not copied.copied_file or sha256(read(root, copied.copied_file)) == copied.copied_sha256:
+    if not copied or not copied.copied_file or commands(read(root, copied.copied_file))[-1:] == [copied.copied]:
         return f"by {DROPIN}"
-    return f"by {DROPIN}; {copied.copied_file} has changed since: `criproxy attach` again takes that up"
+    return f"by {DROPIN}; the command in {copied.copied_file} has changed since: `criproxy attach` again takes that up"
+
+
+def commands(unit: bytes) -> list[str]:
+    """The values of ExecStart= of a unit file or a drop-in, as they are written; "" takes back those before it.
+
+    Source: systemd.service(5), ExecStart=.
+    """
+    found, section = [], ""
+    for line in logical_lines(unit.decode(errors="surrogateescape")):
+        key, _, value = (part.strip() for part in line.partition("="))
+        section = line if line.startswith("[") else section
+        if section == "[Service]" and key == "ExecStart":
+            found.append(value)
+    return found
+
+
+def logical_lines(text: str) -> Iterator[str]:
+    """Lines without comments and blank ones, stripped; a backslash at the end joins the next by a blank."""
+    held = ""
+    for line in text.splitlines():
+        if line.lstrip().startswith(("#", ";")):
+            continue  # also between continued lines
+        if line.endswith("\\"):
+            held += line[:-1] + " "
+            continue
+        if joined := (held + line).strip():
+            yield joined
+        held = ""
+    if joined := held.strip():
+        yield joined

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import RealMachine
+from criproxy.commands.attach.host import Host, Machine
 from integration.lab.cgroups import version
 from integration.lab.process import Process
 from integration.systemd.slice_lab import systemctl
@@ -33,7 +32,7 @@ def oom_group(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_reload_of_ours_leaves_it(oom_group: Path) -> None:
-    node = Host(RealMachine())
+    node = Host(Machine())
     for _ in range(3):
         node.reload()
         assert oom_group.read_text() == "1\n"

@@ -1,14 +1,17 @@
 """What `criproxy explain` tells of a pod."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath
+from criproxy.commands.explain import command
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
+from criproxy.config.settings import Config
 from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 
@@ -18,7 +21,7 @@ NODE = NodeFacts(
     rules=OfflineRules((DEFAULT_RULE,)),
     chain=offline_chain(),
     child_quota=False,
-    boxes=(CGROUPFS,),
+    box=CGROUPFS,
     origin="by a flag of kubelet's",
 )
 LIMITED = {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}
@@ -34,8 +37,7 @@ def manifest(offline: bool = True, **meta: Any) -> Manifest:
     return read_manifests(json.dumps(document))[0]
 
 
-def changes(explanations: tuple[Explanation, ...]) -> dict[tuple[str, str], object]:
-    (explanation,) = explanations
+def changes(explanation: Explanation) -> dict[tuple[str, str], object]:
     return {(call.container, change.field): change.value for call, changed in explanation.changes for change in changed}
 
 
@@ -98,25 +100,27 @@ def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:
     ],
 )
 def test_place_is_that_beside_kubelets_own_cgroups(box: BoxPath, place: str, parent: str) -> None:
-    node = replace(NODE, boxes=(box,))
+    node = replace(NODE, box=box)
     assert changes(explain(manifest(uid="u-1"), node))["main", "cgroup_parent"] == parent
     shown = text(manifest(uid="u-1"), node)
     assert f"place          {place} ({box.driver} driver, by a flag of kubelet's)\n" in shown
     assert ["sandbox", "cgroup_parent", "kubelet's", parent] in [line.split()[:4] for line in shown.splitlines()]
 
 
-def test_driver_that_nobody_tells_gives_both_places() -> None:
-    node = replace(NODE, boxes=(CGROUPFS, SYSTEMD), origin="")
-    shown = text(manifest(), node)
-    assert (
-        "place          /offline/podu1 (cgroupfs driver)\n"
-        "               offline-podu1.slice (systemd driver)\n"
-        "               neither a running criproxy nor kubelet's configuration says which driver it is\n"
-    ) in shown
-    rows = [line.split() for line in shown.splitlines()]
-    assert ["sandbox", "cgroup_parent", "kubelet's", "/offline/podu1"] in [row[:4] for row in rows]
-    assert ["cgroup_parent", "kubelet's", "/offline.slice/offline-podu1.slice"] in [row[:3] for row in rows]
-    assert shown.count("oom_score_adj") == 3, "what is the same with either is told once for each container"
+def test_driver_that_nobody_tells_gives_both_places_and_an_online_pod_one_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "cgroup_driver", lambda _root: ("", ""))
+    shown = []
+    for labels in ({DEFAULT_RULE.key: DEFAULT_RULE.value}, {}):
+        meta = {"name": "p", "uid": "u1", "labels": labels}
+        document = {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "c"}]}}
+        (tmp_path / "pod.json").write_text(json.dumps(document))
+        shown.append(command.run(str(tmp_path / "pod.json"), Config()))
+    unknown = "or the other one: neither a running criproxy nor kubelet's configuration says which"
+    assert f"place          /offline/podu1 (cgroupfs driver, {unknown})\n" in shown[0]
+    assert f"place          offline-podu1.slice (systemd driver, {unknown})\n" in shown[0]
+    assert shown[1].count("class ") == 1
 
 
 def test_placement_that_a_manifest_claims_is_shown_as_replaced() -> None:

@@ -43,16 +43,17 @@ def needs(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None 
     ],
 )
 def test_cpu_quota_is_known_to_be_there(pod: Manifest, sandbox: bool, container: bool) -> None:
-    main = next(one for one in pod.containers if one.name == "c0")
-    assert (pod.resources.cpu_quota_us > 0, main.resources.cpu_quota_us > 0) == (sandbox, container)
-    assert pod.resources.cpu_period_us == main.resources.cpu_period_us == 100_000
+    first, main = (next(one for one in pod.requests if one.container == name) for name in ("", "c0"))
+    assert (first.resources.cpu_quota_us > 0, main.resources.cpu_quota_us > 0) == (sandbox, container)
+    assert first.resources.cpu_period_us == main.resources.cpu_period_us == 100_000
 
 
 def test_containers_are_in_order_init_ones_first() -> None:
     pod = manifest({}, {"securityContext": {"capabilities": {"add": ["ALL"]}}}, init=[{}])
-    assert [(one.name, one.init, one.added_capabilities) for one in pod.containers] == [
-        ("i0", True, ()), ("c0", False, ()), ("c1", False, ("ALL",)),
+    assert [(one.container, one.added_capabilities) for one in pod.requests] == [
+        ("", ()), ("i0", ()), ("c0", ()), ("c1", ("ALL",)),
     ]  # fmt: skip
+    assert pod.init_containers == {"i0"}
 
 
 POD = "kind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c}]}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands import upgrade as module
-from criproxy.commands.upgrade import NotUpgradedError, Upgrader
+from criproxy.commands.upgrade import NotUpgradedError, upgrade
 
 NOBODY = Path("/run/criproxy/nobody.sock")
 SERVE = """
@@ -57,7 +57,7 @@ def listen(tmp_path: Path) -> Path:
 
 def why(listen: Path) -> str:
     with pytest.raises(NotUpgradedError) as refused:
-        Upgrader(listen, NOBODY).upgrade()
+        upgrade(listen, NOBODY)
     return str(refused.value)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.edits import NodeError
+from criproxy.commands.attach.host import Machine
 
 LISTEN = "/run/criproxy/criproxy.sock"
 STATUS = "/run/criproxy/criproxy-status.sock"
@@ -48,7 +49,7 @@ OLD_HELP = (
 
 
 @dataclass
-class FakeNode:
+class FakeNode(Machine):
     """`before_run` is called with each command before it is done: there a test interferes.
 
     A kubelet that `flaps` is started anew all the time; `drops` is the end of words that never reach it. `others_call`:
@@ -69,7 +70,6 @@ class FakeNode:
     engine: str = "relay"
     runtime_of_criproxy: str = RUNTIME
     offline: Sequence[tuple[str, str]] = ()
-    units: str = ""
     before_run: Callable[[Sequence[str]], None] = lambda command: None
     ran: list[str] = field(default_factory=list)
     calls: int = 7
@@ -164,6 +164,7 @@ class FakeNode:
 
     def start(self) -> None:
         self.pid += 1
+        self.write(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs", "")
         argv = self.argv()
         shell = argv[:2] == ["/bin/sh", "-c"]
         if shell:
@@ -227,8 +228,6 @@ class FakeNode:
                     self.restarts += 1
                     self.start()
                 return 0, self._show()
-            case ["systemctl", "list-units", *_]:
-                return 0, self.units
             case ["systemctl", "daemon-reload"]:
                 self.reload()
             case ["systemctl", "restart", _]:

@@ -1,87 +1,67 @@
 """Attach, step by step: look, check, remember, change, restart, wait, and undo all of it when a step fails."""
 
 import contextlib
-
-from msgspec.structs import replace
+import functools
 
 from criproxy.commands.attach import byhand
-from criproxy.commands.attach.edits import EditPlan, RefusedError
+from criproxy.commands.attach.edits import EditPlan, NodeError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
-from criproxy.commands.attach.machine import NodeError
 from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
-from criproxy.commands.attach.steps import FailedError, Steps
-from criproxy.kubelet.attachment import DROPIN, AttachRecord, sha256
+from criproxy.commands.attach.steps import Steps, say
+from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.process import UNIT, command_line
 
 
 def attach(steps: Steps) -> None:
-    """Send this node's kubelet through criproxy. Raises RefusedError, NodeError and FailedError."""
+    """Send this node's kubelet through criproxy. Raises NodeError."""
     with steps.alone():
         steps.repair()
         kubelet = look(steps.host)
         if kubelet is None:
-            raise RefusedError(_advice(steps))
+            raise NodeError(byhand.advice(steps.proxy.listen, list(steps.host.processes())))
         _check_record(steps)
-        listen, use = steps.proxy.listen, kubelet.use
-        before = endpoint_before(use, listen, steps.proxy.runtime, steps.host.read)
+        listen = steps.proxy.listen
+        before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
         plan = attach_plan(kubelet, listen, before, steps.host.read)
-        if not plan.edits and socket_path(use.endpoint) == listen:
-            steps.say(f"already attached: kubelet uses {use.endpoint}, by {use.origin}")
-            _take_up(steps, kubelet)
+        if not plan.edits and socket_path(kubelet.endpoint) == listen:
+            say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
             return
-        steps.say(f"kubelet uses {before}, by {use.origin}")
+        say(f"kubelet uses {before}, by {kubelet.origin}")
         _check_proxy(steps, before)
         if kubelet.unit.active == "active":
-            steps.check_well(use)
+            steps.check_well(kubelet)
         if steps.dry_run:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, before)
 
 
-def _advice(steps: Steps) -> str:
-    command = ("systemctl", "list-units", "--plain", "--no-legend", "--all", "--type=service")
-    status, output = steps.host.machine.run(command, 30.0)
-    units = [line.split()[0] for line in output.splitlines() if line.split()] if status == 0 else []
-    return byhand.advice(steps.proxy.listen, units, list(steps.host.processes()))
-
-
 def _check_record(steps: Steps) -> None:
     known = steps.host.load()
     if known is not None and known.phase == "attached" and known.listen != steps.proxy.listen:
-        raise RefusedError(
+        raise NodeError(
             f"kubelet is attached to {known.listen}, and {steps.proxy.config_file} says {steps.proxy.listen}: "
             "`criproxy detach` first"
         )
-
-
-def _take_up(steps: Steps, kubelet: NodeKubelet) -> None:
-    """A file that was changed elsewhere than in the command that we copied needs no other drop-in, only to be known."""
-    record, command = steps.host.load(), kubelet.command
-    if record is None or command is None or record.copied != command.text or steps.dry_run:
-        return
-    known = replace(record, copied_file=command.file, copied_sha256=sha256(steps.host.read(command.file) or b""))
-    if known != record:
-        steps.host.save(known)
 
 
 def _check_proxy(steps: Steps, before: str) -> None:
     """Kubelet must find the same runtime behind criproxy that it uses now."""
     kubelets, proxy = socket_path(before) or "", steps.proxy
     if kubelets != proxy.listen and not steps.host.same_socket(kubelets, proxy.runtime):
-        raise RefusedError(
+        raise NodeError(
             f"kubelet uses the runtime at {kubelets}, and criproxy the one at {proxy.runtime}: set "
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'
         )
-    steps.say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.host)}")
+    say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.host)}")
     if proxy.is_blind(steps.host):
-        steps.say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
+        say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
 
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> None:
     host, proxy, active = steps.host, steps.proxy, kubelet.unit.active
-    record = begun(plan, kubelet, host.read, before=before, listen=proxy.listen, previous=host.load())
+    record = begun(plan, kubelet, before=before, listen=proxy.listen, previous=host.load())
     blind, calls = proxy.is_blind(host), proxy.calls(host)
     _remember(steps, record)
     try:
@@ -89,20 +69,19 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         _check_loaded(steps, plan)
         if active == "active":
             host.restart(UNIT)
-            unseen = "criproxy has seen no call of kubelet's"
-            pid = steps.wait_until_well(kubelet.use, lambda: blind or proxy.has_carried(host, calls), unseen)
-            _check_process(steps, plan, pid)
+            steps.wait_until_well(kubelet, str if blind else functools.partial(proxy.unseen, host, calls))
+            _check_process(steps, plan)
         host.save(finished(record))
     except BaseException as error:
         steps.failed(error)
         steps.roll_back(record)
-        raise FailedError("rolled back: kubelet is as it was") from error
+        raise NodeError("rolled back: kubelet is as it was") from error
     if active != "active":
-        steps.say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
+        say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
     elif blind:
-        steps.say("attached: kubelet is well; that its calls come through criproxy was not seen")
+        say("attached: kubelet is well; that its calls come through criproxy was not seen")
     else:
-        steps.say("attached: kubelet is well, and calls come through criproxy")
+        say("attached: kubelet is well, and calls come through criproxy")
 
 
 def _remember(steps: Steps, record: AttachRecord) -> None:
@@ -128,7 +107,7 @@ def _check_loaded(steps: Steps, plan: EditPlan) -> None:
         raise NodeError(f"{other} sets another command after {DROPIN}: take ExecStart= out of it")
 
 
-def _check_process(steps: Steps, plan: EditPlan, pid: int) -> None:
-    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", steps.host.command_line(pid)
+def _check_process(steps: Steps, plan: EditPlan) -> None:
+    flag, words = f"{ENDPOINT_FLAG}=unix://{steps.proxy.listen}", command_line(steps.host.root)
     if plan.writes(DROPIN) and words and flag not in words:
-        raise NodeError(f"kubelet (pid {pid}) was started without {flag}")
+        raise NodeError(f"kubelet was started without {flag}")

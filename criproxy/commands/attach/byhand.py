@@ -43,9 +43,9 @@ _CONTAINER: Final = re.compile(r"(docker|crio|libpod|cri-containerd)[-:]|/docker
 _UNIT: Final = re.compile(r"/([^/]+\.service)(?=/|$)", re.MULTILINE)
 
 
-def advice(listen: str, units: Sequence[str], processes: Sequence[tuple[str, Sequence[str], str]]) -> str:
+def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> str:
     """Why this node's kubelet cannot be attached, and what to do. `processes` are (name, arguments, cgroup)."""
-    for unit in units:
+    for unit in (unit for _, _, cgroup in processes for unit in _UNIT.findall(cgroup)):
         for name, pattern, runtime, steps in _KINDS:
             if found := re.fullmatch(pattern, unit):
                 first = (
@@ -60,7 +60,7 @@ def advice(listen: str, units: Sequence[str], processes: Sequence[tuple[str, Seq
             return _by_hand("one that runs in a container", steps, listen=listen)
         unit = (_UNIT.findall(cgroup) or ["a process of no service"])[-1]
         return _by_hand(f"no {UNIT} but {unit}", f"add {_FLAG} to its flags\nrestart it", listen=listen)
-    return f"this node has no {UNIT}, and no kubelet runs: install kubelet first"
+    return f"this node has no {UNIT}, and no kubelet runs: start it, or install it first"
 
 
 def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
@@ -70,7 +70,5 @@ def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]])
 
 
 def _by_hand(what: str, steps: str, **names: str) -> str:
-    for name, value in names.items():
-        steps = steps.replace(f"{{{name}}}", value)
-    text = f"this node's kubelet is {what}, which `criproxy attach` does not change; by hand:\n{steps}"
+    text = f"this node's kubelet is {what}, which `criproxy attach` does not change; by hand:\n{steps.format(**names)}"
     return text.replace("\n", "\n  ")

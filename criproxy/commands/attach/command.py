@@ -4,42 +4,32 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Final
 
 from criproxy.commands.attach.attaching import attach
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
-from criproxy.commands.attach.edits import RefusedError
-from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import Machine, NodeError, RealMachine
-from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.commands.attach.edits import NodeError
+from criproxy.commands.attach.host import Host, Machine
+from criproxy.commands.attach.steps import SIGNALS, Steps, hold
 from criproxy.config import load
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalledError(BaseException):
     """A signal came."""
 
 
-def run(
-    verb: str,
-    config_file: Path,
-    dry_run: bool,
-    machine: Machine | None = None,
-    root: Path = Path("/"),
-) -> int:
+def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = None, root: Path = Path("/")) -> int:
     """Attach or detach, as `verb` says. The exit status: 0 done, or it was so already; 1 not, and stderr says why."""
     loaded = load(config_file)
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))
     proxy = loaded.config.proxy
     criproxy = RunningCriproxy(str(config_file), proxy.listen_path, proxy.runtime_path, proxy.status_path)
-    steps = Steps(Host(machine or RealMachine(), root), criproxy, _say, _hold, dry_run)
-    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    steps = Steps(Host(machine or Machine(), root), criproxy, dry_run)
+    before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)
-    except (RefusedError, NodeError, FailedError) as error:
+    except NodeError as error:
         return _fail(f"criproxy {verb}: {error}")
     except SignalledError as error:
         return _fail(f"criproxy {verb}: {error}; nothing was changed")
@@ -50,18 +40,8 @@ def run(
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    _hold()  # one is enough: what follows is the clean-up
+    hold()  # one is enough: what follows is the clean-up
     raise SignalledError(f"ended by {signal.Signals(number).name}")
-
-
-def _hold() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def _fail(*lines: str) -> int:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import NodeError
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
@@ -59,10 +59,14 @@ class RunningCriproxy(Struct, frozen=True):
         """How many calls it has carried. Raises NodeError when it does not answer."""
         return sum(float(value) for value in _CALLS.findall(host.machine.ask(self.status, "/metrics")))
 
-    def has_carried(self, host: Host, since: float) -> bool:
-        """Whether kubelet has called since `since` was counted; a lower count says that criproxy has started anew."""
+    def unseen(self, host: Host, since: float) -> str:
+        """In words that kubelet has not called since `since` was counted; "": it has.
+
+        A lower count says that criproxy has started anew.
+        """
         now = self.calls(host)
-        return now - (since if now >= since else 0) >= _FIRST_CALLS
+        has_called = now - (since if now >= since else 0) >= _FIRST_CALLS
+        return "" if has_called else "criproxy has seen no call of kubelet's"
 
     def offline_pods(self, host: Host) -> Iterator[str]:
         """What the user must know of pods that are in the box still, in lines."""

@@ -1,103 +1,90 @@
 """Detach, step by step: the inverse of attach, also when criproxy is dead, its config broken or its record lost."""
 
 import contextlib
+from collections.abc import Collection
 
 from criproxy.commands.attach import byhand, dropin
-from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError, difference
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
-from criproxy.commands.attach.machine import NodeError
-from criproxy.commands.attach.plan import Attached, detach_plan, text_of
-from criproxy.commands.attach.steps import FailedError, Steps
+from criproxy.commands.attach.plan import detach_plan, text_of
+from criproxy.commands.attach.steps import Steps, hold, say
 from criproxy.kubelet.attachment import DROPIN
 from criproxy.kubelet.flags import socket_path
 from criproxy.kubelet.process import UNIT
 
 
 def detach(steps: Steps) -> None:
-    """Send this node's kubelet back to its runtime. Raises RefusedError, NodeError and FailedError."""
+    """Send this node's kubelet back to its runtime. Raises NodeError."""
     with steps.alone():
         steps.repair()
         kubelet = look(steps.host)
         if kubelet is None:
             _detach_nobody(steps)
             return
-        known = _known(steps, kubelet)
-        plan = detach_plan(known, steps.host.read)
-        if not plan.edits and not _runs_on_criproxy(known, kubelet):
-            steps.say("not attached: kubelet does not use criproxy")
+        record, proxy = steps.host.load(), steps.proxy
+        listens = {proxy.listen, *([record.listen] if record else [])}
+        plan = detach_plan(kubelet, record, listens, f"unix://{proxy.runtime}", steps.host.read)
+        # Kubelet may run on criproxy whatever its files say by now: an earlier detach was ended there.
+        reads_file = record is not None and not record.copied
+        runs_on_criproxy = bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in listens or reads_file)
+        if not plan.edits and not runs_on_criproxy:
+            say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
                 steps.host.save(None)
         elif not plan.edits and _is_sent_by_a_script(kubelet):
-            raise RefusedError(
+            raise NodeError(
                 f"kubelet is sent to criproxy by {UNNAMED}, which no file of {UNIT} gives: set its runtime's endpoint "
                 "by hand where it is from, and restart it"
             )
         elif steps.dry_run:
             steps.preview(plan, kubelet)
         else:
-            _change(steps, plan, kubelet, known)
-
-
-def _known(steps: Steps, kubelet: NodeKubelet) -> Attached:
-    record, proxy = steps.host.load(), steps.proxy
-    return Attached(
-        files=kubelet.files,
-        command=kubelet.command.text if kubelet.command else "",
-        record=record,
-        listens={proxy.listen, *([record.listen] if record else [])},
-        runtime=f"unix://{proxy.runtime}",
-    )
-
-
-def _runs_on_criproxy(known: Attached, kubelet: NodeKubelet) -> bool:
-    """Whether kubelet runs on criproxy still, whatever its files say by now: an earlier detach was ended there."""
-    read_from_file = known.record is not None and not known.record.copied
-    return bool(kubelet.unit.pid) and (socket_path(kubelet.use.endpoint) in known.listens or read_from_file)
+            _change(steps, plan, kubelet, listens)
 
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
     """Whether the endpoint is a flag of what starts kubelet: then a restart would change nothing."""
     with contextlib.suppress(ValueError):
         takes_a_flag = kubelet.command is not None and kubelet.command.takes_a_flag()
-        return kubelet.use.origin == UNNAMED and not takes_a_flag
+        return kubelet.origin == UNNAMED and not takes_a_flag
     return False
 
 
-def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, known: Attached) -> None:
+def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, listens: Collection[str]) -> None:
     done: list[Edit] = []
     try:
         for edit in plan.edits:
             done.append(edit)
             steps.host.apply(edit)
-        steps.hold()
+        hold()
         steps.host.reload()
     except BaseException as error:
         steps.failed(error)
         undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]
         steps.put_back(undone, ran=kubelet.unit.active == "active")
-        raise FailedError("rolled back: kubelet is still attached") from error
+        raise NodeError("rolled back: kubelet is still attached") from error
     steps.report(plan)
-    _use_runtime(steps, kubelet.unit.active, known)
+    _use_runtime(steps, kubelet.unit.active, listens)
     steps.host.save(None)
     for line in steps.proxy.offline_pods(steps.host):
-        steps.say(line)
+        say(line)
 
 
-def _use_runtime(steps: Steps, active: str, known: Attached) -> None:
+def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
     """Forward only: whoever detaches does not want kubelet back on criproxy."""
     if active not in ("active", "activating"):
-        steps.say(f"detached: kubelet does not run ({active})")
+        say(f"detached: kubelet does not run ({active})")
         return
     try:
-        use = steps.restart_and_wait()
+        kubelet = steps.restart_and_wait()
     except NodeError as error:
         if active == "active":
-            raise FailedError(f"kubelet's files no longer name criproxy, but {error}") from error
-        steps.say(f"detached, but kubelet is not well, as it was not before: {error}")
+            raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
+        say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
-    if socket_path(use.endpoint) in known.listens:
-        raise FailedError(f"kubelet is still sent to criproxy by {use.origin}: set its runtime's endpoint by hand")
-    steps.say(f"detached: kubelet is well on {use.endpoint}")
+    if socket_path(kubelet.endpoint) in listens:
+        raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
+    say(f"detached: kubelet is well on {kubelet.endpoint}")
 
 
 def _detach_nobody(steps: Steps) -> None:
@@ -107,13 +94,13 @@ def _detach_nobody(steps: Steps) -> None:
     ours = bool(dropin.listen_of(text_of(content)))
     plan = EditPlan((Edit(DROPIN, content, None),) if ours else ())
     if steps.dry_run and ours:
-        steps.say(difference(plan.edits).rstrip("\n"))
+        say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
     if byhand.is_sent_to(steps.proxy.listen, list(host.processes())):
-        raise RefusedError(
+        raise NodeError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )
     if not steps.dry_run:
         host.save(None)
-    steps.say(f"not attached: there is no {UNIT}")
+    say(f"not attached: there is no {UNIT}")

@@ -10,7 +10,8 @@ import re
 import shlex
 from typing import Final
 
-from criproxy.commands.attach.kubelet import Command, logical_lines
+from criproxy.commands.attach.kubelet import Command
+from criproxy.kubelet.attachment import commands, logical_lines
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 
 MARK: Final = "# Written by `criproxy attach`; `criproxy detach` removes it."
@@ -78,8 +79,7 @@ def taken_out(text: str, listen: str, copied: str) -> str | None:
 
 def _command_of(text: str) -> str:
     """The command that a drop-in sets; "" when it sets none."""
-    found = [line.removeprefix(_COMMAND) for line in logical_lines(text) if line.startswith(_COMMAND)]
-    return found[-1] if found else ""
+    return "".join(commands(text.encode(errors="surrogateescape"))[-1:])
 
 
 def _flag(listen: str) -> str:

@@ -1,4 +1,4 @@
-"""Edits of files: as each file is and as it shall be, several as one plan, and their difference as text."""
+"""Edits of files: as each is and as it shall be, several as one plan, their difference as text; and the one error."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 
-class RefusedError(Exception):
-    """It cannot be done here; the message says why and what to do."""
+class NodeError(Exception):
+    """It cannot be done, or has not worked out; the message says why, how the node is left, and what to do."""
 
 
 class Edit(Struct, frozen=True):

@@ -1,6 +1,4 @@
-"""The host as attach and detach touch it: its files, systemd, kubelet's process.
-
-With the machine (machine.py) it holds all effects of this package.
+"""The host as attach and detach touch it, with all effects of this package: programs, sockets, time, files, systemd.
 
 Every path is below `root`, so that a test can give it a directory instead of a node.
 """
@@ -10,16 +8,19 @@ import fcntl
 import glob
 import os
 import stat
-from collections.abc import Collection, Iterator
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from criproxy.commands.attach.edits import Edit
-from criproxy.commands.attach.machine import Machine, NodeError
+from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
 
+_HTTP_S: Final = 5.0
+_VERSION_S: Final = 10.0
 _RESTART_S: Final = 180.0
 """Systemd gives a service 90 s to stop."""
 _QUICK_S: Final = 30.0
@@ -33,6 +34,79 @@ _ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
 _CGROUPS: Final = "/sys/fs/cgroup"
 _OOM_GROUP: Final = "memory.oom.group"
 _SET: Final = "1"
+
+
+class Machine:
+    """What is not a file: programs, sockets, time."""
+
+    def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        """Exit status, and output with errors. Raises NodeError when it cannot be run, or takes longer."""
+        # In a session of its own: what a terminal's Ctrl-C ends is us, and we undo what the command began.
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NodeError(f"{' '.join(command)} has not ended within {timeout_s:.0f} s") from error
+        except OSError as error:
+            raise NodeError(f"{command[0]}: {error.strerror or error}: is this a node with systemd?") from error
+        return done.returncode, done.stdout.decode(errors="replace")
+
+    def version(self, socket: str) -> str:
+        """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
+        import asyncio
+
+        from criproxy.fronts.cri.runtime import RuntimeInfo, ask_version
+        from criproxy.fronts.http2.client.connection import Connection
+
+        async def ask() -> RuntimeInfo:
+            async with await Connection.dial(Path(socket)) as connection:
+                return await ask_version(connection.call, _VERSION_S)
+
+        try:
+            info = asyncio.run(ask())
+        except OSError as error:  # a ConnectionError, too
+            raise NodeError(f"{socket}: {error}") from error
+        return f"{info.name} {info.version}"
+
+    def get(self, host: str, port: int, path: str) -> str:
+        """The body of a 200 answer. Raises NodeError for any other, and for none."""
+        import http.client
+
+        connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise NodeError(f"http://{host}:{port}{path} does not answer ({error})") from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise NodeError(f"http://{host}:{port}{path} answers {answer.status}: {body.strip()[:200]}")
+        return body
+
+    def ask(self, socket: str, question: str) -> str:
+        """What the criproxy of that status socket answers. Raises NodeError when it does not."""
+        from criproxy.observe import client
+
+        try:
+            return client.ask(Path(socket), question, _HTTP_S)
+        except client.AskError as error:
+            raise NodeError(str(error)) from error
+
+    def now_s(self) -> float:
+        """Monotonic."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class UnitState(Struct, frozen=True):
@@ -58,7 +132,7 @@ class Host:
     def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
         self.machine = machine
         self.root = root
-        self._oom_groups: tuple[Path, ...] = ()
+        self._oom_groups: list[Path] = []
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -142,11 +216,9 @@ class Host:
 
     def save(self, record: AttachRecord | None) -> None:
         """Raises NodeError."""
-        now = self.read(STATE)
-        if record is not None:
-            self.apply(Edit(STATE, now, to_json(record)))
-        elif now is not None:
-            self.apply(Edit(STATE, now, None))
+        edit = Edit(STATE, self.read(STATE), None if record is None else to_json(record))
+        if edit.before != edit.after:
+            self.apply(edit)
 
     # --- systemd and kubelet ----------------------------------------------------------------------------------------
 
@@ -191,34 +263,29 @@ class Host:
         return output
 
     def log_tail(self, name: str) -> str:
-        """The end of a unit's log, for a message; "" when there is no such log."""
+        """The end of a unit's log, to be added to a message; "" when there is no such log."""
         command = ("journalctl", "--unit", name, "--lines", "5", "--no-pager", "--output", "cat")
         with contextlib.suppress(NodeError):
-            return self.machine.run(command, _QUICK_S)[1].strip()
+            if tail := self.machine.run(command, _QUICK_S)[1].strip():
+                return f"; the end of its log:\n{tail}"
         return ""
 
-    def command_line(self, pid: int) -> tuple[str, ...]:
-        """A process's arguments; () when it has gone."""
-        content = self.read(f"/proc/{pid}/cmdline") if pid else None
-        return tuple(os.fsdecode(content).rstrip("\0").split("\0")) if content else ()
-
-    def help_text(self, program: str) -> str:
-        """What a kubelet's --help says; "" when it cannot be asked."""
+    def help_text(self, program: str) -> list[str]:
+        """The lines of what a kubelet's --help says; none when it cannot be asked."""
         if not program or not os.access(self._at(program), os.X_OK):
-            return ""
+            return []
         with contextlib.suppress(NodeError):
             status, output = self.machine.run((program, "--help"), _QUICK_S)
-            return output if status == 0 else ""
-        return ""
+            return output.splitlines() if status == 0 else []
+        return []
 
-    def processes(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    def processes(self) -> Iterator[tuple[str, list[str], str]]:
         """(name, arguments, cgroup) of each process."""
         for path in self.matching("/proc/[0-9]*/comm"):
             pid = path.split("/")[2]
-            name = (self.read(path) or b"").decode(errors="replace").strip()
+            name = self.text(path).strip()
             if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
-                cgroup = (self.read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
-                yield name, self.command_line(int(pid)), cgroup
+                yield name, self.text(f"/proc/{pid}/cmdline").split("\0"), self.text(f"/proc/{pid}/cgroup")
 
 
 # --- memory.oom.group -------------------------------------------------------------------------------------------------
@@ -227,31 +294,23 @@ class Host:
 # scope's OOMPolicy= means.
 
 
-def set_below(mount: Path) -> tuple[Path, ...]:
+def set_below(mount: Path) -> list[Path]:
     """The files of the cgroups below `mount` that have it set; none on cgroup v1, which does not know it."""
-    files = (Path(directory) / _OOM_GROUP for directory, _, names in os.walk(mount) if _OOM_GROUP in names)
-    return tuple(file for file in files if _holds(file) == _SET)
+    found = []
+    for directory, _, names in os.walk(mount):
+        with contextlib.suppress(OSError):  # it may have just gone
+            file = Path(directory) / _OOM_GROUP
+            if _OOM_GROUP in names and file.read_text().strip() == _SET:
+                found.append(file)
+    return found
 
 
-def put_back(files: Collection[Path]) -> tuple[Path, ...]:
-    """Set it where it is not; returns where that was. A cgroup that has gone meanwhile is left out."""
-    changed = []
+def put_back(files: Collection[Path]) -> None:
+    """Set it where it is not, in the cgroups that are there still."""
     for file in files:
-        if _holds(file) not in (_SET, None):
-            try:
+        with contextlib.suppress(OSError):
+            if file.read_text().strip() != _SET:
                 file.write_text(_SET)
-            except OSError:  # it has just gone
-                continue
-            changed.append(file)
-    return tuple(changed)
-
-
-def _holds(file: Path) -> str | None:
-    """None: it has gone."""
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""KubeletConfiguration files, YAML or JSON: read the keys that matter, and edit one with every other byte kept.
+"""KubeletConfiguration files, YAML or JSON: the endpoint is set, with every other byte kept.
 
 Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 """
 
 import json
-import re
 
 import yaml
 
@@ -12,31 +11,20 @@ from criproxy.commands.attach.dropin import MARK
 from criproxy.kubelet.attachment import ENDPOINT_KEY
 
 
-def endpoint_of(text: str) -> str:
-    """The endpoint that a configuration sets; "" when it sets none. Raises ValueError for what is no YAML mapping."""
-    root = _root(text)
-    for key, value in root.value if root else ():
-        if key.value == ENDPOINT_KEY and isinstance(value, yaml.ScalarNode):
-            return "" if value.tag == "tag:yaml.org,2002:null" else str(value.value)
-    return ""
-
-
-def with_endpoint(text: str, endpoint: str | None) -> str:
-    """`text` with its endpoint set, or its key taken out (None). Only that key's bytes change.
+def with_endpoint(text: str, endpoint: str) -> str:
+    """`text` with its endpoint set. Only that key's bytes change.
 
     Raises ValueError when the file is none that can be edited so.
     """
     root = _root(text)
-    held = next((pair for pair in root.value if pair[0].value == ENDPOINT_KEY), None) if root else None
+    held = next((value for key, value in root.value if key.value == ENDPOINT_KEY), None) if root else None
     if held is None:
-        edited = text if endpoint is None else _inserted(text, root, endpoint)
-    elif endpoint is None:
-        edited = _without(text, root, held)
-    elif not isinstance(held[1], yaml.ScalarNode):
-        raise ValueError(f"{ENDPOINT_KEY} is no text")
-    else:
-        start, end = held[1].start_mark.index, held[1].end_mark.index
+        edited = _inserted(text, root, endpoint)
+    elif isinstance(held, yaml.ScalarNode):
+        start, end = held.start_mark.index, held.end_mark.index
         edited = text[:start] + (" " if text[start - 1] == ":" else "") + json.dumps(endpoint) + text[end:]
+    else:
+        raise ValueError(f"{ENDPOINT_KEY} is no text")
     _check(text, edited, endpoint)
     return edited
 
@@ -75,27 +63,11 @@ def _inserted(text: str, root: yaml.MappingNode | None, endpoint: str) -> str:
     return text[:at] + piece + text[at:]
 
 
-def _without(text: str, root: yaml.MappingNode | None, held: tuple[yaml.Node, yaml.Node]) -> str:
-    start, end = held[0].start_mark.index, held[1].end_mark.index
-    if root is not None and root.flow_style:
-        if comma := re.match(r"\s*, ?", text[end:]):
-            return text[:start] + text[end + comma.end() :]
-        return text[:start].rstrip().removesuffix(",") + text[end:]
-    newline = text.find("\n", end)
-    line = text.rfind("\n", 0, start) + 1
-    if text[line:start].strip():
-        raise ValueError(f"{ENDPOINT_KEY} shares its line with something else")
-    return text[:line] + ("" if newline < 0 else text[newline + 1 :])
-
-
-def _check(text: str, edited: str, endpoint: str | None) -> None:
+def _check(text: str, edited: str, endpoint: str) -> None:
     """No edit is taken on trust: read anew, everything but this key must be what it was."""
     try:
-        before, after = yaml.safe_load(text) or {}, yaml.safe_load(edited) or {}
+        before, after = yaml.safe_load(text) or {}, yaml.safe_load(edited)
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ValueError(f"cannot be edited safely: set {ENDPOINT_KEY} in it by hand") from error
-    wanted = {key: value for key, value in before.items() if key != ENDPOINT_KEY}
-    if endpoint is not None:
-        wanted[ENDPOINT_KEY] = endpoint
-    if after != wanted:
+    if after != {**before, ENDPOINT_KEY: endpoint}:
         raise ValueError(f"cannot be edited safely: set {ENDPOINT_KEY} in it by hand")

@@ -3,17 +3,17 @@
 An attachment's record is made before anything is changed, finished afterwards, and undone from.
 """
 
+import hashlib
 import posixpath
 from collections.abc import Callable, Collection
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.commands.attach import dropin, kubeletconfig
-from criproxy.commands.attach.edits import Edit, EditPlan, RefusedError
-from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, Use, renamed
-from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile, sha256
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
+from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, renamed
+from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
 from criproxy.kubelet.process import UNIT
 
@@ -24,170 +24,125 @@ Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
 
 
-class Attached(Struct, frozen=True):
-    """What is known of a kubelet that may be attached.
-
-    `files` may name its endpoint, and `command` is the unit's without us. `listens` are all sockets of criproxy;
-    `runtime` is the endpoint to go back to where neither the record nor our drop-in has one.
-    """
-
-    files: tuple[str, ...]
-    command: str
-    record: AttachRecord | None
-    listens: Collection[str]
-    runtime: str
-
-
-def endpoint_before(use: Use, listen: str, runtime: str, read: Read) -> str:
+def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read) -> str:
     """The endpoint that kubelet had without us; `runtime` where it uses us already and no drop-in of ours names it."""
-    if socket_path(use.endpoint) != listen:
-        return use.endpoint
+    if socket_path(kubelet.endpoint) != listen:
+        return kubelet.endpoint
     return dropin.endpoint_before(text_of(read(DROPIN))) or f"unix://{runtime}"
 
 
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
-    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises RefusedError."""
-    command, use, text = kubelet.command, kubelet.use, text_of(read(DROPIN))
+    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
+    command, text = kubelet.command, text_of(read(DROPIN))
     try:
         takes_a_flag = command is not None and command.takes_a_flag()
     except ValueError as error:
-        raise RefusedError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
+        raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
-    is_lasting = use.origin != UNNAMED or not takes_a_flag
-    if socket_path(use.endpoint) == listen and is_lasting and not is_stale:
+    is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
+    if socket_path(kubelet.endpoint) == listen and is_lasting and not is_stale:
         return EditPlan(())
     _check(kubelet, listen, before)
-    if kubelet.program.has_flag and command is not None and takes_a_flag:
-        return EditPlan(_edits(DROPIN, read, dropin.write(command, listen, before)), _notes(use))
-    if use.by_flag or (kubelet.program.has_runtime_flag and kubelet.program.has_flag):
-        raise RefusedError(
+    if kubelet.has_flag and command is not None and takes_a_flag:
+        return _written(kubelet, DROPIN, read, dropin.write(command, listen, before))
+    if kubelet.by_flag or not kubelet.reads_files:
+        raise NodeError(
             f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
-            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({use.origin}), and restart it"
+            f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({kubelet.origin}), and restart it"
         )
     try:
-        return _config_plan(use, listen, read)
+        return _config_plan(kubelet, listen, read)
     except ValueError as error:
-        raise RefusedError(f"{use.config_file}: {error}") from error
+        raise NodeError(f"{kubelet.config_file}: {error}") from error
 
 
-def _config_plan(use: Use, listen: str, read: Read) -> EditPlan:
+def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
     endpoint = f"unix://{listen}"
-    if use.config_dir:
-        path = posixpath.join(use.config_dir, NAME)
-        return EditPlan(_edits(path, read, kubeletconfig.drop_in(endpoint)), _notes(use))
-    content = read(use.config_file) if use.config_file else None
+    if kubelet.config_dir:
+        return _written(kubelet, posixpath.join(kubelet.config_dir, NAME), read, kubeletconfig.drop_in(endpoint))
+    content = read(kubelet.config_file) if kubelet.config_file else None
     if content is None:
-        raise RefusedError(
+        raise NodeError(
             "kubelet has neither a command that a flag can be added to nor a configuration file: by hand, set "
             f"{ENDPOINT_KEY}: {endpoint} where it gets its configuration, and restart it"
         )
-    note = f"`kubeadm upgrade` writes {use.config_file} anew: run `criproxy attach` again after one"
-    text = kubeletconfig.with_endpoint(content.decode(), endpoint)
-    return EditPlan(_edits(use.config_file, read, text), (note, *_notes(use)))
+    note = f"`kubeadm upgrade` writes {kubelet.config_file} anew: run `criproxy attach` again after one"
+    return _written(kubelet, kubelet.config_file, read, kubeletconfig.with_endpoint(content.decode(), endpoint), note)
 
 
 def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
-    if not kubelet.use.remote:
-        raise RefusedError(
+    if not kubelet.remote:
+        raise NodeError(
             f"{UNIT}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
             "(--container-runtime=remote) first"
         )
     if socket_path(before) is None:
-        raise RefusedError(f"{UNIT}: its endpoint {before!r} is no unix socket")
+        raise NodeError(f"{UNIT}: its endpoint {before!r} is no unix socket")
     if before.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):
-        raise RefusedError(
+        raise NodeError(
             f"kubelet recognises CRI-O by an endpoint that ends with {CRIO_SUFFIX}, for its statistics: "
             f'set proxy.listen = "/run/criproxy/{CRIO_SUFFIX}" in criproxy\'s config and restart criproxy first'
         )
 
 
-def _notes(use: Use) -> tuple[str, ...]:
-    if not use.image_endpoint:
-        return ()
-    return (f"image calls stay on {use.image_endpoint}: criproxy has no need of them",)
-
-
-def _edits(path: str, read: Read, text: str) -> tuple[Edit, ...]:
+def _written(kubelet: NodeKubelet, path: str, read: Read, text: str, *notes: str) -> EditPlan:
     now, after = read(path), _bytes(text)
-    return () if now == after else (Edit(path, now, after),)
+    if kubelet.image_endpoint:
+        notes = (*notes, f"image calls stay on {kubelet.image_endpoint}: criproxy has no need of them")
+    return EditPlan(() if now == after else (Edit(path, now, after),), notes)
 
 
-def detach_plan(known: Attached, read: Read) -> EditPlan:
-    """How to take this kubelet off criproxy; no edits: no file sends it there. Raises RefusedError.
+def detach_plan(
+    kubelet: NodeKubelet, record: AttachRecord | None, listens: Collection[str], runtime: str, read: Read
+) -> EditPlan:
+    """How to take this kubelet off criproxy; no edits: no file sends it there. Raises NodeError.
 
-    What nobody has changed since goes back to the bytes that were there; else only what is ours is taken out. Where
-    there is no record, every file that kubelet has its endpoint from is looked at.
+    `listens` are all sockets of criproxy; `runtime` is the endpoint to go back to where neither the record nor our
+    drop-in has one. What nobody has changed since goes back to the bytes that were there; else only what is ours is
+    taken out. Where there is no record, every file that kubelet has its endpoint from is looked at.
     """
     changed: dict[str, bytes | None] = {}
     notes: list[str] = []
-    record, runtime, text = known.record, known.runtime, text_of(read(DROPIN))
-    if listen := dropin.listen_of(text) or _listen_in(text, known.listens):
+    text = text_of(read(DROPIN))
+    if listen := dropin.listen_of(text):
         runtime = dropin.endpoint_before(text) or runtime
-        changed[DROPIN] = _without_us(known, text, listen)
-        if changed[DROPIN] is not None:
+        copied = record.copied if record else ""
+        left = dropin.taken_out(text, listen, copied or (kubelet.command.text if kubelet.command else ""))
+        changed[DROPIN] = None if left is None else _bytes(left)
+        if left is not None:
             notes.append(f"{DROPIN} was changed since: only what criproxy wrote is taken out")
     if record is not None:
         runtime = record.endpoint or runtime
         for saved in record.saved:
-            if saved.path != DROPIN:
-                changed[saved.path], note = _config_before(saved, read(saved.path), record.listen)
-                notes += note
-    for path in dict.fromkeys(known.files):
-        changed[path], note = _off_criproxy(known, path, changed.get(path, read(path)), runtime)
+            now = read(saved.path)
+            is_ours = now is not None and sha256(now) == saved.after_sha256
+            changed.setdefault(saved.path, saved.before if is_ours else now)
+    for path in dict.fromkeys((*changed, *kubelet.files)):
+        changed[path], note = _off_criproxy(path, changed.get(path, read(path)), listens, runtime)
         notes += note
     edits = (Edit(path, read(path), after) for path, after in changed.items())
     return EditPlan(tuple(edit for edit in edits if edit.before != edit.after), tuple(notes))
 
 
-def _listen_in(text: str, listens: Collection[str]) -> str:
-    """For a drop-in of ours whose head somebody has rewritten."""
-    return next((listen for listen in listens if f"{ENDPOINT_FLAG}=unix://{listen}" in text), "")
-
-
-def _without_us(known: Attached, text: str, listen: str) -> bytes | None:
-    """Our drop-in without what is ours; None: it goes."""
-    record = known.record
-    if record and any(saved.path == DROPIN and saved.after_sha256 == sha256(_bytes(text)) for saved in record.saved):
-        return None
-    left = dropin.taken_out(text, listen, (record.copied if record else "") or known.command)
-    return None if left is None else _bytes(left)
-
-
-def _config_before(saved: SavedFile, now: bytes | None, listen: str) -> tuple[bytes | None, tuple[str, ...]]:
-    """A configuration file as it was before attach, and what to note of it."""
-    if now is None or now == saved.before:
-        return now, ()
-    if sha256(now) == saved.after_sha256:
-        return saved.before, ()
-    try:
-        text, before = now.decode(), (saved.before or b"").decode()
-        if socket_path(kubeletconfig.endpoint_of(text)) != listen:
-            return now, ()  # it is somebody else's by now
-        after = kubeletconfig.with_endpoint(text, kubeletconfig.endpoint_of(before) or None).encode()
-    except ValueError as error:
-        raise RefusedError(f"{saved.path}: {error}: set {ENDPOINT_KEY} back in it by hand") from error
-    return after, (f"{saved.path} was changed since: only {ENDPOINT_KEY} is set back",)
-
-
 def _off_criproxy(
-    known: Attached, path: str, content: bytes | None, runtime: str
+    path: str, content: bytes | None, listens: Collection[str], runtime: str
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """A file that names criproxy though no record knows of it: set by hand, or by an attach whose record is lost."""
+    """A file that names criproxy: set by hand, changed since attach, or by an attach whose record is lost."""
     text, target = text_of(content), socket_path(runtime)
-    listen = next((one for one in known.listens if renamed(text, one, "") != text), None)
+    listen = next((one for one in listens if renamed(text, one, "") != text), None)
     if listen is None:
         return content, ()
-    if text.startswith(dropin.MARK):
+    if text == kubeletconfig.drop_in(f"unix://{listen}"):
         return None, ()
-    if target is None or target in known.listens:
-        raise RefusedError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
-    note = f"{path} names criproxy's socket, though `criproxy attach` has no record of it: set to {target}"
+    if target is None or target in listens:
+        raise NodeError(f"kubelet is sent to criproxy by {path}: set its runtime's endpoint there by hand")
+    note = f"{path} names criproxy's socket, and is not as `criproxy attach` has left it: only that is set, to {target}"
     return _bytes(renamed(text, listen, target)), (note,)
 
 
 def begun(
-    plan: EditPlan, kubelet: NodeKubelet, read: Read, *, before: str, listen: str, previous: AttachRecord | None
+    plan: EditPlan, kubelet: NodeKubelet, *, before: str, listen: str, previous: AttachRecord | None
 ) -> AttachRecord:
     """What must be known to undo a plan, before it is done; `before` is the endpoint that kubelet had."""
     copied = kubelet.command if plan.writes(DROPIN) else None
@@ -196,11 +151,10 @@ def begun(
         unit=UNIT,
         listen=listen,
         endpoint=before,
-        origin=kubelet.use.origin,
+        origin=kubelet.origin,
         saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=copied.text if copied else "",
         copied_file=copied.file if copied else "",
-        copied_sha256=sha256(read(copied.file) or b"") if copied else "",
         previous=previous,
         ran=kubelet.unit.active == "active",
     )
@@ -228,6 +182,10 @@ def rollback_plan(record: AttachRecord, read: Read) -> EditPlan:
         else:
             notes.append(f"{saved.path} was changed by somebody else meanwhile, and is left as it is")
     return EditPlan(tuple(edits), tuple(notes))
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def text_of(content: bytes | None) -> str:

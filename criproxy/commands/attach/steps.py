@@ -4,16 +4,16 @@ Kubelet is well when its unit runs and keeps running, it says so itself, and wha
 """
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
-from criproxy.commands.attach.edits import Edit, EditPlan, difference
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.kubelet import NodeKubelet, Use, look
-from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
 from criproxy.kubelet.process import UNIT
@@ -27,20 +27,24 @@ _STEADY_S: Final = 3.0
 _POLL_S: Final = 0.5
 
 
-class FailedError(Exception):
-    """It was begun and did not work out; the message says in which state the node is left."""
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def hold() -> None:
+    """Ignore signals from now on, while what was done is undone."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 class Steps(Struct, frozen=True):
-    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must.
-
-    `say` prints a line for the user; `hold` has the process ignore signals from then on, while it cleans up.
-    """
+    """On `host`, for the criproxy `proxy`. They raise NodeError when the node does not do what it must."""
 
     host: Host
     proxy: RunningCriproxy
-    say: Callable[[str], None]
-    hold: Callable[[], None]
     dry_run: bool
 
     @contextlib.contextmanager
@@ -56,39 +60,37 @@ class Steps(Struct, frozen=True):
         self.host.reload()
         self.report(plan)
 
-    def restart_and_wait(self) -> Use:
-        """Start kubelet anew, and wait until it is well; returns what it uses then."""
-        use = None
+    def restart_and_wait(self) -> NodeKubelet:
+        """Start kubelet anew, and wait until it is well; returns it as it is then."""
+        kubelet = None
         with contextlib.suppress(NodeError):  # nothing may keep the restart: kubelet may be down
-            use = self._use()
+            kubelet = look(self.host)
         self.host.restart(UNIT)
-        self.wait_until_well(use or self._use())
-        return self._use()
-
-    def _use(self) -> Use:
-        kubelet = look(self.host)
+        if kubelet := kubelet or look(self.host):
+            self.wait_until_well(kubelet)
+            kubelet = look(self.host)
         if kubelet is None:
             raise NodeError(f"there is no {UNIT} any more")
-        return kubelet.use
+        return kubelet
 
     def repair(self) -> None:
         """Undo what a run that was killed has left half done."""
         record = self.host.load()
         if record is None or record.phase != "changing":
             return
-        self.say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
+        say("an earlier `criproxy attach` was ended in the middle: what it did is undone first")
         if not self.dry_run:
             self.roll_back(record)
 
     def roll_back(self, record: AttachRecord) -> None:
-        """Undo an attach that is not finished. Raises FailedError when that fails too."""
+        """Undo an attach that is not finished. Raises NodeError when that fails too."""
         plan = rollback_plan(record, self.host.read)
         self.put_back(plan.edits, ran=record.ran)
         self._note(plan)
         self.host.save(record.previous)
 
     def put_back(self, edits: Sequence[Edit], *, ran: bool) -> None:
-        """Put files back, and kubelet onto them. Raises FailedError when that fails too.
+        """Put files back, and kubelet onto them. Raises NodeError when that fails too.
 
         A kubelet that did not run (`ran`) is not started, nor waited for; one that somebody else has started meanwhile
         is started anew, as it may have read our files.
@@ -104,79 +106,77 @@ class Steps(Struct, frozen=True):
             elif now in ("active", "activating"):
                 self.host.restart(UNIT)
         except NodeError as error:
-            raise FailedError(f"not rolled back completely: {error}") from error
+            raise NodeError(f"not rolled back completely: {error}") from error
 
     def failed(self, error: BaseException) -> None:
         """What is undone now is not to be interrupted."""
-        self.hold()
-        self.say(f"failed: {str(error) or type(error).__name__}")
-        self.say("putting back what was there")
+        hold()
+        say(f"failed: {str(error) or type(error).__name__}")
+        say("putting back what was there")
 
     def report(self, plan: EditPlan) -> None:
         """Say what was done."""
         for edit in plan.edits:
-            self.say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
+            say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
         self._note(plan)
 
     def preview(self, plan: EditPlan, kubelet: NodeKubelet) -> None:
         """Say what would be done."""
         if plan.edits:
-            self.say(difference(plan.edits).rstrip("\n"))
+            say(difference(plan.edits).rstrip("\n"))
         self._note(plan)
-        self.say("would run: systemctl daemon-reload")
+        say("would run: systemctl daemon-reload")
         if kubelet.unit.active == "active":
-            self.say(f"would run: systemctl restart {UNIT}")
+            say(f"would run: systemctl restart {UNIT}")
 
     def _note(self, plan: EditPlan) -> None:
         for note in plan.notes:
-            self.say(f"note: {note}")
+            say(f"note: {note}")
 
     # --- kubelet's health -------------------------------------------------------------------------------------------
 
-    def check_well(self, use: Use) -> None:
+    def check_well(self, kubelet: NodeKubelet) -> None:
         """Raises NodeError when kubelet is not well already, before anything is changed."""
         try:
-            self._ask_healthz(use)
+            self._ask_healthz(kubelet)
         except NodeError as error:
             raise NodeError(f"kubelet is not well as it is ({error}): repair it first") from error
 
-    def wait_until_well(self, use: Use, also: Callable[[], bool] = lambda: True, otherwise: str = "") -> int:
-        """Wait after a restart; returns kubelet's pid. Raises NodeError when it fails, or after two minutes.
+    def wait_until_well(self, kubelet: NodeKubelet, also: Callable[[], str] = str) -> None:
+        """Wait after a restart. Raises NodeError when it fails, or after two minutes.
 
-        `also` must hold too; `otherwise` says what it means that it does not. It may raise NodeError for a while.
+        `also` says what else is not right yet, "": nothing. It may raise NodeError for a while.
         """
         machine = self.host.machine
         give_up_s = machine.now_s() + _WELL_S
         restarts = self.host.unit(UNIT).restarts
         well_s, well_pid, problem = 0.0, 0, ""
         while machine.now_s() < give_up_s:
-            pid, problem = self._look(use, restarts, also, otherwise)
+            pid, problem = self._look(kubelet, restarts, also)
             if problem or pid != well_pid:
                 well_s, well_pid = machine.now_s(), 0 if problem else pid
             elif machine.now_s() - well_s >= _STEADY_S:
-                return pid
+                return
             machine.sleep(_POLL_S)
         problem = problem or "it does not stay so"
-        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self._log()}")
+        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self.host.log_tail(UNIT)}")
 
-    def _look(self, use: Use, restarts: int, also: Callable[[], bool], otherwise: str) -> tuple[int, str]:
+    def _look(self, kubelet: NodeKubelet, restarts: int, also: Callable[[], str]) -> tuple[int, str]:
         """Kubelet's pid and "", or what is not right yet. Raises NodeError when it has ended."""
         unit = self.host.unit(UNIT)
         if unit.active == "failed" or unit.sub == "auto-restart" or unit.restarts > restarts:
-            raise NodeError(f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self._log()}")
+            raise NodeError(
+                f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self.host.log_tail(UNIT)}"
+            )
         if unit.active != "active" or not unit.pid:
             return 0, f"{UNIT} is {unit.active} ({unit.sub})"
         try:
-            self._ask_healthz(use)
-            return unit.pid, "" if also() else otherwise
+            self._ask_healthz(kubelet)
+            return unit.pid, also()
         except NodeError as error:
             return unit.pid, str(error)
 
-    def _ask_healthz(self, use: Use) -> None:
-        name, port = use.healthz
+    def _ask_healthz(self, kubelet: NodeKubelet) -> None:
+        name, port = kubelet.healthz
         if port:
             self.host.machine.get(name, port, "/healthz")
-
-    def _log(self) -> str:
-        tail = self.host.log_tail(UNIT)
-        return f"; the end of its log:\n{tail}" if tail else ""

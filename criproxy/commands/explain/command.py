@@ -3,10 +3,9 @@
 Where kubelet makes its cgroups is known by the pods that the running criproxy sees, or by kubelet's settings.
 """
 
+import contextlib
 import sys
 from pathlib import Path
-
-from msgspec import Struct
 
 from criproxy.cgroup.naming import BOX, BoxPath, parse_box
 from criproxy.commands.explain.explain import NodeFacts, explain, render
@@ -32,45 +31,38 @@ def run(pod: str, config: Config) -> str:
         raise ValueError(f"{pod}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{pod}: {error}; give a Pod manifest in JSON or YAML") from error
-    found = places(Path(config.proxy.status_path))
-    node = NodeFacts(
-        enabled=config.colocation.enabled,
-        rules=config.colocation.offline_rules(),
-        chain=offline_chain(),
-        child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
-        boxes=found.boxes,
-        origin=found.origin,
-    )
-    return "\n".join(render(manifest, explain(manifest, node), node) for manifest in manifests)
+    boxes, origin = places(Path(config.proxy.status_path))
+    nodes = [
+        NodeFacts(
+            enabled=config.colocation.enabled,
+            rules=config.colocation.offline_rules(),
+            chain=offline_chain(),
+            child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+            box=box,
+            origin=origin,
+        )
+        for box in boxes
+    ]
+    texts = ([render(manifest, explain(manifest, node), node) for node in nodes] for manifest in manifests)
+    return "\n".join(text for each in texts for text in dict.fromkeys(each))  # an online pod's are the same
 
 
-class Places(Struct, frozen=True):
-    """The boxes that there may be beside kubelet's cgroups: one, or one for each driver. `origin`: who says so."""
+def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...], str]:
+    """The box beside kubelet's cgroups, or one for each driver that kubelet may have; and how that is known.
 
-    boxes: tuple[BoxPath, ...]
-    origin: str
-
-
-def places(asked_at: Path, root: Path = Path("/")) -> Places:
-    """Of the node whose criproxy is asked at that socket."""
-    return _of_criproxy(asked_at) or _of_kubelet(root) or Places(DEFAULT_BOXES, "")
-
-
-def _of_criproxy(asked_at: Path) -> Places | None:
-    try:
+    It is that of the node whose criproxy is asked at that socket.
+    """
+    with contextlib.suppress(client.AskError, ValueError):
         status = from_json(client.ask(asked_at, "/status", _ANSWER_S))
         if status.box.path is not None:
-            return Places((parse_box(status.box.path),), "as its pods show")
-    except (client.AskError, ValueError):
-        return None
-    return _by_name(status.cgroup.driver or "", "as its pods show")
-
-
-def _of_kubelet(root: Path) -> Places | None:
+            return (parse_box(status.box.path),), "as its pods show"
+        if boxes := _by_name(status.cgroup.driver or ""):
+            return boxes, "as its pods show"
     driver, origin = cgroup_driver(root)
-    return _by_name(driver, f"by {origin}")
+    if boxes := _by_name(driver):
+        return boxes, f"by {origin}"
+    return DEFAULT_BOXES, "or the other one: neither a running criproxy nor kubelet's configuration says which"
 
 
-def _by_name(driver: str, origin: str) -> Places | None:
-    found = tuple(box for box in DEFAULT_BOXES if box.driver == driver)
-    return Places(found, origin) if found else None
+def _by_name(driver: str) -> tuple[BoxPath, ...]:
+    return tuple(box for box in DEFAULT_BOXES if box.driver == driver)

@@ -1,14 +1,15 @@
 """`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Adjustment, Operation, PodRequest, Target
+from criproxy.model import Adjustment, PodRequest
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
@@ -17,20 +18,19 @@ _MAX_CELL = 72
 class NodeFacts(Struct, frozen=True):
     """What an explanation needs to know of the node. `child_quota`: whether a pod in the box may have a CPU quota.
 
-    `boxes`: the one beside kubelet's cgroups, or one for each cgroup driver that kubelet may have; `origin` says how it
-    is known, "": it is not.
+    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known.
     """
 
     enabled: bool
     rules: OfflineRules
     chain: Chain
     child_quota: bool
-    boxes: tuple[BoxPath, ...]
+    box: BoxPath
     origin: str
 
 
 class Explanation(Struct, frozen=True):
-    """What happens to a pod beside one box, at its `place` there. `why` None: it is online.
+    """What happens to a pod, at its `place` in the box. `why` None: it is online.
 
     `refused` says why it can't start, `changes` what changes.
     """
@@ -41,40 +41,28 @@ class Explanation(Struct, frozen=True):
     changes: tuple[tuple[PodRequest, tuple[Adjustment, ...]], ...] = ()
 
 
-def explain(manifest: Manifest, node: NodeFacts) -> tuple[Explanation, ...]:
-    """The fate of a pod on a node whose switch is on, for each of its boxes."""
-    return tuple(_explain(manifest, node, box) for box in node.boxes)
-
-
-def _explain(manifest: Manifest, node: NodeFacts, box: BoxPath) -> Explanation:
+def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
+    """The fate of a pod on a node whose switch is on."""
     why = node.rules.why(manifest.pod)
     if why is None:
         return Explanation(None)
     plain, underscored = pod_names(manifest.pod.ref.uid)
-    name = underscored if box.driver is Driver.SYSTEMD else plain
+    name = underscored if node.box.driver is Driver.SYSTEMD else plain
     try:
-        place = parse_kubelet_parent(PodParent(box, name).at_kubelet[0]).in_box
+        place = parse_kubelet_parent(PodParent(node.box, name).at_kubelet[0]).in_box
     except ValueError as error:
         return Explanation(why, str(error))
-    calls = _calls(manifest, node, place)
+    calls = [replace(one, placement=place, child_quota=node.child_quota) for one in manifest.requests]
     return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
 
 
-def _calls(manifest: Manifest, node: NodeFacts, place: str) -> Iterator[PodRequest]:
-    ref, quota = manifest.pod.ref, node.child_quota
-    yield PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, ref, place, manifest.resources, quota)
-    for one in manifest.containers:
-        target, added = Target.CONTAINER, one.added_capabilities
-        yield PodRequest(Operation.CREATE_CONTAINER, target, ref, place, one.resources, quota, one.name, added)
-
-
-def render(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts) -> str:
+def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
     """What `explain` found, as text for a terminal, newline at the end."""
-    return "".join(f"{printable(line)}\n" for line in _lines(manifest, explanations, node))
+    return "".join(f"{printable(line)}\n" for line in _lines(manifest, explanation, node))
 
 
-def _lines(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts) -> Iterator[str]:
-    explanation, pod = explanations[0], manifest.pod
+def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Iterator[str]:
+    pod = manifest.pod
     yield f"pod            {pod.ref}"
     if pod.ref.uid == PLACEHOLDER_UID:
         yield f"               the manifest has no uid yet: {PLACEHOLDER_UID} stands for it"
@@ -90,41 +78,25 @@ def _lines(manifest: Manifest, explanations: Sequence[Explanation], node: NodeFa
     if explanation.refused is not None:
         yield f"refused        {explanation.refused}"
         return
-    yield from _places(explanations, node)
+    yield f"place          {explanation.place} ({node.box.driver} driver, {node.origin})"
     yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
     yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
     yield ""
-    yield from _table(list(_rows(manifest, explanations, node)))
+    yield from _table(list(_rows(manifest, explanation)))
 
 
-def _places(explanations: Sequence[Explanation], node: NodeFacts) -> Iterator[str]:
-    head, origin = "place", f", {node.origin}" if node.origin else ""
-    for one, box in zip(explanations, node.boxes, strict=True):
-        yield f"{head:<13}  {one.place} ({box.driver} driver{origin})"
-        head = ""
-    if not node.origin:
-        yield "               neither a running criproxy nor kubelet's configuration says which driver it is"
-
-
-def _rows(
-    manifest: Manifest, explanations: Sequence[Explanation], node: NodeFacts
-) -> Iterator[tuple[str, str, str, str, str]]:
-    """What differs by driver has a row for each."""
-    kinds = {one.name: "init container" if one.init else "container" for one in manifest.containers}
+def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
     yield ("of", "field", "old", "new", "reason")
-    for number, (call, changes) in enumerate(explanations[0].changes):
-        target = f"{kinds[call.container]} {call.container}" if call.container else str(call.target)
+    for call, changes in explanation.changes:
+        kind = "init container" if call.container in manifest.init_containers else str(call.target)
+        target = f"{kind} {call.container}".rstrip()
         if not changes:
             yield (target, "", "", "", "nothing changes")
-        for at, change in enumerate(changes):
+        for change in changes:
             field = f"{change.field}[{change.key}]" if change.key else change.field
-            same = [one.changes[number][1][at] for one in explanations]
-            by_driver = any(other.value != change.value for other in same)
-            for box, one in list(zip(node.boxes, same, strict=True))[: None if by_driver else 1]:
-                reason = f"{one.reason} ({box.driver} driver)" if by_driver else one.reason
-                yield (target, field, _old(manifest, one), _shown(one.value), reason)
-                target = ""
+            yield (target, field, _old(manifest, change), _shown(change.value), change.reason)
+            target = ""
 
 
 def _old(manifest: Manifest, change: Adjustment) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy.model import Pod, PodRef, Resources
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
@@ -64,24 +64,15 @@ class _RawPod(Struct, frozen=True):
     spec: _RawSpec
 
 
-class ManifestContainer(Struct, frozen=True):
-    """A container; `init` ones run before the others.
+class Manifest(Struct, frozen=True):
+    """A Pod as far as criproxy looks at it: `requests` are those for its sandbox and its containers, not placed yet.
 
-    `resources` say to the hooks whether there is a CPU quota, not which: kubelet works that out.
+    Their resources say to the hooks whether there is a CPU quota, not which: kubelet works that out.
     """
 
-    name: str
-    init: bool
-    resources: Resources
-    added_capabilities: tuple[str, ...] = ()
-
-
-class Manifest(Struct, frozen=True):
-    """A Pod as far as criproxy looks at it. `resources` are those of its sandbox."""
-
     pod: Pod
-    resources: Resources
-    containers: tuple[ManifestContainer, ...]
+    init_containers: frozenset[str]
+    requests: tuple[PodRequest, ...]
 
 
 def read_manifests(text: str) -> tuple[Manifest, ...]:
@@ -127,19 +118,20 @@ def _manifest(document: Any) -> Manifest:
     if not spec.containers:
         raise ManifestError("spec.containers is empty")
     inits = spec.initContainers or ()
-    of_each = [one.resources for one in (*inits, *spec.containers)]
-    return Manifest(
-        pod=_pod(raw.metadata),
-        # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
-        resources=_resources(any(one.has_cpu_limit for one in (spec.resources, *of_each) if one)),
-        containers=(*(_container(one, init=True) for one in inits), *(_container(one) for one in spec.containers)),
-    )
+    containers = (*inits, *spec.containers)
+    # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
+    limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
+    pod = _pod(raw.metadata)
+    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, pod.ref, "", _resources(limited), False)
+    names = frozenset(one.name for one in inits)
+    return Manifest(pod, names, (sandbox, *(_request(pod.ref, one) for one in containers)))
 
 
-def _container(raw: _RawContainer, *, init: bool = False) -> ManifestContainer:
+def _request(ref: PodRef, raw: _RawContainer) -> PodRequest:
     capabilities = raw.securityContext.capabilities if raw.securityContext else None
     resources = _resources(raw.resources is not None and raw.resources.has_cpu_limit)
-    return ManifestContainer(raw.name, init, resources, (capabilities.add if capabilities else None) or ())
+    added = (capabilities.add if capabilities else None) or ()
+    return PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, ref, "", resources, False, raw.name, added)
 
 
 def _resources(has_cpu_limit: bool) -> Resources:

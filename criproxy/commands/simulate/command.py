@@ -12,7 +12,7 @@ from criproxy.commands.simulate import SimulateError, plot, report
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.replay import Plan, Replayed, Resource, Trial, run
-from criproxy.commands.simulate.score import SHORT_TRACE_S, SHORT_WARM_UP_S, WARM_UP_S, Score, Summary, summarise
+from criproxy.commands.simulate.score import summarise
 from criproxy.commands.simulate.sweep import Point, Sweep, advice, parse_sweep, recommended
 from criproxy.commands.simulate.trace import Findings, Flaw, Trace, example
 from criproxy.config.settings import Config
@@ -169,7 +169,7 @@ def simulate(chosen: Options, bar: Bar) -> None:
     keep = bool(chosen.predictions or (chosen.plot and not chosen.sweep))
     replayed = replay(traces, (chosen.plan,), bar, keep=keep)
     scores = [one.scores[0] for one in replayed]
-    summary = summary_of(traces, scores, chosen.plan.alpha_ratio)
+    summary = summarise(traces, scores, chosen.plan.alpha_ratio)
     for trace, score in zip(traces, scores, strict=True):
         if score is None:
             findings.note(Flaw.TOO_SHORT, trace.id)
@@ -200,22 +200,11 @@ def replay(traces: Sequence[Trace], plans: tuple[Plan, ...], bar: Bar, *, keep: 
     return spread("replaying", run, trials, available_cpus(), bar)
 
 
-def summary_of(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
-    """Raises SimulateError without any score."""
-    scored = [(trace, score) for trace, score in zip(traces, scores, strict=True) if score is not None]
-    if not scored:
-        raise SimulateError(
-            f"nothing to score: no series goes on for longer than the warm-up ({SHORT_WARM_UP_S / 3600:g} h, or "
-            f"{WARM_UP_S / 3600:g} h of one longer than {SHORT_TRACE_S / 86400:g} days); give a longer record"
-        )
-    return summarise(scored, alpha_ratio)
-
-
 def _sweep(traces: Sequence[Trace], chosen: Options, sweep: Sweep, bar: Bar) -> list[dict[str, Any]]:
     plans = sweep.plans(chosen.plan)
     replayed = replay(traces, plans, bar)
     points = [
-        Point(value, summary_of(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
+        Point(value, summarise(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
         for i, (value, plan) in enumerate(zip(sweep.values, plans, strict=True))
     ]
     best = recommended(points, chosen.plan)

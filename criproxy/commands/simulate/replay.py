@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from criproxy.commands.simulate.score import Score, outlook, score
 from criproxy.commands.simulate.trace import Trace
-from criproxy.control.histogram import Buckets
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
@@ -39,12 +38,6 @@ class Plan(Struct, frozen=True):
     cold_start_probes: int = 24
     unit: float = 1.0
 
-    @property
-    def buckets(self) -> Buckets:
-        sampling = RESOURCES[self.resource].sampling
-        assert sampling is not None
-        return sampling.buckets
-
     def horizon_of(self, trace: Trace) -> float:
         """How far ahead a prediction for this trace reaches, in seconds; for a single sample, anything will do."""
         return NEXT_SAMPLE_STEPS * (trace.step_s or 1.0) if self.horizon_s is None else self.horizon_s
@@ -58,7 +51,9 @@ def predict(trace: Trace, plan: Plan) -> "array[float]":
         horizon_s=plan.horizon_of(trace),
         cold_start_probes=plan.cold_start_probes,
     )
-    predictor = make_predictor(settings, plan.buckets)
+    sampling = RESOURCES[plan.resource].sampling
+    assert sampling is not None
+    predictor = make_predictor(settings, sampling.buckets)
     unit, capacity = plan.unit, trace.capacity * plan.unit
     return array(
         "d",

@@ -18,6 +18,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.trace import GAP_STEPS, Trace
 
 WARM_UP_S: Final = 24 * 3600.0
@@ -78,8 +79,9 @@ def _gap_starts(trace: Trace) -> "array[float]":
 
 def first_scored(trace: Trace) -> int:
     """The index of the first sample after the warm-up."""
-    warm_up_s = SHORT_WARM_UP_S if trace.span_s <= SHORT_TRACE_S else WARM_UP_S
-    return next((i for i, t_s in enumerate(trace.times_s) if t_s >= trace.times_s[0] + warm_up_s), len(trace.times_s))
+    times = trace.times_s
+    warm_up_s = SHORT_WARM_UP_S if not times or times[-1] - times[0] <= SHORT_TRACE_S else WARM_UP_S
+    return next((i for i, t_s in enumerate(times) if t_s >= times[0] + warm_up_s), len(times))
 
 
 def score(
@@ -125,13 +127,11 @@ def score(
 
 
 def mean_score(scores: Iterable[Score]) -> Score:
-    """The unweighted mean of each number over those that have it. Raises ValueError without any score."""
+    """The unweighted mean of each number over those that have it, of at least one score."""
     columns = zip(*map(astuple, scores), strict=True)
     means = [
         fmean(known) if (known := [value for value in column if value is not None]) else None for column in columns
     ]
-    if not means:
-        raise ValueError("no scores to average")
     return Score(*means)  # type: ignore[arg-type]  # what every score has, the mean has
 
 
@@ -154,11 +154,17 @@ class Summary(Struct, frozen=True):
     families: dict[str, Group]
 
 
-def summarise(scored: Iterable[tuple[Trace, Score]], alpha_ratio: float) -> Summary:
-    """Raises ValueError without any score."""
+def summarise(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
+    """Of the traces that have a score. Raises SimulateError without any."""
     by_family: dict[str, list[Score]] = {}
-    for trace, score in scored:
-        by_family.setdefault(trace.family, []).append(score)
+    for trace, score in zip(traces, scores, strict=True):
+        if score is not None:
+            by_family.setdefault(trace.family, []).append(score)
+    if not by_family:
+        raise SimulateError(
+            f"nothing to score: no series goes on for longer than the warm-up ({SHORT_WARM_UP_S / 3600:g} h, or "
+            f"{WARM_UP_S / 3600:g} h of one longer than {SHORT_TRACE_S / 86400:g} days); give a longer record"
+        )
     families = {
         name: Group(mean_score(scores), len(scores), sum(one.violation_ratio <= HOLDS * alpha_ratio for one in scores))
         for name, scores in by_family.items()

@@ -34,10 +34,6 @@ class Trace(Struct, frozen=True, dict=True):
         times = self.times_s
         return median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 0.0
 
-    @property
-    def span_s(self) -> float:
-        return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
-
 
 # --- what was wrong with the input ------------------------------------------------------------------------------------
 

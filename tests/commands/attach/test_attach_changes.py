@@ -86,7 +86,17 @@ def test_detach_keeps_what_somebody_changed_in_the_configuration(bench: Bench) -
     edited = (bench.node.text(KUBELET_CONFIG) or "") + "maxPods: 30  # mine\n"
     bench.node.write(KUBELET_CONFIG, edited)
     assert bench.detach() == 0
-    assert bench.node.text(KUBELET_CONFIG) == CONFIG + "maxPods: 30  # mine\n"
+    assert bench.node.text(KUBELET_CONFIG) == edited.replace(LISTEN, RUNTIME)
+    assert f"{KUBELET_CONFIG} names criproxy's socket, and is not as `criproxy attach` has left it" in bench.out
+
+
+def test_detach_keeps_what_somebody_added_to_the_drop_in_of_the_configuration(bench: Bench) -> None:
+    shell_node(bench.node, f"--config={KUBELET_CONFIG} --config-dir=/etc/kubelet.d")
+    bench.attach()
+    edited = (bench.node.text("/etc/kubelet.d/zz-criproxy.conf") or "") + "maxPods: 30\n"
+    bench.node.write("/etc/kubelet.d/zz-criproxy.conf", edited)
+    assert bench.detach() == 0
+    assert bench.node.text("/etc/kubelet.d/zz-criproxy.conf") == edited.replace(LISTEN, RUNTIME)
 
 
 def test_detach_leaves_an_endpoint_that_somebody_else_set_since(bench: Bench) -> None:

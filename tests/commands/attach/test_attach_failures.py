@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands.attach.command import run
-from criproxy.commands.attach.edits import Edit
+from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.commands.attach.host import Host
-from criproxy.commands.attach.machine import NodeError
 from criproxy.kubelet.flags import ENDPOINT_FLAG
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode

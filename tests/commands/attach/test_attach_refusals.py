@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from criproxy.commands.attach.machine import NodeError
+from criproxy.commands.attach.edits import NodeError
 from tests.commands.attach.attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
@@ -122,19 +122,22 @@ def test_attach_before_kubelet_runs_prepares_its_start(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("units", "told"),
+    ("name", "cgroup", "told"),
     [
-        ("k3s-agent.service loaded active running x\n", ("k3s's (k3s-agent.service)", "/etc/rancher/k3s/")),
-        ("rke2-server.service loaded active running x\n", ("RKE2's", "/etc/rancher/rke2/config.yaml.d")),
-        ("snap.microk8s.daemon-kubelite.service loaded active running x\n", ("MicroK8s's", "snap restart microk8s")),
-        ("k0sworker.service loaded active running x\n", ("k0s's", "--kubelet-extra-args")),
-        ("snap.kubelet-eks.daemon.service loaded active running x\n", ("a snap's", "snap set")),
-        ("", ("no kubelet.service, and no kubelet runs",)),
+        ("k3s-agent", "k3s-agent.service", ("k3s's (k3s-agent.service)", "/etc/rancher/k3s/")),
+        ("kubelet", "rke2-server.service", ("RKE2's", "/etc/rancher/rke2/config.yaml.d")),
+        ("kubelite", "snap.microk8s.daemon-kubelite.service", ("MicroK8s's", "snap restart microk8s")),
+        ("kubelet", "k0sworker.service/kubelet", ("k0s's", "--kubelet-extra-args")),
+        ("kubelet", "snap.kubelet-eks.daemon.service", ("a snap's", "snap set")),
+        ("sshd", "ssh.service", ("no kubelet.service, and no kubelet runs",)),
     ],
     ids=["k3s", "rke2", "microk8s", "k0s", "snap", "none"],
 )  # fmt: skip
-def test_attach_of_another_kubelet_says_what_to_do_by_hand(bench: Bench, units: str, told: tuple[str, ...]) -> None:
-    bench.node.units = units
+def test_attach_of_another_kubelet_says_what_to_do_by_hand(
+    bench: Bench, name: str, cgroup: str, told: tuple[str, ...]
+) -> None:
+    bench.node.write("/proc/7/comm", f"{name}\n")
+    bench.node.write("/proc/7/cgroup", f"0::/system.slice/{cgroup}\n")
     assert bench.attach() == 1
     assert [word for word in told if word not in bench.err] == []
 

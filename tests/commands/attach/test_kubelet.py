@@ -11,18 +11,14 @@ from criproxy.commands.attach.kubelet import (
     UNNAMED,
     Command,
     NodeKubelet,
-    Program,
     command_of,
-    expanded,
-    logical_lines,
     look,
-    program_of,
     renamed,
 )
+from criproxy.kubelet.attachment import logical_lines
 from criproxy.kubelet.flags import socket_path
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
-OLD = Program(True, "unix:///var/run/dockershim.sock", has_runtime_flag=True, needs_remote=True)
 FLAG = "--container-runtime-endpoint"
 PATH = f"/etc/systemd/system/{UNIT}"
 RUN, KEY = "ExecStart=/usr/bin/kubelet", "containerRuntimeEndpoint"
@@ -91,8 +87,8 @@ def seen(node: FakeNode, files: dict[str, str], *lines: str, active: str = "acti
 def test_endpoint_is_found_in_kubelet_s_order_whether_it_runs_or_not(
     node: FakeNode, lines: list[str], files: dict[str, str], found: tuple[str, str], active: str
 ) -> None:
-    use = seen(node, files, *lines, active=active).use
-    assert (use.endpoint, use.origin) == found
+    kubelet = seen(node, files, *lines, active=active)
+    assert (kubelet.endpoint, kubelet.origin) == found
 
 
 def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode) -> None:
@@ -101,13 +97,13 @@ def test_flag_that_no_file_names_any_more_is_known_by_the_process(node: FakeNode
     node.reload()
     found = look(Host(node, node.root))
     assert found is not None
-    assert (found.use.endpoint, found.use.origin) == ("unix:///a", UNNAMED)
+    assert (found.endpoint, found.origin) == ("unix:///a", UNNAMED)
 
 
 def test_value_that_goes_on_in_the_next_line_of_an_environment_file_is_read(node: FakeNode) -> None:
     files = {"/e": f'A="--v=2 \\\n  {FLAG}=unix:///file"\n'}
-    use = seen(node, files, FROM_FILE, f"{RUN} $A", active="inactive").use
-    assert (use.endpoint, use.origin) == ("unix:///file", "/e")
+    kubelet = seen(node, files, FROM_FILE, f"{RUN} $A", active="inactive")
+    assert (kubelet.endpoint, kubelet.origin) == ("unix:///file", "/e")
 
 
 class OldSystemd(FakeNode):
@@ -119,25 +115,24 @@ class OldSystemd(FakeNode):
 
 def test_environment_files_of_an_older_systemd_are_read(tmp_path: Path) -> None:
     files = {"/e": f"A={FLAG}=unix:///file"}
-    use = seen(OldSystemd(tmp_path / "root"), files, FROM_FILE, f"{RUN} $A", active="inactive").use
-    assert (use.endpoint, use.origin) == ("unix:///file", "/e")
+    kubelet = seen(OldSystemd(tmp_path / "root"), files, FROM_FILE, f"{RUN} $A", active="inactive")
+    assert (kubelet.endpoint, kubelet.origin) == ("unix:///file", "/e")
 
 
-@pytest.mark.parametrize(
-    "words", [["(kubelet)"], ["/usr/lib/systemd/systemd-executor", "--deserialize", "9"]], ids=["bookworm", "executor"]
-)
-def test_process_that_systemd_has_not_made_kubelet_yet_is_not_asked(node: FakeNode, words: list[str]) -> None:
+@pytest.mark.parametrize("name", ["(kubelet)", "systemd-executo"], ids=["bookworm", "executor"])
+def test_process_that_systemd_has_not_made_kubelet_yet_is_not_asked(node: FakeNode, name: str) -> None:
     seen(node, CONFIG, f"{RUN} --config=/k.yaml")
-    node.write(f"/proc/{node.pid}/cmdline", "\0".join(words))
+    node.write(f"/proc/{node.pid}/comm", f"{name}\n")
+    node.write(f"/proc/{node.pid}/cmdline", name)
     found = look(Host(node, node.root))
     assert found is not None
-    assert (found.use.endpoint, found.use.healthz) == ("unix:///config", ("127.0.0.1", 1))
+    assert (found.endpoint, found.healthz) == ("unix:///config", ("127.0.0.1", 1))
 
 
 def test_configuration_does_not_name_an_old_kubelet_s_endpoint(node: FakeNode) -> None:
     node.help = OLD_HELP
-    use = seen(node, CONFIG, f"{RUN} --container-runtime=remote --config=/k.yaml").use
-    assert (use.endpoint, use.remote) == ("unix:///var/run/dockershim.sock", True)
+    kubelet = seen(node, CONFIG, f"{RUN} --container-runtime=remote --config=/k.yaml")
+    assert (kubelet.endpoint, kubelet.remote) == ("unix:///var/run/dockershim.sock", True)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,7 @@ def test_configuration_does_not_name_an_old_kubelet_s_endpoint(node: FakeNode) -
 )
 def test_dockershim_is_told_from_a_remote_runtime(node: FakeNode, flags: str, help_text: str, remote: bool) -> None:
     node.help = help_text
-    assert seen(node, {}, f"{RUN} {flags}").use.remote == remote
+    assert seen(node, {}, f"{RUN} {flags}").remote == remote
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_dockershim_is_told_from_a_remote_runtime(node: FakeNode, flags: str, he
     ids=["none", "flag", "config"],
 )
 def test_image_endpoint_is_found(node: FakeNode, flags: str, config: str, image: str) -> None:
-    assert seen(node, {"/k": config}, f"{RUN} --config=/k {flags}").use.image_endpoint == image
+    assert seen(node, {"/k": config}, f"{RUN} --config=/k {flags}").image_endpoint == image
 
 
 @pytest.mark.parametrize(
@@ -181,7 +176,7 @@ def test_image_endpoint_is_found(node: FakeNode, flags: str, config: str, image:
     ids=["default", "config", "null", "none-by-flag", "all-addresses", "all-addresses-v6"],
 )
 def test_healthz_is_found(node: FakeNode, flags: str, config: str, healthz: tuple[str, int]) -> None:
-    assert seen(node, {"/k": config}, f"{RUN} --config=/k {flags}").use.healthz == healthz
+    assert seen(node, {"/k": config}, f"{RUN} --config=/k {flags}").healthz == healthz
 
 
 @pytest.mark.parametrize(
@@ -201,20 +196,6 @@ def test_healthz_is_found(node: FakeNode, flags: str, config: str, healthz: tupl
 )
 def test_command_that_a_flag_can_be_added_to_is_told(command: str, takes_a_flag: bool) -> None:
     assert Command(command, PATH).takes_a_flag() == takes_a_flag
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("k $A $NONE", ["k", "--one", "--two=a b"]),
-        ("k ${A}", ["k", "--one --two='a b'"]),
-        ("k --s=${S}/x --p=50%% --d=$$S", ["k", "--s=/s/x", "--p=50%", "--d=$S"]),
-        ('k \'a b\' "c\\"d"', ["k", "a b", 'c"d']),
-    ],
-    ids=["alone", "braced-alone", "within-a-word", "quotes"],
-)
-def test_variables_are_put_in_as_systemd_does(command: str, words: list[str]) -> None:
-    assert expanded(Command(command, PATH), {"A": "--one --two='a b'", "S": "/s"}) == words
 
 
 TEXT = """\
@@ -299,18 +280,21 @@ HELP = """\
       --container-runtime string          Possible values: 'docker', 'remote'. (default "docker")
       --container-runtime-endpoint string [Experimental] 'unix:///x' (default "unix:///var/run/dockershim.sock")
 """
+DOCKERSHIM = "unix:///var/run/dockershim.sock"
 
 
 @pytest.mark.parametrize(
-    ("text", "program"),
+    ("text", "known"),
     [
-        ("", Program()),
-        (HELP, OLD),
-        (HELP.replace('"docker"', '"remote"'), Program(True, OLD.default_endpoint, True, False)),
-        ('  --container-runtime-endpoint string  The endpoint (default "unix:///run/x")\n', Program(True, "unix:///run/x")),
-        ("  --config string  The file\n", Program(has_flag=False)),
+        ("", (DEFAULT[0], True, True, True)),
+        (HELP, (DOCKERSHIM, True, False, False)),
+        (HELP.replace('"docker"', '"remote"'), (DOCKERSHIM, True, False, True)),
+        ('  --container-runtime-endpoint string  The (default "unix:///run/x")\n', ("unix:///run/x", True, True, True)),
+        ("  --config string  The file\n", (DEFAULT[0], False, True, True)),
     ],
     ids=["not-asked", "1.20", "1.25", "current", "without-the-flag"],
 )  # fmt: skip
-def test_program_is_known_by_its_help(text: str, program: Program) -> None:
-    assert program_of(text) == program
+def test_kubelet_is_known_by_its_help(node: FakeNode, text: str, known: tuple[str, bool, bool, bool]) -> None:
+    node.help = text
+    kubelet = seen(node, {}, RUN)
+    assert (kubelet.endpoint, kubelet.has_flag, kubelet.reads_files, kubelet.remote) == known

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from criproxy.commands.attach.kubeletconfig import drop_in, endpoint_of, with_endpoint
+from criproxy.commands.attach.kubeletconfig import drop_in, with_endpoint
 from criproxy.kubelet.attachment import ENDPOINT_KEY
 
 NEW = "unix:///run/criproxy/criproxy.sock"
@@ -26,26 +26,10 @@ TREES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner), st.dictio
 CONFIGS = st.dictionaries(KEYS.filter(lambda key: key != ENDPOINT_KEY), TREES)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (YAML, ""),
-        (f"{YAML}containerRuntimeEndpoint: unix:///a\n", "unix:///a"),
-        ('{"containerRuntimeEndpoint": "unix:///i"}', "unix:///i"),
-        ("containerRuntimeEndpoint:\n", ""),
-        ("", ""),
-        ("# nothing\n", ""),
-    ],
-    ids=["none", "yaml", "json", "null", "empty", "comment"],
-)  # fmt: skip
-def test_endpoint_is_read(text: str, found: str) -> None:
-    assert endpoint_of(text) == found
-
-
 @pytest.mark.parametrize("text", ["[", "a: b: c", "- a", "text", "a: 1\n---\nb: 2\n"])
 def test_what_is_no_configuration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no"):
-        endpoint_of(text)
+        with_endpoint(text, NEW)
 
 
 @pytest.mark.parametrize(
@@ -73,29 +57,6 @@ def test_endpoint_is_set_with_every_other_byte_kept(text: str, edited: str) -> N
 
 @pytest.mark.parametrize(
     "text",
-    [YAML, '{"a": 1}\n', "{}", '{\n  "a": 1,\n  "b": [1, 2]\n}\n', "a: 1", "---\na: 1\n...\n"],
-    ids=["yaml", "json", "no-keys", "json-lines", "no-newline", "document"],
-)
-def test_endpoint_that_was_set_and_taken_out_leaves_the_bytes(text: str) -> None:
-    assert with_endpoint(with_endpoint(text, NEW), None) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ('{"a": 1, "containerRuntimeEndpoint": "x"}', '{"a": 1}'),
-        ('{"a": 1, "containerRuntimeEndpoint": "x", "b": 2}', '{"a": 1, "b": 2}'),
-        (f"{YAML}containerRuntimeEndpoint: x", YAML),
-        (YAML, YAML),
-    ],
-    ids=["json-last", "json-middle", "no-newline", "absent"],
-)
-def test_endpoint_is_taken_out(text: str, left: str) -> None:
-    assert with_endpoint(text, None) == left
-
-
-@pytest.mark.parametrize(
-    "text",
     ["containerRuntimeEndpoint: [1]\n", "containerRuntimeEndpoint: >-\n  a\nb: 1\n", "&a\n b: 1\n"],
     ids=["list", "folded", "anchor"],
 )
@@ -117,7 +78,6 @@ def test_any_configuration_is_edited_by_insertion_alone(
     at = next((i for i, (a, b) in enumerate(zip(text, edited, strict=False)) if a != b), len(text))
     rest = len(edited) - len(text)
     assert any(edited[:i] + edited[i + rest :] == text for i in range(max(0, at - 60), at + 1)), "one piece was put in"
-    assert with_endpoint(edited, None) == text
 
 
 def test_drop_in_sets_the_endpoint_alone() -> None:

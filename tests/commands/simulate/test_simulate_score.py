@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.score import first_scored, mean_score, outlook, summarise
 from criproxy.commands.simulate.score import score as score_of
 from tests.commands.simulate.simulate_helpers import HOUR, score, trace
@@ -105,9 +106,9 @@ def test_mean_score_leaves_out_what_is_not_defined():
     assert mean_score([score(share_ratio=None)]).share_ratio is None
 
 
-def test_mean_score_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="no scores"):
-        mean_score([])
+def test_summary_of_nothing_is_refused():
+    with pytest.raises(SimulateError, match="nothing to score"):
+        summarise([trace([])], [None], alpha_ratio=0.01)
 
 
 def test_summary_is_the_mean_of_family_means_and_counts_nodes_that_hold():
@@ -117,7 +118,8 @@ def test_summary_is_the_mean_of_family_means_and_counts_nodes_that_hold():
         (trace([], family="a"), score(violation_ratio=0.03)),
         (trace([], family="b"), score(violation_ratio=0.005)),
     ]
-    found = summarise(scored, alpha_ratio=0.01)
+    traces, scores = zip(*scored, strict=True)
+    found = summarise(traces, scores, alpha_ratio=0.01)
     assert found.families["a"].score.violation_ratio == pytest.approx(0.015)
     assert found.overall.score.violation_ratio == pytest.approx((0.015 + 0.005) / 2)
     assert (found.families["a"].nodes, found.families["a"].holding) == (3, 2)
