@@ -161,18 +161,14 @@ class LevelHistogram:
     So it rises fast and falls slowly.
     """
 
-    __slots__ = ("buckets", "decayed", "saturated")
+    __slots__ = ("buckets", "decayed")
 
     def __init__(self, buckets: Buckets, half_life_s: float, percentile_ratio: float) -> None:
         self.buckets = buckets
         self.decayed = DecayedMass(buckets.count, half_life_s, percentile_ratio)
-        self.saturated = 0
-        """Samples that fell into the unbounded last bucket."""
 
     def add(self, t_s: float, value: float, weight: float = 1.0) -> None:
         bucket = bisect_right(self.buckets.edges, value) - 1 if value > 0.0 else 0
-        if bucket == self.buckets.count - 1:
-            self.saturated += 1
         self.decayed.add(t_s, bucket, weight * self.buckets.widths[bucket])
 
     def percentile(self) -> float | None:
