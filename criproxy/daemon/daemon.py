@@ -174,7 +174,8 @@ class Daemon:
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
         self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
-        self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
+        stops = settings.reconciler(), shared, self._box, self._unbounded, PodStopper(runtime, log)
+        self._reconciler = stopper = Reconciler(*stops)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader

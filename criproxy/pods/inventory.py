@@ -5,7 +5,8 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 """
 
 from collections.abc import Callable
-from typing import Final
+
+from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
@@ -28,21 +29,20 @@ class PodObserver:
         """Everything was listed anew."""
 
 
-class Inventory:
+class Inventory(Struct, eq=False):
     """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
     An annotation alone proves nothing, since a pod may carry any: it must also name the pod's own cgroup in a box.
     """
 
-    def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
-        self._runtime: Final = runtime
-        self._cgroups: Final = cgroups
-        self._observers: list[PodObserver] = []
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._containers: dict[str, ListedContainer] = {}
-        self._running: set[str] = set()
-        self._outside: dict[str, Pod] = {}
-        self._journals: list[list[_Edit]] = []
+    runtime: Runtime
+    cgroups: CgroupDriver
+    _observers: list[PodObserver] = []
+    _sandboxes: dict[str, Sandbox] = {}
+    _containers: dict[str, ListedContainer] = {}
+    _running: set[str] = set()
+    _outside: dict[str, Pod] = {}
+    _journals: list[list[_Edit]] = []
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
@@ -91,8 +91,8 @@ class Inventory:
         journal: list[_Edit] = []
         self._journals.append(journal)
         try:
-            sandboxes = await self._runtime.sandboxes()
-            containers = await self._runtime.containers()
+            sandboxes = await self.runtime.sandboxes()
+            containers = await self.runtime.containers()
         finally:
             self._journals.remove(journal)
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
@@ -118,7 +118,7 @@ class Inventory:
             return known
         if not sandbox_id:
             return None
-        for listed in await self._runtime.sandboxes(sandbox_id):
+        for listed in await self.runtime.sandboxes(sandbox_id):
             if listed.id.startswith(sandbox_id):
                 return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
         return None
@@ -127,7 +127,7 @@ class Inventory:
         """The sandbox of a container, asked for like `sandbox`."""
         known = self._containers.get(container_id)
         if known is None and container_id:
-            for listed in await self._runtime.containers(container_id):
+            for listed in await self.runtime.containers(container_id):
                 if listed.id.startswith(container_id):
                     known = self._containers.setdefault(listed.id, listed)
         return await self.sandbox(known.sandbox_id) if known is not None else None
@@ -191,6 +191,6 @@ class Inventory:
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:
-            return parse_placement(placement).is_of(pod.uid) and self._cgroups.exists(placement)
+            return parse_placement(placement).is_of(pod.uid) and self.cgroups.exists(placement)
         except (ValueError, CgroupError):
             return False

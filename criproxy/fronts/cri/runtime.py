@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.methods import APIS
@@ -48,20 +48,20 @@ async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], tim
     raise CallError("Version", Code.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
 
 
-class RuntimeLink:
-    """The runtime behind the unix socket at `path`."""
+class RuntimeLink(Struct, eq=False):
+    """The runtime behind the unix socket at `path`.
 
-    def __init__(self, path: Path, log: structlog.typing.FilteringBoundLogger) -> None:
-        self.path = path
-        self._dialling = asyncio.Lock()
-        self._connection: Connection | None = None
-        self._log = log
-        self.info: RuntimeInfo | None = None
-        """What the runtime said last; None before it first answered."""
-        self.ready = False
-        """Whether the runtime is connected, has answered Version, and what follows a connection has succeeded since."""
-        self.problem = ""
-        """Why the runtime is not ready; "" while it is, and before the first attempt."""
+    `info` is what it said last, None before it first answered. It is `ready` when connected, it has answered Version,
+    and what follows a connection has succeeded since; `problem` says why it is not, "" before the first attempt.
+    """
+
+    path: Path
+    log: structlog.typing.FilteringBoundLogger
+    info: RuntimeInfo | None = None
+    ready: bool = False
+    problem: str = ""
+    _dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _connection: Connection | None = None
 
     @property
     def pid(self) -> int:
@@ -135,13 +135,13 @@ class RuntimeLink:
             return None
         self.ready = True
         self.problem = ""
-        self._log.info("runtime_ready", runtime=self.info.name, version=self.info.version, api=self.info.api)
+        self.log.info("runtime_ready", runtime=self.info.name, version=self.info.version, api=self.info.api)
         return connection
 
     def _complain(self, reason: str) -> None:
         if reason != self.problem:
             self.problem = reason
-            self._log.warning("runtime_not_ready", socket=str(self.path), reason=reason)
+            self.log.warning("runtime_not_ready", socket=str(self.path), reason=reason)
 
 
 def _text(value: bytes) -> str:
