@@ -14,13 +14,10 @@ PLACEMENT_ANNOTATION: Final = "colocation.criproxy.io/placement"
 """Set on the sandbox of a placed pod; its value is the pod's cgroup_parent in the box."""
 
 
-class Unlimited(enum.Enum):
-    """The type of `UNLIMITED`."""
+class Unlimited(enum.StrEnum):
+    """The type of `UNLIMITED`, which people and JSON read as its value."""
 
     UNLIMITED = "unlimited"
-
-    def __repr__(self) -> str:
-        return "UNLIMITED"
 
 
 UNLIMITED: Final = Unlimited.UNLIMITED
@@ -134,6 +131,13 @@ class Sandbox(Struct, frozen=True):
     placement: str | None
 
 
+class Finding(PodRef, frozen=True):
+    """A pod's container, or its sandbox (`container` ""): where it is outside the box, or why that is not known."""
+
+    container: str
+    detail: str
+
+
 # --- samples and limits --------------------------------------------------------------------------------------------
 
 
@@ -196,7 +200,7 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 PIDS: Final = "pids"
 
-Limit = float | type_unlimited
+Limit = float | Unlimited
 
 Limits = Mapping[str, Limit]
 """What bounds the box, by the name of the resource and in its unit (cores, bytes). Its priority (lowest weight,

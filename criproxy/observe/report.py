@@ -1,10 +1,11 @@
 """What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
@@ -33,16 +34,14 @@ from criproxy.observe.status import (
     RuntimeStatus,
     ScheduleStatus,
     Status,
-    StrayContainer,
     latest_decisions,
     resource_status,
-    share_status,
 )
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OutsideLoad, OverheadWatch
-from criproxy.pods.placement_check import Finding, PlacementCheck
+from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
@@ -131,7 +130,7 @@ class Reporter(Struct, frozen=True):
 
     def status(self) -> Status:
         info, check, recorder = self.link.info, self.placement_check, self.recorder
-        attached, modes = self.attachment(), self._modes()
+        attached, modes, running = self.attachment(), self._modes(), self.inventory.running_pods
         return Status(
             version=__version__,
             pid=os.getpid(),
@@ -147,14 +146,14 @@ class Reporter(Struct, frozen=True):
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in self.inventory.running_pods),
+            pods=tuple(OfflinePod(**asdict(one.pod), placement=one.placement or "") for one in running),
             guard=self.guard.status(),
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self.unbounded.pods().values()),
             problems=tuple(self._problems(modes, attached)),
             engine=self.engine.name,
             cgroup=self._cgroup_status(),
-            placement=PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown)),
+            placement=PlacementStatus(check.verified, check.unbounded, check.unknown),
             decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
@@ -233,7 +232,7 @@ class Reporter(Struct, frozen=True):
             tick_failures=self.recorder.tick_failures,
             resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
-            shares=share_status(box.in_use),
+            shares=box.in_use,
         )
 
 
@@ -244,13 +243,8 @@ def _used(box: BoxState) -> dict[str, float | None]:
 
 def _overhead(load: OutsideLoad) -> OverheadStatus:
     loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
-    pods = tuple(PodOverhead(*_who(one.pod), one.shim_cores, one.log_bytes_per_s) for one in loudest)
-    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, pods)
-
-
-def _strays(found: Iterable[Finding]) -> tuple[StrayContainer, ...]:
-    return tuple(StrayContainer(*_who(one.pod), one.container, one.detail) for one in found)
-
-
-def _who(pod: PodRef) -> tuple[str, str, str]:
-    return pod.namespace, pod.name, pod.uid
+    pods = [
+        PodOverhead(**asdict(one.pod), shim_cores=one.shim_cores, log_bytes_per_s=one.log_bytes_per_s)
+        for one in loudest
+    ]
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
-from criproxy.model import PodRef
+from criproxy.model import Finding
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared, Trouble
@@ -36,14 +37,6 @@ _OTHER_DRIVER: Final = (
     '"systemd"), and restart it'
 )
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
-
-
-class Finding(Struct, frozen=True):
-    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
-
-    pod: PodRef
-    container: str
-    detail: str
 
 
 class PlacementCheck(PodObserver, Struct):
@@ -209,11 +202,11 @@ class PlacementCheck(PodObserver, Struct):
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 
     def _unverifiable(self, one: Running, why: str) -> None:
-        self._unknown[one.id] = Finding(one.sandbox.pod, one.container, why)
+        self._unknown[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=why)
         self.shared.log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
-        self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
+        self._unbounded[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
         self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)

@@ -23,7 +23,7 @@ from criproxy.control.history import DecisionRecord, History
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
@@ -33,12 +33,10 @@ from criproxy.observe.status import (
     ConfigStatus,
     OverheadStatus,
     PodOverhead,
-    ShareStatus,
     Status,
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.overhead import OutsideLoad, PodLoad
-from criproxy.pods.placement_check import Finding
 from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
@@ -283,7 +281,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu")]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 
@@ -372,18 +370,18 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pids", "told", "limit"),
+    ("pids", "limit"),
     [
-        pytest.param(HeldLimit(10813, 12), ShareStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(HeldLimit(UNLIMITED, 12), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
-        pytest.param(None, None, math.nan, id="no-controller"),
+        pytest.param(HeldLimit(10813, 12), 10813.0, id="bounded"),
+        pytest.param(HeldLimit(UNLIMITED, 12), math.inf, id="unlimited"),
+        pytest.param(None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, told: ShareStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
-    assert bench.status().box.shares.get("pids") == told
+    assert bench.status().box.shares.get("pids") == pids
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
@@ -419,10 +417,10 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
-    bench.check.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
+    bench.check.unknown = (Finding("u", "batch", "job", "", "why"), Finding("u", "batch", "job", "side", "why"))
     placement = bench.status().placement
-    assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
+    assert [astuple(one) for one in placement.misplaced] == [("u", "batch", "job", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
     assert bench.metric("criproxy_misplaced_containers") == 1
     assert bench.metric("criproxy_unverified_containers") == 2
@@ -541,7 +539,7 @@ def _fail_tick(bench: Bench) -> None:
 
 
 def _misplace(bench: Bench) -> None:
-    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:
@@ -652,7 +650,7 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
         "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
         "the runtime works too much",
     ]
-    pods = (PodOverhead("batch", "job", "u", 0.25, 2e7),)
+    pods = (PodOverhead("u", "batch", "job", 0.25, 2e7),)
     assert status.overhead == OverheadStatus(0.75, 0.25, 2e7, pods)
     assert bench.metric("criproxy_runtime_overloaded") == 1
     assert bench.metric("criproxy_realtime_pods") == 1
