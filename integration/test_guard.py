@@ -115,7 +115,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
         listener,
         Clock(),
         GuardSettings(law),
-        observer=Silent(),
+        counters=Silent(),
         log=structlog.get_logger(),
     )
     guard.decided(outlook)
@@ -128,7 +128,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
 
 
 class Silent:
-    def count(self, name: str) -> None: ...
+    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 
 
 async def until(condition: object, what: str) -> None:

@@ -34,7 +34,7 @@ from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, watch
-from criproxy.model import GuardCeiling
+from criproxy.model import Counters, GuardCeiling
 
 _HURRY: Final = 0.5
 """After an alarm the next looks come after this share of the interval: the first has seen the step's beginning only."""
@@ -84,12 +84,6 @@ class PressureReports(Protocol):
     def close(self) -> None: ...
 
 
-class GuardObserver(Protocol):
-    """Who counts each squeeze that was made (`guard_squeezes`), and that proved needless (`guard_false_alarms`)."""
-
-    def count(self, name: str) -> None: ...
-
-
 class GuardSettings(Struct, frozen=True):
     """`law` None: switched off."""
 
@@ -111,7 +105,7 @@ class CpuGuard(Struct, eq=False):
     pressure: PressureReports
     clock: Clock
     settings: GuardSettings
-    observer: GuardObserver
+    counters: Counters
     log: structlog.typing.FilteringBoundLogger
     _outlook: Outlook | None = None
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -192,7 +186,7 @@ class CpuGuard(Struct, eq=False):
         self._hurried = _HURRIED_LOOKS
         try:
             await self.box.squeeze(self._state.ceiling.cores)
-            self.observer.count("guard_squeezes")
+            self.counters.count("guard_squeezes")
         except Exception as error:
             self._failed(error)
         else:
@@ -215,7 +209,7 @@ class CpuGuard(Struct, eq=False):
             return
         before, self._state = self._state, watch(sample, self.pressure.take(), outlook, self._state, law)
         if self._state.false_alarms > before.false_alarms:
-            self.observer.count("guard_false_alarms")
+            self.counters.count("guard_false_alarms")
 
     def _read(self) -> _Reading | None:
         """None: there is no pod to watch, so the guard rests, or the counters could not be read at one moment."""

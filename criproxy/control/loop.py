@@ -234,7 +234,7 @@ class Loop(Struct, eq=False):
     # --- what others ask of it --------------------------------------------------------------------------------------
 
     def configure(self, settings: LoopSettings) -> None:
-        """From the next tick on. The predictors keep what still fits. Raises ValueError, changing nothing."""
+        """From the next tick on. The predictors keep what still fits."""
         if settings.predictor != self.settings.predictor:
             old = self.checkpoint()
             self._predictors = _predictors(settings.predictor)

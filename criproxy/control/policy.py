@@ -53,15 +53,6 @@ class DynamicSettings(Struct, frozen=True):
     raise_after_s: float = 60.0
     max_raise_ratio: float | None = None
 
-    def __post_init__(self) -> None:
-        top = math.inf if self.ceiling is None else self.ceiling
-        if not (0.0 < self.floor <= top and self.floor < math.inf):
-            raise ValueError(f"floor {self.floor} must be above 0 and not above the ceiling {self.ceiling}")
-        if not 0.0 < self.watermark_ratio <= 1.0:
-            raise ValueError(f"watermark_ratio {self.watermark_ratio} must be above 0 and at most 1")
-        if not 0.0 <= self.reserve < math.inf:
-            raise ValueError(f"reserve {self.reserve} must be 0 or above")
-
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.floor, self.ceiling, self.reserve, self.watermark_ratio)

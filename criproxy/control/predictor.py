@@ -227,5 +227,4 @@ Predictor = HistogramPredictor | CalibratedPredictor
 
 
 def make_predictor(settings: PredictorSettings, buckets: Buckets) -> Predictor:
-    """Raises ValueError on settings out of bounds."""
     return (CalibratedPredictor if settings.kind == "calibrated" else HistogramPredictor)(settings, buckets)

@@ -64,8 +64,6 @@ class HistogramPredictor:
     __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "samples", "usage")
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
-        if not 0.0 < settings.horizon_s < math.inf:
-            raise ValueError(f"horizon_s {settings.horizon_s} must be positive")
         self.level = LevelHistogram(buckets, settings.half_life_s, settings.percentile_ratio)
         self.horizon_s = settings.horizon_s
         self.last_s: float | None = None

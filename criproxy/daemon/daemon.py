@@ -191,7 +191,7 @@ class Daemon:
             PressureListener(self._box.pressure_file, time.monotonic),
             self._clock,
             settings.guard(),
-            observer=self._metrics,
+            counters=self._metrics,
             log=self._log,
         )
         self._loop = Loop(

@@ -6,7 +6,7 @@
 
 import enum
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -274,6 +274,12 @@ class Decision(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         return {name: decided.limit for name, decided in self.resources.items()}
+
+
+class Counters(Protocol):
+    """Where events are counted. `name` and `labels` are those of docs/metrics.md."""
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 
 
 class AttachStatus(Struct, frozen=True):

@@ -19,7 +19,6 @@ from criproxy.control.memory_pressure import (
     EvictionStatus,
     Evidence,
     PressureState,
-    Verdict,
     decide,
     halfway_bytes,
     kept_free_bytes,
@@ -112,8 +111,14 @@ class MemoryRelief(Struct):
             bound=bound if self.active else None,
             hard=self.hard,
         )
+        was_over = self._over
         verdict, self._state = decide(self._evidence, self._state)
-        self._log_change(verdict)
+        self._over = verdict.over
+        if self._over and not was_over:
+            remedy = "the largest offline pod is stopped" if self._stops else f"none: {ON_OVER_LIMIT}"
+            self.shared.log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
+        elif was_over and not self._over:
+            self.shared.log.info("memory_within_limit")
         self._hold_everybody()
         if verdict.act and self._stops:
             self._due.set()
@@ -122,17 +127,6 @@ class MemoryRelief(Struct):
         """A pod that starts would take memory that the box is over already."""
         holds = self._over and self._stops
         self.shared.holds.hold_everybody(self._words() if holds else "")
-
-    def _log_change(self, verdict: Verdict) -> None:
-        if verdict.over and not self._over:
-            remedy = f"none: {ON_OVER_LIMIT}"
-            if self._stops:
-                remedy = "the largest offline pod is stopped"
-            self._over = True
-            self.shared.log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
-        elif self._over and not verdict.over:
-            self._over = False
-            self.shared.log.info("memory_within_limit")
 
     def _words(self) -> str:
         seen = self._evidence

@@ -53,12 +53,6 @@ class Process(Struct, frozen=True):
     log: str = ""
 
 
-class PodCounters(Protocol):
-    """Where it is counted what was done with pods. `name` and `labels` are those of docs/metrics.md."""
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
-
-
 class Runtime(Protocol):
     """Each call raises ConnectionError when the runtime gives no answer, and ValueError when that makes no sense."""
 

@@ -34,10 +34,7 @@ def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read)
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
     """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
     command, text = kubelet.command, text_of(read(DROPIN))
-    try:
-        takes_a_flag = command is not None and command.takes_a_flag()
-    except ValueError as error:
-        raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
+    takes_a_flag = command is not None and command.takes_a_flag()
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
     is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
@@ -148,10 +145,8 @@ def begun(
     copied = kubelet.command if plan.writes(DROPIN) else None
     return AttachRecord(
         phase="changing",
-        unit=UNIT,
         listen=listen,
         endpoint=before,
-        origin=kubelet.origin,
         saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=copied.text if copied else "",
         copied_file=copied.file if copied else "",

@@ -19,6 +19,7 @@ from criproxy.model import (
     STARTS,
     UNLIMITED,
     AdmissionError,
+    Counters,
     Operation,
     Pod,
     PodRef,
@@ -30,7 +31,6 @@ from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
-from criproxy.pods.runtime import PodCounters
 from criproxy.pods.stopping import Holds
 
 _CODES: Final = {
@@ -86,7 +86,7 @@ class HookInterceptor(Struct, eq=False):
     cpu_manager: BoxCpus
     kubelets_driver: KubeletsDriver
     holds: Holds
-    counters: PodCounters
+    counters: Counters
     child_quota: bool
     log: FilteringBoundLogger
 
