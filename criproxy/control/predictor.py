@@ -182,7 +182,7 @@ class CalibratedPredictor:
             loss_s=self._loss_s,
             volatility=self._volatility,
             errors=[expert.errors.decayed.state() for expert in self._experts],
-            day=self._day.state(),
+            day=self._day.copy(),
         )
         return self.series.checkpoint(learned)
 
@@ -214,8 +214,7 @@ class CalibratedPredictor:
         histograms = [self._no_errors() for _ in self._experts]
         for histogram, errors in zip(histograms, learned.errors, strict=True):
             histogram.decayed.load(errors, shift_s)
-        day = DayProfile()
-        day.load(learned.day)
+        day = learned.day.copy()
         for expert, histogram, loss in zip(self._experts, histograms, learned.losses, strict=True):
             expert.errors, expert.loss = histogram, loss
         self._day, self._scale_capacity = day, learned.scale_capacity

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from criproxy.control.dayprofile import DayProfileState
+from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, LevelHistogram, MassState
 
 Kind = Literal["histogram", "calibrated"]
@@ -43,7 +43,7 @@ class LearnedState(Struct, frozen=True):
     loss_s: float | None
     volatility: float
     errors: list[MassState]
-    day: DayProfileState
+    day: DayProfile
 
 
 class PredictorState(Struct, frozen=True):

@@ -57,14 +57,14 @@ class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
-    which the pod was stopped, and ends with it.
+    which the pod was stopped, and ends with it. `resting`: another process serves by now, and judges for itself.
     """
 
     clock: Clock
     stops_by: frozenset[str] = frozenset()
+    resting: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
     _everybody: str = ""
-    _resting: bool = False
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""
@@ -83,17 +83,9 @@ class Holds(Struct):
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
-        if self._resting:
+        if self.resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
         return self._everybody
-
-    def rest(self) -> None:
-        """Another process serves from now on, and judges for itself."""
-        self._resting = True
-
-    def resume(self) -> None:
-        """This process serves, as no other does."""
-        self._resting = False

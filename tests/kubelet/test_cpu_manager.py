@@ -173,11 +173,11 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
     node.write(static("0", u1="1"))
     node.round()
-    node.manager.rest()
+    node.manager.resting = True
     node.write(static("0-1"))
     with pytest.raises(AdmissionError, match="another criproxy"):
         node.within(0, 1)
-    node.manager.resume()
+    node.manager.resting = False
     assert (node.within(0, 1), len(node.box.confined)) == ("0-1", 2)
 
 

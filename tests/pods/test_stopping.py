@@ -50,9 +50,9 @@ def test_nobody_is_held_here_while_another_process_serves() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     held.hold_everybody("the box is over")
-    held.rest()
+    held.resting = True
     assert (held.held(POD), held.held(OTHER)) == ("", "")
-    held.resume()
+    held.resting = False
     assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
 
 

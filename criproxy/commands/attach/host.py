@@ -62,15 +62,10 @@ class Machine:
         """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
         import asyncio
 
-        from criproxy.fronts.cri.runtime import RuntimeInfo, ask_version
-        from criproxy.fronts.http2.client.connection import Connection
-
-        async def ask() -> RuntimeInfo:
-            async with await Connection.dial(Path(socket)) as connection:
-                return await ask_version(connection.call, _VERSION_S)
+        from criproxy.fronts.cri.runtime import version_at
 
         try:
-            info = asyncio.run(ask())
+            info = asyncio.run(version_at(Path(socket), _VERSION_S))
         except OSError as error:  # a ConnectionError, too
             raise NodeError(f"{socket}: {error}") from error
         return f"{info.name} {info.version}"

@@ -94,8 +94,7 @@ def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, s
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for change in changes:
-            field = f"{change.field}[{change.key}]" if change.key else change.field
-            yield (target, field, _old(manifest, change), _shown(change.value), change.reason)
+            yield (target, change.place, _old(manifest, change), _shown(change.value), change.reason)
             target = ""
 
 

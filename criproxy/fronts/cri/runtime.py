@@ -44,8 +44,15 @@ async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], tim
             if error.code != Code.UNIMPLEMENTED:
                 raise
         else:
-            return RuntimeInfo(_text(answer.runtime_name), _text(answer.runtime_version), api)
+            name, version = (text.decode(errors="replace") for text in (answer.runtime_name, answer.runtime_version))
+            return RuntimeInfo(name, version, api)
     raise CallError("Version", Code.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
+
+
+async def version_at(socket: Path, timeout_s: float) -> RuntimeInfo:
+    """What the runtime behind a socket says of itself. Raises OSError, of which CallError is one."""
+    async with await Connection.dial(socket) as connection:
+        return await ask_version(connection.call, timeout_s)
 
 
 class RuntimeLink(Struct, eq=False):
@@ -142,7 +149,3 @@ class RuntimeLink(Struct, eq=False):
         if reason != self.problem:
             self.problem = reason
             self.log.warning("runtime_not_ready", socket=str(self.path), reason=reason)
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
