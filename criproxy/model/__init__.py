@@ -48,15 +48,15 @@ class Pod(Struct, frozen=True):
 
 
 class Resources(Struct, frozen=True):
-    """Linux resources of a sandbox or a container; 0, "" and {} mean "not set". Source: CRI LinuxContainerResources."""
+    """What hooks look at of the resources of a sandbox or a container; 0, "" and {} mean "not set".
+
+    Source: CRI LinuxContainerResources.
+    """
 
     cpu_period_us: int = 0
     cpu_quota_us: int = 0
-    cpu_shares: int = 0
-    memory_limit_bytes: int = 0
     oom_score_adj: int = 0
     cpuset_cpus: str = ""
-    cpuset_mems: str = ""
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +96,6 @@ class PodRequest(Struct, frozen=True):
 
     operation: Operation
     target: Target
-    pod: PodRef
     placement: str
     resources: Resources
     child_quota: bool

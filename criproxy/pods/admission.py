@@ -194,12 +194,9 @@ class AdmitsPods(Protocol):
 
         `memory_bytes`: the pod's memory limit by the request, 0: it names none. Raises AdmissionError.
         """
-        ...
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Take up what kubelet has set on its own cgroup of the pod by now; as `admit`."""
-        ...
 
     def forget(self, name: str) -> None:
         """The pod's start is over: the inventory knows its sandbox."""
-        ...

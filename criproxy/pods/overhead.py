@@ -18,9 +18,10 @@ from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
@@ -202,7 +203,7 @@ class OverheadWatch(Struct):
     max_cores: float
     shared: PodsShared
     processes: PlacementCheck
-    stopper: StopsPods
+    stopper: Reconciler
     reader: OverheadReader
     worker: Worker
     load: OutsideLoad = OutsideLoad()

@@ -14,9 +14,10 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.model import Finding
 from criproxy.pods.inventory import PodObserver
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
@@ -44,7 +45,7 @@ class PlacementCheck(PodObserver, Struct):
 
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
-    stopper: StopsPods
+    stopper: Reconciler
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _everything: bool = False
     _fresh: set[str] = set()

@@ -45,7 +45,7 @@ class ReconcilerSettings(Struct, frozen=True):
 
 
 class Reconciler(PodObserver, Struct, eq=False):
-    """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready.
+    """Stops single pods of the box, too. Lists of the runtime are used only while it is ready.
 
     `swept`: how many cgroups of pods were removed. `_to_stop`: why single pods shall stop, by sandbox id.
     """

@@ -59,25 +59,19 @@ class Runtime(Protocol):
     @property
     def ready(self) -> bool:
         """Whether its lists can be relied upon now."""
-        ...
 
     @property
     def pid(self) -> int:
         """Its process; 0 when that is not known."""
-        ...
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         """All of them, or those whose id begins like this."""
-        ...
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         """All of them, or those whose id begins like this."""
-        ...
 
     async def process_of(self, running: Running) -> Process:
         """The first process of a sandbox or container. Raises UnknownError when it is not there any more."""
-        ...
 
     async def stop(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers; one that is not there is stopped."""
-        ...

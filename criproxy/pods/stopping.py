@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import PodRef
 from criproxy.pods.runtime import Runtime
 
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
@@ -18,12 +18,6 @@ ON_OVER_LIMIT: Final = "memory.on_over_limit"
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
-
-
-class StopsPods(Protocol):
-    """Whoever stops single pods of the box, and tries again until they have stopped."""
-
-    def stop(self, sandbox: Sandbox, why: str) -> None: ...
 
 
 class PodStopper(Struct):

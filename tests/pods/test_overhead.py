@@ -227,7 +227,7 @@ class Bench:
             MAX_CORES,
             PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            stopper=self,
+            stopper=self,  # type: ignore[arg-type]
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
         )

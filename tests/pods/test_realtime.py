@@ -32,7 +32,7 @@ class Bench:
         self.holds = Holds(self, frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
             PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
-            self,
+            self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )

@@ -11,7 +11,6 @@ from criproxy.cgroup.naming import BOX, BoxPath, parse_box
 from criproxy.commands.explain.explain import NodeFacts, explain, render
 from criproxy.commands.explain.manifest import ManifestError, read_manifests
 from criproxy.config.settings import Config
-from criproxy.hooks import offline_chain
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe import client
 from criproxy.observe.status import from_json
@@ -36,7 +35,6 @@ def run(pod: str, config: Config) -> str:
         NodeFacts(
             enabled=config.colocation.enabled,
             rules=config.colocation.offline_rules(),
-            chain=offline_chain(),
             child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
             box=box,
             origin=origin,

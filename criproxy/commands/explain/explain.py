@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
-from criproxy.hooks import Chain
+from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.model import Adjustment, PodRequest
 from criproxy.observe.status_text import printable
@@ -23,7 +23,6 @@ class NodeFacts(Struct, frozen=True):
 
     enabled: bool
     rules: OfflineRules
-    chain: Chain
     child_quota: bool
     box: BoxPath
     origin: str
@@ -53,7 +52,7 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     except ValueError as error:
         return Explanation(why, str(error))
     calls = [replace(one, placement=place, child_quota=node.child_quota) for one in manifest.requests]
-    return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
+    return Explanation(why, None, place, tuple((call, offline_chain().adjust(call)) for call in calls))
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:

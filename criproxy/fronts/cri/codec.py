@@ -208,11 +208,8 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
     return Resources(
         cpu_period_us=message.cpu_period,
         cpu_quota_us=message.cpu_quota,
-        cpu_shares=message.cpu_shares,
-        memory_limit_bytes=message.memory_limit_in_bytes,
         oom_score_adj=message.oom_score_adj,
         cpuset_cpus=text(message.cpuset_cpus),
-        cpuset_mems=text(message.cpuset_mems),
         unified=_map(message.unified),
     )
 

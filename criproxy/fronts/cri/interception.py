@@ -69,11 +69,9 @@ class BoxCpus(Protocol):
 
     def pod_starts(self, pod: Pod) -> None:
         """A pod, online or not, is about to start."""
-        ...
 
     async def within(self, asked: Cpus) -> Cpus | type_unlimited:
         """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
-        ...
 
 
 class HookInterceptor(Struct, eq=False):
@@ -207,7 +205,6 @@ class HookInterceptor(Struct, eq=False):
             facts = PodRequest(
                 operation=request.operation,
                 target=part.target,
-                pod=pod,
                 placement=place.parent.in_box,
                 resources=part.resources,
                 child_quota=self.child_quota,
