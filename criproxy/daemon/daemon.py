@@ -179,7 +179,8 @@ class Daemon:
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
-        self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
+        processes = self._placement_check.processes
+        self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
         self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)

@@ -43,7 +43,6 @@ class ChosenEngine:
         self._log = structlog.get_logger()
         self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
         self._making = asyncio.Lock()
-        self._spare: Engine | None = None
         self._fallback: Engine | None = None
         self._relay: RelayServer | None = None
         if kind != "grpc":
@@ -87,12 +86,12 @@ class ChosenEngine:
         async with self._making:
             if self._fallback is None:
                 try:
-                    self._spare = self._spare or self._grpc(self._private)
-                    await self._spare.start()
+                    spare = self._grpc(self._private)
+                    await spare.start()
                 except (SocketError, ImportError) as error:  # an upgrade removes the files that are imported here
                     self._log.error("no_fallback", error=str(error), consequence="new connections fail")
                     raise OSError(str(error)) from error
-                self._fallback = self._spare
+                self._fallback = spare
                 self._log.error("fallback_serves", engine="grpc", socket=str(self._private.own))
         return self._private.own
 

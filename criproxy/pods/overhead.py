@@ -17,7 +17,6 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared, Trouble
@@ -198,11 +197,14 @@ def _file(path: str) -> os.stat_result | None:
 
 
 class OverheadWatch(Struct):
-    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
+    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread.
+
+    `processes`: the first one of what runs in the box, by id, as far as the runtime was asked.
+    """
 
     max_cores: float
     shared: PodsShared
-    processes: PlacementCheck
+    processes: Mapping[str, Process]
     stopper: Reconciler
     reader: OverheadReader
     worker: Worker
@@ -228,7 +230,7 @@ class OverheadWatch(Struct):
 
     async def _look(self) -> None:
         running = self.shared.inventory.running
-        watched = tuple((one, process) for one in running if (process := self.processes.process(one.id)) is not None)
+        watched = tuple((one, self.processes[one.id]) for one in running if one.id in self.processes)
         runtime_pid = self.shared.runtime.pid
         after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
         now_s = self.shared.clock.boottime_s()

@@ -46,11 +46,11 @@ class PlacementCheck(PodObserver, Struct):
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
     stopper: Reconciler
+    processes: dict[str, Process] = {}
+    """The first one of each sandbox and container, as the runtime answered last."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _everything: bool = False
     _fresh: set[str] = set()
-    _processes: dict[str, Process] = {}
-    """As the runtime answered last."""
     _pids: dict[str, int] = {}
     """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
     _bare: set[str] = set()
@@ -77,10 +77,6 @@ class PlacementCheck(PodObserver, Struct):
         """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
-    def process(self, id: str) -> Process | None:
-        """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
-        return self._processes.get(id)
-
     def configure(self, _: frozenset[str]) -> None:
         """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
@@ -102,14 +98,12 @@ class PlacementCheck(PodObserver, Struct):
 
     async def round(self) -> None:
         """Look at what is due. Never raises: a failure is logged once, and the next look at everything tries again."""
-
-        def log(error: Exception) -> None:
-            known = isinstance(error, ConnectionError)
-            self.shared.log.warning("placement_not_verified", error=str(error), exc_info=None if known else error)
-
+        log = self.shared.log
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
-        with self._trouble.logged_by(log):
+        with self._trouble.logged_by(
+            lambda e: log.warning("placement_not_verified", error=str(e), exc_info=not isinstance(e, ConnectionError))
+        ):
             running = {one.id: one for one in self.shared.inventory.running}
             self._forget_others(running)
             due = [one for one in running.values() if everything or one.id in fresh]
@@ -117,7 +111,7 @@ class PlacementCheck(PodObserver, Struct):
                 raise failures[0]
 
     def _forget_others(self, running: Collection[str]) -> None:
-        for known in (self._processes, self._pids, self._unknown, self._unbounded):
+        for known in (self.processes, self._pids, self._unknown, self._unbounded):
             for gone in known.keys() - running:
                 known.pop(gone, None)
         self._bare &= set(running)
@@ -191,7 +185,7 @@ class PlacementCheck(PodObserver, Struct):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self._processes[one.id] = await self.shared.runtime.process_of(one)
+        process = self.processes[one.id] = await self.shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:

@@ -110,11 +110,10 @@ class Reconciler(PodObserver, Struct, eq=False):
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
-
-        def log(error: Exception) -> None:
-            self.shared.log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
-
-        with self._trouble.logged_by(log):
+        log = self.shared.log
+        with self._trouble.logged_by(
+            lambda e: log.warning("upkeep_failed", error=str(e), exc_info=not isinstance(e, ConnectionError))
+        ):
             await self._release()
             if not self.shared.runtime.ready:
                 return

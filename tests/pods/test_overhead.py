@@ -226,7 +226,7 @@ class Bench:
         self.overhead = OverheadWatch(
             MAX_CORES,
             PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            {one.id: Process(20, log="/var/log/x") for one in self.running},
             stopper=self,  # type: ignore[arg-type]
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
@@ -238,9 +238,6 @@ class Bench:
 
     def stop(self, sandbox: Sandbox, why: str) -> None:
         self.stopped.append((sandbox.id, why))
-
-    def process(self, id: str) -> Process | None:
-        return Process(20, log="/var/log/x")
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         assert (runtime_pid, [one.id for one, _ in watched]) == (5, [one.id for one in self.running])
