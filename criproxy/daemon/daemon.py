@@ -48,7 +48,6 @@ from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
@@ -60,6 +59,7 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief

@@ -14,7 +14,6 @@ from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.model import MEMORY, UNLIMITED, AttachStatus, PodRef
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
@@ -37,6 +36,7 @@ from criproxy.observe.status import (
     latest_decisions,
     resource_status,
 )
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief

@@ -133,14 +133,13 @@ def in_words(load: OutsideLoad, pod: PodLoad, max_cores: float) -> str:
     )
 
 
-class OverheadReader:
+class OverheadReader(Struct):
     """Reads the counters, on a thread: a log's disk may be slow to answer. Raises OSError."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
-        self._shims: dict[str, tuple[int, int]] = {}
-        """By the id of what they look after: a process outside the box."""
+    proc: Path = Path("/proc")
+    _ticks_per_s: int = os.sysconf("SC_CLK_TCK")
+    _shims: dict[str, tuple[int, int]] = {}
+    """By the id of what they look after: a process outside the box."""
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         """`runtime_pid` 0: not known."""
@@ -156,7 +155,7 @@ class OverheadReader:
         return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
     def _stat(self, pid: int) -> ProcessStat | None:
-        return read_stat(self._proc, pid, self._ticks_per_s)
+        return read_stat(self.proc, pid, self._ticks_per_s)
 
     def _count(self, one: Running, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         if shim not in shims:  # containers of a pod have one in common
@@ -182,7 +181,7 @@ class OverheadReader:
 
     def _in_box(self, pid: int, box: str) -> bool:
         try:
-            return not astray((self._proc / str(pid) / "cgroup").read_text(errors="replace"), box)
+            return not astray((self.proc / str(pid) / "cgroup").read_text(errors="replace"), box)
         except (FileNotFoundError, ProcessLookupError):
             return False
 

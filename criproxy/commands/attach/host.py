@@ -121,13 +121,12 @@ class UnitState(Struct, frozen=True):
     environment_files: tuple[str, ...]
 
 
-class Host:
+class Host(Struct):
     """The host below `root`. OSErrors of its files become NodeErrors."""
 
-    def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
-        self.machine = machine
-        self.root = root
-        self._oom_groups: list[Path] = []
+    machine: Machine
+    root: Path = Path("/")
+    _oom_groups: list[Path] = []
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")

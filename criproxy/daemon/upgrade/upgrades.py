@@ -23,9 +23,9 @@ from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeErro
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
-from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 

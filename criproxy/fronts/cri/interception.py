@@ -5,7 +5,7 @@ came, also when something here fails; when something fails amid the call of an o
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -29,6 +29,7 @@ from criproxy.model import (
 )
 from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.stopping import Holds
@@ -64,16 +65,6 @@ _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
 }
 
 
-class BoxCpus(Protocol):
-    """Kubelet's CPU manager, as far as requests need it."""
-
-    def pod_starts(self, pod: Pod) -> None:
-        """A pod, online or not, is about to start."""
-
-    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
-        """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
-
-
 class HookInterceptor(Struct, eq=False):
     """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
 
@@ -81,7 +72,7 @@ class HookInterceptor(Struct, eq=False):
     chain: Chain
     inventory: Inventory
     box: admission.AdmitsPods
-    cpu_manager: BoxCpus
+    cpu_manager: CpuManager
     kubelets_driver: KubeletsDriver
     holds: Holds
     counters: Counters
