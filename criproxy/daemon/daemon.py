@@ -34,7 +34,6 @@ from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
-from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Configurable, PartSettings, Timetable
@@ -46,6 +45,7 @@ from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
+from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
