@@ -162,7 +162,7 @@ class Box:
         self._memory: Held | None = None
         self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
-        self._pods: tuple[str, ...] = ()
+        self._pods: frozenset[str] = frozenset()
         self._empty = False
         """The last sweep has left no pod, and none has been let in since."""
         self._admitted: dict[str, float] = {}
@@ -360,7 +360,7 @@ class Box:
             reason="a cgroup write is blocked in the kernel" if stuck else self._fault,
             drift=self._drift,
             timeouts=self._writer.timeouts + self._reader.timeouts + self._reclaimer.timeouts,
-            pods=self._pods,
+            pods=tuple(sorted(self._pods)),
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
@@ -424,10 +424,11 @@ class Box:
         self._settle_at(place.box.path)
         self._guarded(partial(self._bound, place.box.path, self._wanted or self._settings.floor))
         self._set_pod_limits(place, memory_bytes)
-        self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
+        if is_slice(place.box.path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
+            self._keep_to_cpus(place.box.path)
         self._admitted[place.name] = self._starting[place.name] = self._clock()
         self._driver.keep_anchors(place.box.path)
-        self._pods = tuple(sorted({*self._pods, place.name}))
+        self._pods |= {place.name}
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
         self._empty = False
@@ -475,7 +476,7 @@ class Box:
             self._release()
         else:
             self._take_over(path)
-        self._pods = self._driver.pods(path)
+        self._pods = frozenset(self._driver.pods(path))
 
     def _found_first(self, path: str) -> Limits:
         if self._found is None:
@@ -605,7 +606,7 @@ class Box:
         kept = known | self._admitted.keys()
         there = self._driver.pods(box.path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
-        self._pods = tuple(name for name in there if name not in removed)
+        self._pods = frozenset(there).difference(removed)
         self._empty = not self._pods
         return removed
 

@@ -95,10 +95,21 @@ def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: F
     run(lambda: box.admit(A, 0))
 
     in_order = [name for name, *_ in driver.log]
+    assert "confine" in in_order[: in_order.index("ensure_pod")]
+    assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
+
+
+def test_slice_is_kept_to_its_cpus_after_its_pod_has_entered_too(
+    box: Box, driver: FakeDriver, allowed: Allowed
+) -> None:
+    allowed.cpus = frozenset({0, 2})
+
+    run(lambda: box.admit(SLICE, 0))
+
+    in_order = [name for name, *_ in driver.log]
     pod = in_order.index("ensure_pod")
     assert "confine" in in_order[:pod]
     assert in_order[pod + 1] == "confine", "on v1, systemd may have taken the box's cpuset away meanwhile"
-    assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
 
 
 def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver, allowed: Allowed) -> None:

@@ -65,6 +65,9 @@ class Node:
     stuck: bool = False
     asked: list[str] = field(default_factory=list)
 
+    def running_of(self, ids: Collection[str]) -> tuple[Running, ...]:
+        return tuple(one for one in self.running if one.id in ids)
+
     def run(self, one: Running, pid: int, cgroups: str = INSIDE, kind: str = RUNC, handler: str = "") -> None:
         self.running = (*self.running, one)
         self.processes[one.id] = Process(pid, kind, handler)
