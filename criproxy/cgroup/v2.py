@@ -38,7 +38,7 @@ class V2Hierarchy:
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
     def node_cpu_s(self) -> float:
-        idle_s = files.idle_cpu_seconds(self._tree.read(self._stat), self._ticks_per_s)
+        idle_s = files.idle_cpu_seconds(self._tree.read_often(self._stat), self._ticks_per_s)
         return self._busy.add(self._clock(), idle_s)
 
     def cpu_times(self, path: str) -> tuple[float, float]:

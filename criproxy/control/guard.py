@@ -75,8 +75,8 @@ class PressureReports(Protocol):
     @property
     def note(self) -> str: ...
 
-    def follow(self) -> None:
-        """Listen where the box is now; cheap, to be called often."""
+    def follow(self, now_s: float) -> None:
+        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows."""
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
@@ -217,7 +217,7 @@ class CpuGuard:
         if reading is None:
             return
         sample = self._sample(reading, outlook.capacity_cores)
-        self._follow_pressure()
+        self._follow_pressure(reading[0])
         if sample is None:
             return
         before, self._state = self._state, watch(sample, self._pressure.take(), outlook, self._state, law)
@@ -248,8 +248,8 @@ class CpuGuard:
         node_cores, box_cores = node_s / seconds, box_s / seconds
         return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
 
-    def _follow_pressure(self) -> None:
-        self._pressure.follow()
+    def _follow_pressure(self, now_s: float) -> None:
+        self._pressure.follow(now_s)
         if self._pressure.note != self._noted:
             self._noted = self._pressure.note
             self._log.info("guard_pressure", note=self._noted)

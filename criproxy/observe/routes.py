@@ -13,7 +13,6 @@ An answer that reads files of others (kubelet's, a disk's) is made in a thread: 
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import parse_qs
 from msgspec import Struct, field
 
 from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.control.clock import Clock
 from criproxy.observe import why
 from criproxy.observe.http import Answer
 from criproxy.observe.report import Reporter
@@ -55,7 +55,7 @@ class Routes:
         private_path: Path,
         *,
         pod_names: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._reporter = reporter
         self._pod_names = pod_names
@@ -100,17 +100,17 @@ class Routes:
 
     def _built_metrics(self) -> Answer:
         answer = Answer(HTTPStatus.OK, METRICS, self._reporter.metrics())
-        self._recent["/metrics"] = self._clock(), answer
+        self._recent["/metrics"] = self._clock.monotonic_s(), answer
         return answer
 
     def _of_late(self, path: str) -> Answer | None:
         made_s, answer = self._recent.get(path, (-math.inf, None))
-        return answer if self._clock() - made_s < _RECENT_S else None
+        return answer if self._clock.monotonic_s() - made_s < _RECENT_S else None
 
     async def _build_status(self) -> Answer:
         answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._reporter.status()).encode()))
         if answer.status is HTTPStatus.OK:
-            self._recent["/status"] = self._clock(), answer
+            self._recent["/status"] = self._clock.monotonic_s(), answer
         return answer
 
     async def _why(self, query: str) -> Answer:
@@ -146,7 +146,7 @@ class _Shared(Struct):
     """One answer for all who wait for it, begun after the last of them has asked; at most ten a second."""
 
     build: Callable[[], Awaitable[Answer]]
-    clock: Callable[[], float]
+    clock: Clock
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _not_before_s: float = -math.inf
     _next: asyncio.Task[Answer] | None = None
@@ -158,9 +158,9 @@ class _Shared(Struct):
 
     async def _begin(self) -> Answer:
         async with self._turn:
-            await asyncio.sleep(max(0.0, self._not_before_s - self.clock()))
+            await asyncio.sleep(max(0.0, self._not_before_s - self.clock.monotonic_s()))
             self._next = None
-            self._not_before_s = self.clock() + _EVERY_S
+            self._not_before_s = self.clock.monotonic_s() + _EVERY_S
             return await self.build()
 
 
