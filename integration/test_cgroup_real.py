@@ -21,6 +21,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
+from criproxy.control.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -265,7 +266,7 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
     ground.driver.write(ground.box, {"cpu": 1.0, "memory": 1600 * MIB})
     child = ground.start(ground.pod("poda"))
     place = parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/podb")
-    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, Clock())
 
     async def timed(call: Callable[[], Awaitable[object]]) -> float:
         began_s = time.monotonic()
@@ -331,7 +332,7 @@ def test_quota_below_a_childs_holds(ground: Ground) -> None:
 
 def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
     places = [parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb")]
-    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, Clock())
 
     async def scenario() -> None:
         for place in places:

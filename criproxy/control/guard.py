@@ -75,8 +75,8 @@ class PressureReports(Protocol):
     @property
     def note(self) -> str: ...
 
-    def follow(self) -> None:
-        """Listen where the box is now; cheap, to be called often."""
+    def follow(self, now_s: float) -> None:
+        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows."""
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
@@ -204,7 +204,7 @@ class CpuGuard(Struct, eq=False):
         if reading is None:
             return
         sample = self._sample(reading, outlook.capacity_cores)
-        self._follow_pressure()
+        self._follow_pressure(reading[0])
         if sample is None:
             return
         before, self._state = self._state, watch(sample, self.pressure.take(), outlook, self._state, law)
@@ -235,8 +235,8 @@ class CpuGuard(Struct, eq=False):
         node_cores, box_cores = node_s / seconds, box_s / seconds
         return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
 
-    def _follow_pressure(self) -> None:
-        self.pressure.follow()
+    def _follow_pressure(self, now_s: float) -> None:
+        self.pressure.follow(now_s)
         if self.pressure.note != self._noted:
             self._noted = self.pressure.note
             self.log.info("guard_pressure", note=self._noted)

@@ -131,14 +131,14 @@ class Daemon:
         predecessor = Predecessor.of_environment(os.environ)
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
-        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
+        self._notifier = Notifier(notify_address(os.environ), self._clock)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        self._box = Box(driver, settings.box(), cpus.cpus, time.monotonic)
+        self._box = Box(driver, settings.box(), cpus.cpus, self._clock)
         self._recorder = Recorder(
-            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
+            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         self._make_pods(settings, runtime)
@@ -189,7 +189,7 @@ class Daemon:
         """What bounds the box."""
         self._guard = CpuGuard(
             self._box,
-            PressureListener(self._box.pressure_file, time.monotonic),
+            PressureListener(self._box.pressure_file),
             self._clock,
             settings.guard(),
             counters=self._metrics,
@@ -232,7 +232,7 @@ class Daemon:
             pid=os.getpid(),
             interceptor=self._interceptor,
             metrics=self._metrics,
-            clock=time.monotonic,
+            clock=self._clock,
         )
 
     def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
@@ -265,7 +265,7 @@ class Daemon:
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
         )
-        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names)
+        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names, clock=self._clock)
         return {
             inside: HttpServer(routes.private, PRIVATE_S).serve,
             outside: HttpServer(routes.public, PUBLIC_S).serve,

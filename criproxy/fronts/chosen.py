@@ -1,12 +1,12 @@
 """The engine that the config chooses, and what serves a client for a while whose relay breaks again and again."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
@@ -20,7 +20,7 @@ _FALLBACK: Final = "grpc"
 class ChosenEngine:
     """The `engine.Engine` of `kind`. The relay's fallback is the gRPC engine, on a socket for our own user alone.
 
-    `runtime` is the runtime's socket, `pid` our own. `clock` counts seconds.
+    `runtime` is the runtime's socket, `pid` our own.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ChosenEngine:
         pid: int,
         interceptor: Interceptor,
         metrics: CallMetrics,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self.name: Final = kind
         """What carries new connections, but for those of clients that `problem` names."""

@@ -116,7 +116,7 @@ class Reporter(Struct, frozen=True):
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
-            box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock()),
+            box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
         return metrics.registry.render()
 
@@ -134,7 +134,7 @@ class Reporter(Struct, frozen=True):
         return Status(
             version=__version__,
             pid=os.getpid(),
-            uptime_s=recorder.clock() - recorder.started_s,
+            uptime_s=recorder.clock.monotonic_s() - recorder.started_s,
             dry_run=Mode.DRY_RUN in modes,
             colocation=recorder.colocation,
             schedule=ScheduleStatus(recorder.schedule, modes.why.get(Mode.CLOSED, "") if recorder.modes.judges else ""),
@@ -198,7 +198,7 @@ class Reporter(Struct, frozen=True):
             yield "the config file has errors, so the one before holds"
         if recorder.tick_failed_last:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
-        yield from recorder.above.problems(recorder.clock())
+        yield from recorder.above.problems(recorder.clock.monotonic_s())
         yield from self.relief.problems()
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"

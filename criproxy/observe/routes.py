@@ -12,7 +12,6 @@ An answer that reads files of others (kubelet's, a disk's) is made in a thread: 
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -22,6 +21,7 @@ from urllib.parse import parse_qs
 from msgspec import Struct, field
 
 from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.control.clock import Clock
 from criproxy.observe import why
 from criproxy.observe.http import Answer
 from criproxy.observe.report import Reporter
@@ -56,7 +56,7 @@ class Routes(Struct, eq=False):
     reporter: Reporter
     private_path: Path
     pod_names: bool
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock
     _worker: Worker = field(default_factory=lambda: Worker("observe", _BUILD_S))
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: dict[str, tuple[float, Answer]] = {}
@@ -65,9 +65,9 @@ class Routes(Struct, eq=False):
         match path:
             case "/metrics":
                 begun_s, answer = self._last.get(path, _NEVER)
-                return answer if self.clock() - begun_s < _RECENT_S else self._metrics()
+                return answer if self.clock.monotonic_s() - begun_s < _RECENT_S else self._metrics()
             case "/status" if self.pod_names:
-                return await self._status(self.clock() - _RECENT_S)
+                return await self._status(self.clock.monotonic_s() - _RECENT_S)
             case "/status" | "/why":
                 words = f"ask at {self.private_path}, as root: `criproxy status`, or curl --unix-socket"
                 return Answer.text(HTTPStatus.GONE, f"{words} {self.private_path} http://localhost{path}")
@@ -78,7 +78,7 @@ class Routes(Struct, eq=False):
             case "/metrics":
                 return self._metrics()
             case "/status":
-                return await self._status(self.clock())
+                return await self._status(self.clock.monotonic_s())
             case "/why":
                 return await self._why(query)
         return self._common(path, f"{_PATHS} /status /why")
@@ -95,7 +95,7 @@ class Routes(Struct, eq=False):
 
     def _metrics(self) -> Answer:
         answer = Answer(HTTPStatus.OK, METRICS, self.reporter.metrics())
-        self._last["/metrics"] = self.clock(), answer
+        self._last["/metrics"] = self.clock.monotonic_s(), answer
         return answer
 
     async def _status(self, since_s: float) -> Answer:
@@ -103,8 +103,8 @@ class Routes(Struct, eq=False):
         async with self._turn:
             begun_s, answer = self._last.get("/status", _NEVER)
             if begun_s < since_s:
-                await asyncio.sleep(max(0.0, begun_s + _EVERY_S - self.clock()))
-                begun_s = self.clock()
+                await asyncio.sleep(max(0.0, begun_s + _EVERY_S - self.clock.monotonic_s()))
+                begun_s = self.clock.monotonic_s()
                 answer = await self._aside(lambda: to_json(self.reporter.status()))
                 if answer.status is HTTPStatus.OK:
                     self._last["/status"] = begun_s, answer

@@ -4,7 +4,7 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -62,14 +62,19 @@ class Inventory(Struct, eq=False):
     @property
     def running(self) -> tuple[Running, ...]:
         """What runs in the box: sandboxes and their containers, each under its own id."""
-        placed = {sandbox.id: sandbox for sandbox in self.placed}
-        sandboxes = [Running(sandbox, sandbox.id, "") for sandbox in placed.values()]
-        containers = [
-            Running(placed[container.sandbox_id], container_id, container.name)
-            for container_id, container in self._containers.items()
-            if container.sandbox_id in placed
-        ]
-        return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
+        return self.running_of((*self._sandboxes, *self._containers))
+
+    def running_of(self, ids: Iterable[str]) -> tuple[Running, ...]:
+        """Those of `running` that have these ids."""
+        found = (self._boxed(id) for id in ids if id in self._running)
+        return tuple(one for one in found if one is not None)
+
+    def _boxed(self, id: str) -> Running | None:
+        container = self._containers.get(id)
+        sandbox = self._sandboxes.get(id if container is None else container.sandbox_id)
+        if sandbox is None or sandbox.placement is None:
+            return None
+        return Running(sandbox, id, "" if container is None else container.name)
 
     @property
     def outside(self) -> dict[str, Pod]:

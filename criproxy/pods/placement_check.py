@@ -104,17 +104,18 @@ class PlacementCheck(PodObserver, Struct):
         with self._trouble.logged_by(
             lambda e: log.warning("placement_not_verified", error=str(e), exc_info=not isinstance(e, ConnectionError))
         ):
-            running = {one.id: one for one in self.shared.inventory.running}
-            self._forget_others(running)
-            due = [one for one in running.values() if everything or one.id in fresh]
+            inventory = self.shared.inventory
+            due = inventory.running if everything else inventory.running_of(fresh)
+            if everything:
+                self._forget_others({one.id for one in due})
             if failures := await self._check(due, fresh):
                 raise failures[0]
 
-    def _forget_others(self, running: Collection[str]) -> None:
+    def _forget_others(self, running: set[str]) -> None:
         for known in (self.processes, self._pids, self._unknown, self._unbounded):
             for gone in known.keys() - running:
                 known.pop(gone, None)
-        self._bare &= set(running)
+        self._bare &= running
 
     async def _check(self, due: Iterable[Running], fresh: Collection[str]) -> list[Exception]:
         """Returns what failed for single ones; that must not keep the others."""

@@ -68,7 +68,7 @@ class FakePressure:
     reports: int = 0
     closed: int = 0
 
-    def follow(self):
+    def follow(self, now_s):
         self.note = "listening"
 
     def take(self):

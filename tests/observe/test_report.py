@@ -37,6 +37,7 @@ from criproxy.observe.status import (
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.overhead import OutsideLoad, PodLoad
+from tests.fakes.clock import FakeClock
 from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
@@ -153,7 +154,7 @@ class Bypass:
 
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
-        self.now_s = 1000.0
+        self.clock = FakeClock()
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
@@ -167,14 +168,14 @@ class Bench:
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
         self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        metrics, clock = Metrics("1"), lambda: self.now_s
+        metrics = Metrics("1")
         self.recorder = Recorder(
             metrics,
             self.box,  # type: ignore[arg-type]
             self.inventory,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             notifier=self.notifier,  # type: ignore[arg-type]
-            clock=clock,
+            clock=self.clock,
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
@@ -208,7 +209,7 @@ class Bench:
         self.recorder.scheduled(Modes(why), "")
 
     def tick(self, after_s: float = 1.0) -> None:
-        self.now_s += after_s
+        self.clock.now += after_s
         self.recorder.ticked(SNAPSHOT, decision(), (), 0.01)
 
     def status(self) -> Status:
@@ -235,14 +236,14 @@ class Bench:
 def test_health_is_lost_when_the_loop_stalls(interval_s: float, silent_s: float, healthy: bool) -> None:
     bench = Bench(replace(ON, control=Control(interval_s=interval_s)))
     bench.tick()
-    bench.now_s += silent_s
+    bench.clock.now += silent_s
     assert (bench.endpoints.unhealthy() is None) == healthy
 
 
 def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
     bench = Bench()
     for _ in range(100):
-        bench.now_s += 1.0
+        bench.clock.now += 1.0
         bench.recorder.tick_failed(0.01)
     assert bench.endpoints.unhealthy() is None
     assert bench.status().box.tick_failures == 100
@@ -515,7 +516,7 @@ def test_status_of_a_node_that_is_well_has_no_problem() -> None:
 
 
 def _stall(bench: Bench) -> None:
-    bench.now_s += 100.0
+    bench.clock.now += 100.0
 
 
 def _lose_runtime(bench: Bench) -> None:
@@ -591,7 +592,7 @@ def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_un
     for _ in range(2):
         bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
     before = bench.status().problems
-    bench.now_s += 100.0
+    bench.clock.now += 100.0
     bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
 
     assert before == ()

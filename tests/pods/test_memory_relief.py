@@ -18,6 +18,7 @@ from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
 from tests import rows
+from tests.fakes.clock import FakeClock
 
 T = TypeVar("T")
 
@@ -29,19 +30,6 @@ SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline
 def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     node = 4 * GIB - available
     return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
-
-
-class Clock:
-    now_s = 1000.0
-
-    def boottime_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @dataclass
@@ -70,12 +58,12 @@ class Inventory:
 
 class Bench:
     def __init__(self, *, active: bool = True, stop: bool = True) -> None:
-        self.clock, self.box, self.inventory = Clock(), Box(), Inventory()
+        self.clock, self.box, self.inventory = FakeClock(), Box(), Inventory()
         self.stopped: list[str] = []
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))
         self.relief = MemoryRelief(
             active,
             PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
@@ -107,8 +95,8 @@ class Bench:
         """A tick each second, while `_relieve` runs."""
         relieving = asyncio.create_task(self.relief._relieve())
         for _ in range(count):
-            self.clock.now_s += 1.0
-            self.relief.sampled(snapshot(self.clock.now_s, available, box))
+            self.clock.now += 1.0
+            self.relief.sampled(snapshot(self.clock.now, available, box))
             for _ in range(10):
                 await asyncio.sleep(0)
         relieving.cancel()
@@ -179,7 +167,7 @@ def test_stopped_pod_is_held_for_a_while_and_others_while_it_is_over() -> None:
     over = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
     bench.pass_by(1, GIB, 100 * MIB)
     after = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
-    bench.clock.now_s += HOLD_S
+    bench.clock.now += HOLD_S
 
     assert all(over)
     assert after[0] == ""

@@ -2,29 +2,23 @@
 
 from criproxy.model import PodRef
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds
+from tests.fakes.clock import FakeClock
 
 POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
 
-class Clock:
-    now_s = 1000.0
-
-    def boottime_s(self) -> float:
-        return self.now_s
-
-
-def holds() -> tuple[Holds, Clock]:
-    clock = Clock()
-    return Holds(clock), clock  # type: ignore[arg-type]
+def holds() -> tuple[Holds, FakeClock]:
+    clock = FakeClock()
+    return Holds(clock), clock
 
 
 def test_pod_is_held_for_its_time_and_no_other_one_is() -> None:
     held, clock = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
-    clock.now_s += 20.0
+    clock.now += 20.0
     assert held.held(POD) == ("it was stopped, as it printed (colocation.on_unbounded), so it is not let in for 40 s")
     assert held.held(OTHER) == ""
-    clock.now_s += 40.0
+    clock.now += 40.0
     assert held.held(POD) == ""
 
 
@@ -63,6 +57,6 @@ def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None
             super().__setattr__(name, value)
 
     seen: list[object] = []
-    held = Watched(Clock())  # type: ignore[arg-type]
+    held = Watched(FakeClock())
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ import structlog
 from grpc import aio
 from msgspec import Struct, field
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
@@ -60,7 +61,7 @@ class GrpcServer(Struct, eq=False):
     A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
     One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
     stream back: with two streams, a runtime that answers at once could become INTERNAL (see `_pass_requests`).
-    Everything else is two streams, which every arity fits. `runtime` is a socket, and `clock` counts seconds.
+    Everything else is two streams, which every arity fits. `runtime` is a socket.
 
     It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
     it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
@@ -71,7 +72,7 @@ class GrpcServer(Struct, eq=False):
     metrics: CallMetrics
     listen: ListenSocket
     runtime: Path
-    clock: Callable[[], float]
+    clock: Clock
     _log: structlog.typing.FilteringBoundLogger = field(default_factory=structlog.get_logger)
     _channel: Any = None
     _server: Any = None
@@ -217,7 +218,7 @@ class GrpcServer(Struct, eq=False):
 
     @contextlib.contextmanager
     def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
-        started = self.clock()
+        started = self.clock.monotonic_s()
         self.metrics.on_start()
         self._calls += 1
         outcome = _Outcome()
@@ -229,7 +230,7 @@ class GrpcServer(Struct, eq=False):
         finally:
             self._calls -= 1
             self._call_ended.set()
-            self.metrics.on_call(label(method), outcome.code.name, self.clock() - started, hooked)
+            self.metrics.on_call(label(method), outcome.code.name, self.clock.monotonic_s() - started, hooked)
 
 
 async def _pass_requests(ahead: Sequence[asyncio.Task[Any]], context: Any, call: Any) -> None:

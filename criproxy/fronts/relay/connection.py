@@ -11,6 +11,7 @@ from typing import Any, Final
 import structlog
 from msgspec import Struct
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.http2.codes import Code
@@ -33,7 +34,7 @@ class RelayShared(Struct, frozen=True):
 
     interceptor: Interceptor
     metrics: CallMetrics
-    clock: Callable[[], float]
+    clock: Clock
     log: structlog.typing.FilteringBoundLogger
     buffer: ReadBuffer
     runtime: Path
@@ -172,7 +173,7 @@ class RelayConnection:
             elif type(action) is ToClient:
                 self.client.write(action.data)
             elif type(action) is Started:
-                self._calls[action.stream] = (shared.clock(), action.method)
+                self._calls[action.stream] = (shared.clock.monotonic_s(), action.method)
                 shared.metrics.on_start()
             elif type(action) is Ended:
                 self._ended(action)
@@ -205,7 +206,7 @@ class RelayConnection:
         if (begun := self._calls.pop(call.stream, None)) is None:
             return
         self._shared.metrics.on_call(
-            label(call.method), Code.name_of(call.code), self._shared.clock() - begun[0], call.hooked
+            label(call.method), Code.name_of(call.code), self._shared.clock.monotonic_s() - begun[0], call.hooked
         )
         self._shared.on_change()
 
