@@ -1,6 +1,7 @@
 """The old process's side: a new one that fails in any way is ended with nothing left, and all goes on as before."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -8,13 +9,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade import successor as module
-from criproxy.daemon.upgrade.channel import Learned, Take
+from criproxy.daemon.upgrade.channel import Learned, Ready, Take
 from criproxy.daemon.upgrade.successor import Successor, UpgradeError, command_of, hand_over
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,6 +168,11 @@ def test_new_process_gets_the_listeners_and_who_waits_at_them(tmp_path: Path) ->
             assert int(client.recv(100)) == started(tmp_path)[0]
             client.close()
     assert parts.did == ["rest"]
+
+
+def test_old_process_that_asks_for_it_passes_its_listeners_on() -> None:
+    """Versions before closed them otherwise, for the new process to listen anew."""
+    assert json.loads(msgspec.json.encode(Ready("9", "/s")))["takes_listeners"] is True
 
 
 def test_new_process_need_not_get_any_listeners(tmp_path: Path) -> None:
