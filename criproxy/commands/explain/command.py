@@ -61,7 +61,7 @@ def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...],
     driver, origin = cgroup_driver(root)
     if boxes := _by_name(driver):
         return boxes, f"by {origin}"
-    return DEFAULT_BOXES, "or the other one: neither a running criproxy nor kubelet's configuration says which"
+    return DEFAULT_BOXES, "if that is kubelet's: neither a running criproxy nor kubelet's configuration says so"
 
 
 def _by_name(driver: str) -> tuple[BoxPath, ...]:
