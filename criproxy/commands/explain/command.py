@@ -30,7 +30,8 @@ def run(pod: str, config: Config) -> str:
     except ManifestError as error:
         raise ValueError(f"{pod}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{pod}: {error}; give a Pod manifest in JSON or YAML") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{pod}: {why}; give a Pod manifest in JSON or YAML") from error
     boxes, origin = places(Path(config.proxy.status_path))
     nodes = [
         NodeFacts(
