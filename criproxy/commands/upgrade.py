@@ -69,14 +69,15 @@ def _pid(listen: Path) -> int | None:
 
 def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
     for _ in _polls(_LIMIT_S):
+        has_ended = not Path(f"/proc/{old}").exists()  # before it ends, another serves
         new = _pid(listen)
         if new is not None and new != old:
             return new
+        if has_ended:
+            raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
         status = _status(asked_at)
         if status is not None and status.pid == old and status.upgrade.failed > failed:
             raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
-        if not Path(f"/proc/{old}").exists():
-            raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
     raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
 
 

@@ -58,6 +58,10 @@ class Recorder(Struct):
 
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
+    def begins(self) -> None:
+        """The loop begins, perhaps long after the process: a new process waits for its turn. No tick is overdue."""
+        self._ticked_s = self.clock()
+
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
         self._ticked_s = self.clock.monotonic_s()
         self.tick_failed_last = False

@@ -99,7 +99,7 @@ class Inventory(Struct, eq=False):
             sandboxes = await self.runtime.sandboxes()
             containers = await self.runtime.containers()
         finally:
-            self._journals.remove(journal)
+            self._journals = [other for other in self._journals if other is not journal]
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
         self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
         self._containers = {listed.id: listed for listed in containers}

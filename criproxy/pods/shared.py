@@ -35,8 +35,8 @@ class Trouble(Struct):
         try:
             yield
         except Exception as error:
-            if str(error) != self.last:
+            if (words := str(error) or type(error).__name__) != self.last:
                 log(error)
-            self.last = str(error)
+            self.last = words
         else:
             self.last = ""

@@ -240,6 +240,15 @@ def test_health_is_lost_when_the_loop_stalls(interval_s: float, silent_s: float,
     assert (bench.endpoints.unhealthy() is None) == healthy
 
 
+def test_health_of_a_process_that_waited_long_for_its_turn_is_good_when_it_begins() -> None:
+    bench = Bench()
+    bench.now_s += 60.0
+    bench.recorder.begins()
+    assert bench.endpoints.unhealthy() is None
+    bench.now_s += 32.0
+    assert bench.endpoints.unhealthy() is not None
+
+
 def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
     bench = Bench()
     for _ in range(100):

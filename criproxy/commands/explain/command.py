@@ -29,7 +29,8 @@ def run(pod: str, config: Config) -> str:
     except ManifestError as error:
         raise ValueError(f"{pod}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{pod}: {error}; give a Pod manifest in JSON or YAML") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{pod}: {why}; give a Pod manifest in JSON or YAML") from error
     boxes, origin = places(Path(config.proxy.status_path))
     nodes = [
         NodeFacts(
@@ -59,7 +60,7 @@ def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...],
     driver, origin = cgroup_driver(root)
     if boxes := _by_name(driver):
         return boxes, f"by {origin}"
-    return DEFAULT_BOXES, "or the other one: neither a running criproxy nor kubelet's configuration says which"
+    return DEFAULT_BOXES, "if that is kubelet's: neither a running criproxy nor kubelet's configuration says so"
 
 
 def _by_name(driver: str) -> tuple[BoxPath, ...]:

@@ -172,6 +172,7 @@ class Upgrades(Struct):
             return
         if not self.socket.is_published:
             self.socket.publish()
+        self.recorder.begins()
         self.active.begin()
 
     async def _hand_over(self) -> None:
