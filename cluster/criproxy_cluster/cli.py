@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from criproxy_cluster.conversion import ConversionSettings
 from criproxy_cluster.names import PRESETS
@@ -22,6 +23,25 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("file", help="YAML or JSON, of one or several objects; - for the input")
     _add_preset(convert)
     convert.set_defaults(verb=_convert)
+
+    plan = verbs.add_parser(
+        "plan",
+        help="show which nodes the policies of a file would change, and how",
+        epilog="Exit status: 0 nothing would change; 1 something would; 2 it can't be said, and why.",
+    )
+    plan.add_argument("file", help="YAML or JSON with ColocationPolicies; - for the input")
+    plan.set_defaults(verb=_plan)
+
+    run = verbs.add_parser("run", help="run a replica in the cluster: the webhook, and the controller if it leads")
+    run.add_argument("--port", type=int, default=9443, help="of the webhook (default: %(default)s)")
+    run.add_argument(
+        "--certificates",
+        metavar="FOLDER",
+        type=Path,
+        help="tls.crt and tls.key of cert-manager; without it, they are made here",
+    )
+    _add_preset(run)
+    run.set_defaults(verb=_run)
     return parser
 
 
@@ -44,6 +64,29 @@ def _convert(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _complain(problem: str) -> int:
+def _plan(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.convert_command import ManifestError
+    from criproxy_cluster.plan import lines
+    from criproxy_cluster.plan_command import plan_file
+    from criproxy_cluster.policies import PolicyError
+    from criproxy_cluster.requests import Trouble
+
+    try:
+        found = plan_file(chosen.file)
+    except (ManifestError, PolicyError, Trouble) as error:
+        return _complain(str(error), 2)
+    for line in lines(found):
+        print(line)
+    return 1 if found.changes else 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.run_command import RunSettings, main
+
+    conversion = ConversionSettings(names=PRESETS[chosen.preset])
+    return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
+
+
+def _complain(problem: str, status: int = 1) -> int:
     print(f"criproxy-cluster: {problem}", file=sys.stderr)
-    return 1
+    return status

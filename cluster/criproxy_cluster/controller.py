@@ -166,14 +166,19 @@ class Controller:
             policy = parsed(name, item.metadata.generation, item.spec)
         except PolicyError as error:  # the old one holds
             self._problems[name] = (item.metadata.generation, str(error))
+            self._fleet.set_unusable(frozenset(self._problems))
             self._fleet.touch(name)
             return
-        self._problems.pop(name, None)
+        self._set_right(name)
         for node in self._fleet.set_policy(name, policy):
             self._queue.put(node, first=False)
 
+    def _set_right(self, name: str) -> None:
+        if self._problems.pop(name, None) is not None:
+            self._fleet.set_unusable(frozenset(self._problems))
+
     def _forget_policy(self, name: str) -> None:
-        self._problems.pop(name, None)
+        self._set_right(name)
         self._written.pop(name, None)
         for node in self._fleet.set_policy(name, None):
             self._queue.put(node, first=False)

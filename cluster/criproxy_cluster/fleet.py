@@ -19,7 +19,7 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
 from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, annotation, in_order, selecting
+from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""
@@ -60,6 +60,7 @@ class Fleet:
         self._changed: set[str] = set()
         self._due: list[tuple[float, str]] = []
         self._texts: dict[tuple[tuple[str, ...], bool], tuple[str, str] | None] = {}
+        self._unusable: frozenset[str] = frozenset()
         self.looks = 0
 
     def __len__(self) -> int:
@@ -108,6 +109,14 @@ class Fleet:
             self._changed.discard(name)
         return concerned
 
+    def set_unusable(self, names: frozenset[str]) -> None:
+        """Policies that are there but can't be used, and whose last good content nobody knows.
+
+        Nodes that they speak to keep what they have: a mistake in a policy must not take away the one before, also when
+        another replica begins to lead.
+        """
+        self._unusable = names - self._policies.keys()
+
     # --- what is to be done -------------------------------------------------------------------------------------------
 
     def look(self, name: str, now_s: float, now_wall_s: float) -> Judgement | None:
@@ -119,6 +128,8 @@ class Fleet:
         chosen = selecting(self._ordered, entry.view.labels)
         off = is_switched_off(entry.view)
         told = self._told(chosen, off)
+        if self._unusable and not off and mentions(entry.view.policy, self._unusable):
+            told = (entry.view.policy or "", "")
         self._take_out(name, entry)
         entry.policies = tuple(policy.name for policy in chosen)
         report, current = entry.view.report, entry.view.policy == (told and told[0])

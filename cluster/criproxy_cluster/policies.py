@@ -144,6 +144,15 @@ def selecting(policies: Sequence[Policy], labels: Mapping[str, str]) -> tuple[Po
     return tuple(policy for policy in policies if policy.selector.selects(labels))
 
 
+def mentions(text: str | None, names: frozenset[str]) -> bool:
+    """Whether an annotation was made of one of these policies."""
+    try:
+        told = msgspec.json.decode(text or "{}", type=dict[str, Any]).get("name", "")
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return False
+    return any(part.rpartition(".")[0] in names for part in str(told).split("+"))
+
+
 def annotation(chosen: Sequence[Policy], *, switched_off: bool) -> tuple[str, str] | None:
     """The annotation's text and its version, of policies in their order; None: there is nothing to say."""
     if not chosen and not switched_off:

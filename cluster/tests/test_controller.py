@@ -149,6 +149,24 @@ def test_a_bad_policy_keeps_the_old_one_and_says_why(kube, log):
     asyncio.run(scenario())
 
 
+def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube, log):
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n1"))
+        put_policy(kube, "night", 2, setings={})
+        async with controlling(kube, log):
+            await until(lambda: "setings" in status(kube, "night").get("problem", ""))
+            await asyncio.sleep(0.3)
+            assert settings(kube, "n1") == NIGHT["settings"]
+            kube.remove("colocationpolicies", "night")
+            kube.put("nodes", {**kube.get("nodes", "n1"), "touched": "1"})
+            await until(lambda: annotation(kube, "n1") is None)
+
+    asyncio.run(scenario())
+
+
 def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, log, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 1.5)
     monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
