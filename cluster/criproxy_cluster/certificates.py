@@ -117,7 +117,8 @@ class ServerCertificate:
                 self._log.info("certificate_loaded")
         except (Trouble, OSError, ssl.SSLError) as error:
             if str(error) != self._trouble:
-                self._log.warning("certificate_not_loaded", error=str(error), consequence="the last one serves on")
+                consequence = "the last one serves on" if self.ready else "no call is answered yet"
+                self._log.warning("certificate_not_loaded", error=str(error), consequence=consequence)
             self._trouble = str(error)
         else:
             self._trouble = ""
