@@ -26,7 +26,7 @@ from criproxy_cluster.run_command import RunSettings, run  # noqa: E402
 from criproxy_cluster.times import rfc3339  # noqa: E402
 from integration.lab.ports import free_ports  # noqa: E402
 
-MANIFESTS = Path(__file__).parent.parent / "cluster" / "manifests"
+MANIFESTS = Path(__file__).parent.parent / "manifests"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
 POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 PODS = "/api/v1/namespaces/default/pods"

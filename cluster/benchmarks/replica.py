@@ -1,4 +1,4 @@
-"""What a replica costs: `PYTHONPATH=cluster python -m cluster.benchmark [--nodes N] [--seconds S]`, from the root.
+"""What a replica costs: `PYTHONPATH=cluster python -m cluster.benchmarks.replica [--nodes N]`, from the root.
 
 A replica that leads, as a process of its own, beside an API server that keeps N nodes (cluster/tests/fake_kube.py, in
 another process). It is asked to convert 200 pods a second, open loop, over TLS: a late answer does not delay the next
