@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,14 @@ class RunSettings(Struct, frozen=True):
     certificates: Path | None = None
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals alone: uvicorn raises them again at its end, before the Lease is given back."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 class WebhookServer:
     """Serves over TLS until it is told to stop, or the process gets SIGTERM."""
 
@@ -56,9 +65,13 @@ class WebhookServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            with suppress(RuntimeError, ValueError):  # only the main thread gets signals
+                loop.add_signal_handler(name, self.stop)
         await self._server.serve()
 
     @property

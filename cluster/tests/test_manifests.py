@@ -1,6 +1,9 @@
 """The manifests fit together and fit the code; the rights that they give are all used, and no other is needed."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +115,7 @@ def install(kube):
     webhooks = [{"name": "offline.colocation.criproxy.io", "clientConfig": {}, **REQUIRED}]
     kube.put("mutatingwebhookconfigurations", {"metadata": {"name": CONFIGURATION}, "webhooks": webhooks})
     kube.put("secrets", {"metadata": {"name": SECRET}}, "criproxy-system")
-    kube.put("leases", {"metadata": {"name": LEASE}}, "criproxy-system")
+    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
     kube.put("colocationpolicies", policy("all", settings={"cpu": {"reserve_cores": 1}}))
     held = {"type": "ColocationReady", "status": "True", "reason": "Held", "lastHeartbeatTime": rfc3339(time.time())}
     kube.put("nodes", node("n1", allocatable={CPU: "5"}, conditions=[held]))
@@ -138,6 +141,32 @@ async def all_done(kube, log, seconds=10.0):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
+    install(kube)
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "criproxy-system"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig"), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "criproxy_cluster", "run", "--port", "0"]
+    replica = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    def holder():
+        return kube.get("leases", LEASE, "criproxy-system")["spec"].get("holderIdentity")
+
+    try:
+        asyncio.run(until(holder, 30.0))
+        asyncio.run(until(lambda: annotation(kube, "n1"), 30.0))
+    finally:
+        replica.terminate()
+        assert replica.wait(30) == 0
+    assert holder() == ""
 
 
 @pytest.fixture
