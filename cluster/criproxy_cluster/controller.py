@@ -175,7 +175,8 @@ class Controller:
 
     def _set_right(self, name: str) -> None:
         if self._problems.pop(name, None) is not None:
-            self._fleet.set_unusable(frozenset(self._problems))
+            for node in self._fleet.set_unusable(frozenset(self._problems)):
+                self._queue.put(node, first=False)
 
     def _forget_policy(self, name: str) -> None:
         self._set_right(name)

@@ -109,13 +109,16 @@ class Fleet:
             self._changed.discard(name)
         return concerned
 
-    def set_unusable(self, names: frozenset[str]) -> None:
+    def set_unusable(self, names: frozenset[str]) -> list[str]:
         """Policies that are there but can't be used, and whose last good content nobody knows.
 
         Nodes that they speak to keep what they have: a mistake in a policy must not take away the one before, also when
-        another replica begins to lead.
+        another replica begins to lead. Returns the nodes that need not keep it any more.
         """
-        self._unusable = names - self._policies.keys()
+        before, self._unusable = self._unusable, names - self._policies.keys()
+        if not (over := before - self._unusable):
+            return []
+        return [node for node, entry in self._nodes.items() if mentions(entry.view.policy, over)]
 
     # --- what is to be done -------------------------------------------------------------------------------------------
 

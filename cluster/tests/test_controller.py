@@ -161,7 +161,6 @@ def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube
             await asyncio.sleep(0.3)
             assert settings(kube, "n1") == NIGHT["settings"]
             kube.remove("colocationpolicies", "night")
-            kube.put("nodes", {**kube.get("nodes", "n1"), "touched": "1"})
             await until(lambda: annotation(kube, "n1") is None)
 
     asyncio.run(scenario())
