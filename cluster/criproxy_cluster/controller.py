@@ -151,7 +151,7 @@ class Controller:
                     yield event, item, item.metadata.resourceVersion
 
     def _policies_listed(self, names: set[str]) -> None:
-        for gone in self._fleet.policy_names() - names:
+        for gone in (self._fleet.policy_names() | self._problems.keys()) - names:
             self._forget_policy(gone)
         self._listed.set()
 
