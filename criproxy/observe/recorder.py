@@ -60,7 +60,7 @@ class Recorder(Struct):
 
     def begins(self) -> None:
         """The loop begins, perhaps long after the process: a new process waits for its turn. No tick is overdue."""
-        self._ticked_s = self.clock()
+        self._ticked_s = self.clock.monotonic_s()
 
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
         self._ticked_s = self.clock.monotonic_s()
