@@ -99,6 +99,12 @@ def test_the_schema_has_the_fields_that_are_read_and_written():
     assert windows[0].keys() == item["properties"].keys()
 
 
+def test_a_column_s_name_is_a_text():
+    (crd,) = of_kind("CustomResourceDefinition")  # YAML takes a bare Off for false
+    names = [column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]]
+    assert names and all(isinstance(name, str) for name in names)
+
+
 def rights():
     return {
         (verb, resource)
