@@ -242,10 +242,10 @@ def test_health_is_lost_when_the_loop_stalls(interval_s: float, silent_s: float,
 
 def test_health_of_a_process_that_waited_long_for_its_turn_is_good_when_it_begins() -> None:
     bench = Bench()
-    bench.now_s += 60.0
+    bench.clock.now += 60.0
     bench.recorder.begins()
     assert bench.endpoints.unhealthy() is None
-    bench.now_s += 32.0
+    bench.clock.now += 32.0
     assert bench.endpoints.unhealthy() is not None
 
 
