@@ -177,8 +177,9 @@ def _convert(where: str, resources: Json, spare: Json, before: Json, settings: C
     old = {kind: dict(resources.get(kind) or {}) for kind in _KINDS}
     for kind, table in _extended(asked, settings).items():
         kept = {name: text for name, text in old[kind].items() if name not in _KNOWN}
-        if kept or table or kind in resources:
-            resources[kind] = {**kept, **table}
+        wanted = {name: _as_it_was(text, old[kind].get(name)) for name, text in table.items()}
+        if kept or wanted or kind in resources:
+            resources[kind] = {**kept, **wanted}
     recorded = {kind: {what: text for what, (text, _) in asked[kind].items()} for kind in _KINDS if asked[kind]}
     if all((resources.get(kind) or {}) == old[kind] for kind in _KINDS) and _makes(before, resources, settings):
         return before
@@ -267,13 +268,23 @@ def _extended(asked: Mapping[str, Asked], settings: ConversionSettings) -> dict[
     return {"requests": requests, "limits": made(asked["limits"]) if names.native else dict(requests)}
 
 
+def _as_it_was(text: str, before: Any) -> Any:
+    """The API server writes 1000 as 1k: between two calls of this webhook, too."""
+    return text if before is None or amount(before) != amount(text) else before
+
+
 def _makes(record: Json, resources: Json, settings: ConversionSettings) -> bool:
     """Whether these amounts in CPU and memory are the ones in `resources`."""
     try:
         asked = {kind: _asked(_table(record.get(kind), ""), "", settings) for kind in _KINDS}
     except ConversionError:
         return False
-    now = {kind: {n: str(t) for n, t in (resources.get(kind) or {}).items() if n in _KNOWN} for kind in _KINDS}
+    now = {
+        kind: {
+            name: str(rounded_up(amount(text))) for name, text in (resources.get(kind) or {}).items() if name in _KNOWN
+        }
+        for kind in _KINDS
+    }
     return _extended({**asked, "requests": {**asked["limits"], **asked["requests"]}}, settings) == now
 
 

@@ -72,7 +72,12 @@ class WebhookServer:
         for name in (signal.SIGTERM, signal.SIGINT):
             with suppress(RuntimeError, ValueError):  # only the main thread gets signals
                 loop.add_signal_handler(name, self.stop)
-        await self._server.serve()
+        try:
+            await self._server.serve()
+        except asyncio.CancelledError:
+            self._server.force_exit = True
+            await self._server.shutdown()
+            raise
 
     @property
     def port(self) -> int:

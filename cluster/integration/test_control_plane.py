@@ -152,7 +152,7 @@ def test_an_offline_pod_is_converted_and_placed_by_what_nodes_lend(plane, replic
     found = plane.call("GET", f"{PODS}/batch")
 
     requests = found["spec"]["containers"][0]["resources"]["requests"]
-    assert requests == {CPU: "1500", MEMORY: "1Gi"}
+    assert requests == {CPU: "1500", MEMORY: "1073741824"}
     spec = found["spec"]
     assert (spec["priorityClassName"], spec["priority"], spec["preemptionPolicy"]) == (
         "colocation-offline",
@@ -183,7 +183,7 @@ def test_a_limit_range_s_defaults_do_not_come_back(plane, replica):
         time.sleep(1.0)  # its admission has a cache
         plane.call("POST", PODS, pod("limited"))
         found = plane.call("GET", f"{PODS}/limited")["spec"]["containers"][0]["resources"]
-        assert found == {"limits": {CPU: "2k"}, "requests": {CPU: "1k", MEMORY: "1Gi"}}
+        assert found == {"limits": {CPU: "2k"}, "requests": {CPU: "1k", MEMORY: "1073741824"}}
     finally:
         plane.call("DELETE", f"{where}/defaults")
 

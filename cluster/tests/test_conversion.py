@@ -1,5 +1,6 @@
 import copy
 import json
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from criproxy_cluster.conversion import (
 )
 from criproxy_cluster.jsonpatch import difference
 from criproxy_cluster.names import CLASS, EVICTED_FROM, KEEP_REQUESTS, PRESETS, RESOURCES
+from criproxy_cluster.quantities import amount
 
 BATCH = ConversionSettings()
 CPU, MEMORY = BATCH.names.cpu, BATCH.names.memory
@@ -71,11 +73,11 @@ AMOUNTS = {
     "rounded up": ({"cpu": "10.1m", "memory": "2097152.5"}, {CPU: "11", MEMORY: "2097153"}),
     "bare numbers": ({"cpu": 2, "memory": 2097152}, {CPU: "2000", MEMORY: "2097152"}),
     "exponents": ({"cpu": "1e1", "memory": "2E6"}, {CPU: "10000", MEMORY: "2000000"}),
-    "batch already": ({CPU: "1k", MEMORY: "1Gi"}, {CPU: "1000", MEMORY: "1073741824"}),
+    "batch already": ({CPU: "1k", MEMORY: "1Gi"}, {CPU: "1k", MEMORY: "1Gi"}),
     "another system's": ({"gocrane.io/cpu": "2", "gocrane.io/memory": "4Mi"}, {CPU: "2000", MEMORY: "4194304"}),
     "batch before cpu, which a LimitRange adds": (
         {CPU: "1000", "cpu": "7", MEMORY: "4Mi", "memory": "1Gi"},
-        {CPU: "1000", MEMORY: "4194304"},
+        {CPU: "1000", MEMORY: "4Mi"},
     ),
     "others stay": (
         {"cpu": "1", "memory": "4Mi", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
@@ -247,7 +249,7 @@ def test_koordinator_s_manifest_works_unchanged():
 
     assert found["metadata"]["labels"][CLASS] == "offline"
     assert found["metadata"]["annotations"][EXTENDED_SPEC] == spec
-    assert resources(found)["limits"] == {CPU: "1000", MEMORY: "1073741824"}
+    assert resources(found)["limits"] == amounts
     kept = ("priorityClassName", "priority", "schedulerName")
     assert [found["spec"][name] for name in kept] == ["koord-batch", 5500, "koord-scheduler"]
     assert recorded(found) == {
@@ -371,15 +373,15 @@ def test_nothing_asks_for_online_s_cpu_and_memory_and_no_request_is_above_its_li
     found = converted(before, BATCH)
     if KEEP_REQUESTS in before["metadata"].get("annotations", {}):
         return
-    asked = 0
+    asked = Fraction(0)
     given = [*before["spec"]["containers"], *before["spec"]["initContainers"]]
     for old, one in zip(given, (*found["spec"]["containers"], *found["spec"]["initContainers"]), strict=True):
         requests, limits = (one.get("resources", {}).get(kind, {}) for kind in ("requests", "limits"))
         assert not {"cpu", "memory"} & (requests.keys() | limits.keys())
         if "requests" not in old.get("resources", {}):  # else it may be above the limit as it came
-            assert all(int(requests[name]) <= int(limits[name]) for name in (CPU, MEMORY) if name in limits)
+            assert all(amount(requests[name]) <= amount(limits[name]) for name in (CPU, MEMORY) if name in limits)
     for one in found["spec"]["containers"]:
-        asked += int(one.get("resources", {}).get("requests", {}).get(CPU, 0))
+        asked += amount(one.get("resources", {}).get("requests", {}).get(CPU, 0))
     assert asked > 0, "a pod that asks for nothing could be placed on a node that lends nothing"
 
 
@@ -390,6 +392,14 @@ def test_a_container_that_another_webhook_adds_is_converted_then():
 
     assert resources(twice, 1)["requests"][CPU] == "100"
     assert recorded(twice)["c"] == recorded(once)["c"]
+
+
+def test_amounts_that_the_api_server_writes_otherwise_in_between_are_the_same():
+    once = converted(pod(container(requests={"cpu": "1", "memory": "1G"})), BATCH)
+    resources(once)["requests"].update({CPU: "1k", MEMORY: "1G"})
+
+    assert converted(once, BATCH) == once
+    assert recorded(once)["c"]["requests"] == {"cpu": "1", "memory": "1G"}
 
 
 def test_a_record_that_somebody_else_wrote_is_not_believed():
