@@ -256,7 +256,7 @@ class Controller:
                     continue
                 try:
                     with trouble_of(f"status of {name}"):
-                        # As a whole: a merge patch would leave what is no more, and old servers stumble over empty texts.
+                        # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
                         patch = [{"op": "add", "path": "/status", "value": status}]
                         await self._client.patch(PolicyStatusResource, name, patch, patch_type=PatchType.JSON)
                     self._written[name] = status
