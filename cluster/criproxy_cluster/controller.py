@@ -256,8 +256,9 @@ class Controller:
                     continue
                 try:
                     with trouble_of(f"status of {name}"):
-                        patch = {"status": status}
-                        await self._client.patch(PolicyStatusResource, name, patch, patch_type=PatchType.MERGE)
+                        # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
+                        patch = [{"op": "add", "path": "/status", "value": status}]
+                        await self._client.patch(PolicyStatusResource, name, patch, patch_type=PatchType.JSON)
                     self._written[name] = status
                 except Trouble as trouble:
                     if trouble.code != 404:
@@ -269,6 +270,6 @@ class Controller:
         generation, problem = self._problems.get(name, (0, ""))
         status = self._fleet.status(name)
         if problem:
-            nothing = {"nodes": 0, "inForce": 0, "refused": 0, "waiting": 0, "refusedBy": [], "off": None}
+            nothing = {"nodes": 0, "inForce": 0, "refused": 0, "waiting": 0, "refusedBy": []}
             status = {**(status or nothing), "observedGeneration": generation, "problem": problem}
         return status

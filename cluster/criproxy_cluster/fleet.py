@@ -196,12 +196,9 @@ class Fleet:
             "refused": len(tally.refused),
             "waiting": tally.matched - tally.in_force - len(tally.refused),
             "refusedBy": refused,
-            "problem": "",
         }
         if policy.off:
             status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched}
-        else:
-            status["off"] = None
         return status
 
     def nodes_of(self, policy: str) -> Iterator[NodeView]:

@@ -212,10 +212,12 @@ def test_a_policy_a_label_a_hold_and_an_eviction_reach_the_node(plane, replica):
     plane.merge(f"{night}/status", ready(night, "Held"))
     until(lambda: any(taint["key"] == PRESSURE for taint in plane.call("GET", night)["spec"]["taints"]))
 
-    owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "j", "uid": "u-1", "controller": True}
+    made = plane.call("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "maker"}})
+    uid = made["metadata"]["uid"]  # of something that is there, or the pod would be collected
+    owner = {"kind": "ConfigMap", "apiVersion": "v1", "name": "maker", "uid": uid, "controller": True}
     until_s = rfc3339(time.time() + 6)
-    plane.merge(night, {"metadata": {"annotations": {EVICTED: json.dumps({"u-1": until_s})}}})
-    until(lambda: f"{EVICTED_FROM}u-1" in plane.call("GET", night)["metadata"]["labels"])
+    plane.merge(night, {"metadata": {"annotations": {EVICTED: json.dumps({uid: until_s})}}})
+    until(lambda: f"{EVICTED_FROM}{uid}" in plane.call("GET", night)["metadata"]["labels"])
     back = pod("back", {"cpu": "100m"}, nodeSelector={"pool": "night"})
     back["metadata"]["ownerReferences"] = [owner]
     plane.call("POST", PODS, back)

@@ -278,8 +278,6 @@ def test_the_status_says_who_has_it_in_force_who_waits_and_who_refuses_why():
         "refused": 1,
         "waiting": 2,
         "refusedBy": [{"node": "n1", "reason": "cpu.x: no; more"}],
-        "problem": "",
-        "off": None,
     }
 
 
