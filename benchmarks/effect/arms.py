@@ -118,14 +118,6 @@ def set_quota(path: str, cores: float | None) -> None:
     _cpu(path, file).write_text(text)
 
 
-def set_weight(path: str, shares: int) -> None:
-    """A cgroup's CPU shares (v1), or the weight that runc makes of them (v2)."""
-    if version() == 1:
-        _cpu(path, "cpu.shares").write_text(str(shares))
-    else:
-        _cpu(path, "cpu.weight").write_text(str(1 + (shares - 2) * 9999 // 262142))
-
-
 def set_idle(path: str, *, idle: bool) -> None:
     """A cgroup's cpu.idle, where there is such a cgroup."""
     with contextlib.suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.effect.arms import Arm, Koordlet, set_idle, set_weight
+from benchmarks.effect.arms import Arm, Koordlet, set_idle
 from benchmarks.effect.offline import PACKAGES, Work, rate_of
 from benchmarks.effect.offline import prepare as prepare_offline
 from benchmarks.effect.online import DATA, HOST, Server
@@ -154,7 +154,7 @@ class Node:
                 proxy = ends.enter_context(self._criproxy(arm))
                 socket = proxy.socket
             else:
-                set_weight(parent, 2 if arm.place == "besteffort" else 1024)
+                set_shares(parent, 2 if arm.place == "besteffort" else 1024)
             if arm.koordlet:
                 ends.enter_context(Koordlet(self._root, f"{self._root}/kubepods/besteffort", self.cores))
             client = ends.enter_context(CriClient(socket))
@@ -200,7 +200,7 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         online = f"{root}/kubepods/burstable/podonline"
         for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator", f"{root}/agent"):
             Tree(path).make()
-        set_weight(f"{root}/kubepods/besteffort", 2)
+        set_shares(f"{root}/kubepods/besteffort", 2)
         set_shares(root, _MOST_SHARES)
         set_shares(f"{root}/generator", _MOST_SHARES)
         client = ends.enter_context(CriClient(runtime.socket))

@@ -115,23 +115,22 @@ def with_certificate(tls: Tls, names: tuple[str, ...], now: datetime) -> Tls:
 
 def _newest(tls: Tls) -> x509.Certificate | None:
     """The newest authority, if its key is there."""
-    found = _certificates(tls.authorities)
-    try:
-        key = serialization.load_pem_private_key(tls.authority_key, None)
-    except ValueError:
-        return None
-    if not found or not isinstance(key, ec.EllipticCurvePrivateKey) or found[0].public_key() != key.public_key():
-        return None
-    return found[0]
+    found = _keyed(tls.authorities, tls.authority_key)
+    return found if found and isinstance(found.public_key(), ec.EllipticCurvePublicKey) else None
 
 
 def _certificate(tls: Tls) -> x509.Certificate | None:
-    found = _certificates(tls.certificate)
+    return _keyed(tls.certificate, tls.key)
+
+
+def _keyed(certificates: bytes, key: bytes) -> x509.Certificate | None:
+    """The first of them, if this is its key."""
+    found = _certificates(certificates)
     try:
-        key = serialization.load_pem_private_key(tls.key, None)
+        public = serialization.load_pem_private_key(key, None).public_key()
     except ValueError:
         return None
-    return found[0] if found and found[0].public_key() == key.public_key() else None
+    return found[0] if found and found[0].public_key() == public else None
 
 
 def _signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

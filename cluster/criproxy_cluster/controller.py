@@ -198,7 +198,7 @@ class Controller:
         elif event != "BOOKMARK":
             self._fleet.see(view(item))
             judgement = self._fleet.look(name, time.monotonic(), time.time())
-            if judgement is not None and (judgement.patch or judgement.status):
+            if judgement is not None and judgement.writes:
                 self._queue.put(name, first=True)
 
     async def _wake(self) -> None:
@@ -214,7 +214,7 @@ class Controller:
         while True:
             name, first = await self._queue.get()
             judgement = self._fleet.look(name, time.monotonic(), time.time())
-            if judgement is None or not (judgement.patch or judgement.status):
+            if judgement is None or not judgement.writes:
                 await asyncio.sleep(0)  # thousands of such nodes must not keep the webhook waiting
                 continue
             if not first:

@@ -66,6 +66,10 @@ class Judgement(Struct, frozen=True):
     due_s: float | None
     why: tuple[str, ...]
 
+    @property
+    def writes(self) -> bool:
+        return bool(self.patch or self.status)
+
 
 def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: float, now_wall_s: float) -> Judgement:
     """`policy` is the annotation that it should have; None: none. `memory` None: it was not seen before."""
