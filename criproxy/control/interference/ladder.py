@@ -319,7 +319,8 @@ TABLE: Final = (
 class _Scene(Struct, frozen=True):
     """What the predicates of one resource look at.
 
-    `case`: the one of an experiment on this resource. `signal`: the detector that a transition would be about.
+    `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource.
+    `signal`: the detector that a transition would be about.
     `harmed`: a convicting signal is above its bar, not in the hysteresis below it; only then anything gets stricter.
     """
 
@@ -331,6 +332,7 @@ class _Scene(Struct, frozen=True):
     accused: bool
     emergency: bool
     any_emergency: bool
+    experiment: bool
     harmed: bool
 
     @property
@@ -359,6 +361,8 @@ def _lasts(scene: _Scene) -> bool:
 
 def _calm(scene: _Scene) -> bool:
     state, settings = scene.state, scene.settings
+    if scene.experiment:
+        return False
     if state.rung is Rung.CLOSED:
         return state.calm_s >= doubled_s(settings.closed_calm_s, state.closings, settings.longest_calm_s)
     needed_s = doubled_s(settings.squeezed_calm_s, state.convictions, settings.longest_calm_s)
@@ -571,6 +575,7 @@ class _Step:
             accused=self._accused == name,
             emergency=name in self._emergencies,
             any_emergency=bool(self._emergencies),
+            experiment=self._trying,
             harmed=any(self._height(one) > 1.0 for one in state.by),
         )
 
