@@ -390,9 +390,9 @@ def episodes(name):
     level = st.floats(detector.rest, most) | st.sampled_from([detector.rest, detector.rest + 1.01 * above, most])
     any_level = st.tuples(st.none() | level, st.integers(1, 40)).map(lambda one: [one])
     first, fallen = (most, int(detector.hold_s) + 1), detector.rest + 1.3 * above
-    lasting = st.integers(100, 400).map(lambda steps: [first, (fallen, steps)])
-    rising = st.integers(100, 400).map(lambda steps: [first, (fallen, 3), (most, steps)])
-    parts = st.lists(any_level | any_level | lasting | rising, min_size=1, max_size=5)
+    lasting = st.integers(140, 200).map(lambda steps: [first, (fallen, steps)])
+    rising = st.integers(140, 200).map(lambda steps: [first, (fallen, 3), (most, steps)])
+    parts = st.lists(any_level | any_level | lasting | rising, min_size=1, max_size=4)
     return parts.map(lambda parts: [one for part in parts for one in part])
 
 
@@ -414,19 +414,35 @@ def traces(draw):
     return moments
 
 
-def played(responder, trace, restarts=False):
-    """The decisions; with `restarts`, each step is made by a new responder, from what the one before wrote."""
-    decisions: list[LadderDecision] = []
+def unchanged(responder):
+    return responder
+
+
+def ladder_restarted(responder):
+    """The same, with a ladder that was written and read."""
+    text = msgspec.json.encode(responder.ladder)
+    responder.load(ResponderState({}, msgspec.json.decode(text, type=LadderState)))
+    return responder
+
+
+def restarted(responder):
+    """A new one, from what this one wrote."""
+    text = msgspec.json.encode(responder.state())
+    json.loads(text, parse_constant=pytest.fail)
+    again = Responder(SETTINGS)
+    again.load(msgspec.json.decode(text, type=ResponderState))
+    return again
+
+
+def played(trace, between=unchanged):
+    """The decisions, and the responder at the end; `between` says what becomes of it after each step."""
+    responder, decisions = Responder(SETTINGS), list[LadderDecision]()
     for t_s, values, pods in trace:
         decision = responder.tick(t_s, values, pods)
         if decision.eviction:
             responder.evicted(f"owner-{len(decisions) % 7}")
         decisions.append(decision)
-        if restarts:
-            text = msgspec.json.encode(responder.state())
-            json.loads(text, parse_constant=pytest.fail)
-            responder = Responder(SETTINGS)
-            responder.load(msgspec.json.decode(text, type=ResponderState))
+        responder = between(responder)
     return decisions, responder
 
 
@@ -437,7 +453,7 @@ THOUSAND = settings(max_examples=1000, deadline=None)
 @THOUSAND
 @given(traces())
 def test_never_more_evictions_than_the_budget(trace):
-    decisions, _ = played(Responder(SETTINGS), trace)
+    decisions, _ = played(trace)
     budget = Budget()
     latest, went = -math.inf, []
     for (t_s, _, pods), decision in zip(trace, decisions, strict=True):
@@ -456,7 +472,7 @@ def test_never_more_evictions_than_the_budget(trace):
 @THOUSAND
 @given(traces())
 def test_calm_signals_always_lead_to_open(trace):
-    _, responder = played(Responder(SETTINGS), trace)
+    _, responder = played(trace)
     t_s = max(t_s for t_s, _, _ in trace)
     calm = {name: BY_NAME[name].rest for name in TRACED}
     for _ in range(1300):
@@ -471,17 +487,27 @@ def test_calm_signals_always_lead_to_open(trace):
 @pytest.mark.slow
 @THOUSAND
 @given(traces())
-def test_state_that_was_written_and_read_at_every_step_goes_on_the_same(trace):
-    straight, responder = played(Responder(SETTINGS), trace)
-    restarted, again = played(Responder(SETTINGS), trace, restarts=True)
-    assert restarted == straight
-    assert again.state() == responder.state()
+def test_ladder_that_was_written_and_read_at_every_step_goes_on_the_same(trace):
+    straight, responder = played(trace)
+    again, after = played(trace, ladder_restarted)
+    assert again == straight
+    assert after.state() == responder.state()
+
+
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None)
+@given(traces())
+def test_responder_that_is_restarted_at_every_step_goes_on_the_same(trace):
+    straight, responder = played(trace)
+    again, after = played(trace, restarted)
+    assert again == straight
+    assert after.state() == responder.state()
 
 
 @settings(max_examples=100, deadline=None)
 @given(traces())
 def test_each_transition_is_a_row_and_nothing_holds_without_a_reason(trace):
-    decisions, _ = played(Responder(SETTINGS), trace)
+    decisions, _ = played(trace)
     rungs: dict[str, Rung] = {}
     for decision in decisions:
         for one in decision.transitions:
