@@ -3,7 +3,7 @@
 A record can't answer to the box as a node does. What it would have done is either taken from the record alone, where an
 experiment convicts only if the signal happened to fall, or supposed: with `guilty`, that resource of the box is the
 cause, and each signal that suspects it loses `HELPS` of its excess while the box is at its floor, and in proportion
-while it is on its way there.
+while it is on its way there. Of stocks, which a squeeze does not bring down, the box has more than its bound then.
 """
 
 import math
@@ -134,7 +134,7 @@ def replay_signals(ticks: Sequence[Tick], guilty: str = "") -> SignalReplay:
         for signal, value in tick.values.items():
             counts[signal] = counts.get(signal, 0) + 1
             greatest[signal] = max(greatest.get(signal, value), value)
-        decision = responder.tick(tick.t_s, values, PODS)
+        decision = responder.tick(tick.t_s, values, PODS, {guilty} if guilty else frozenset())
         share = decision.shares.get(guilty)
         transitions += decision.transitions
         if decision.eviction is not None:
@@ -158,7 +158,7 @@ def _answering(values: Mapping[str, float], guilty: str, share: float | None) ->
     left, detectors = 1.0 - HELPS * (1.0 - share), by_name(DETECTORS)
     return {
         name: detectors[name].rest + left * (value - detectors[name].rest)
-        if guilty in detectors[name].suspects and value > detectors[name].rest
+        if guilty in detectors[name].suspects and not detectors[name].stock and value > detectors[name].rest
         else value
         for name, value in values.items()
     }

@@ -49,7 +49,10 @@ class Detector(Struct, frozen=True):
     """A signal, and when it is an alarm; `threshold`, `hysteresis`, `most`, `rest` and `emergency` are in its `unit`.
 
     `words` name the signal in sentences. From `emergency` on, the first suspect is evicted from without an experiment;
-    None: this signal knows no emergency. Raises ValueError when the values contradict each other.
+    None: this signal knows no emergency. `stock`: it says how much is held (memory, processes, space), not how fast
+    something goes, so that a squeeze does not bring it down and no experiment proves anything.
+
+    Raises ValueError when the values contradict each other.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Detector(Struct, frozen=True):
     most: float
     rest: float = 0.0
     emergency: float | None = None
+    stock: bool = False
 
     def __post_init__(self) -> None:
         emergency = math.inf if self.emergency is None else self.emergency
@@ -79,7 +83,7 @@ class Detector(Struct, frozen=True):
 
 DETECTORS: Final = (
     Detector("memory_shortage", "the node's memory in use, where 100 is kubelet's eviction threshold,", "%", 98.0, 1.0,
-             (MEMORY,), hysteresis=2.0, most=99.0, rest=94.0, emergency=99.0),
+             (MEMORY,), hysteresis=2.0, most=99.0, rest=94.0, emergency=99.0, stock=True),
     Detector("cpu_pressure", "online's waiting for CPU", "%", 10.0, 2.0, (CPU,), hysteresis=2.0, most=60.0),
     Detector("run_queue_delay", "online's waiting in run queues", "ms/s", 50.0, 2.0, (CPU,), hysteresis=10.0,
              most=500.0),
@@ -92,9 +96,9 @@ DETECTORS: Final = (
     Detector("cpi", "an online service's cycles per instruction, in deviations above its usual,", "sigma", 2.0, 30.0,
              (CPU, MEMORY), hysteresis=0.5, most=8.0),
     Detector("pids_shortage", "the node's processes in use", "%", 90.0, 1.0, (PIDS,), hysteresis=2.0, most=98.0,
-             rest=70.0),
+             rest=70.0, stock=True),
     Detector("disk_shortage", "the disk's space in use, where 100 is kubelet's eviction threshold,", "%", 98.0, 5.0,
-             (DISK,), hysteresis=2.0, most=99.5, rest=94.0),
+             (DISK,), hysteresis=2.0, most=99.5, rest=94.0, stock=True),
 )  # fmt: skip
 """In the order in which their alarms are answered. Pressures are what PSI's `some` total grew by since the last sample,
 not avg10, which still remembers when an experiment is over. `memory_shortage` is

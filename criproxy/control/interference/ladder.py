@@ -27,6 +27,10 @@ suspect of the detector stands convicted by it already). Either way the detector
 the signal stays above even the doubled bar, the pause doubles, too, so that an innocent box is left alone. A resource
 that is not open is not tried again: it has been convicted, and is answered for.
 
+**Without an experiment** the cause is proved by account where a signal is a stock: a resource that is held, not used up
+as it comes, does not come back within seconds. Then a suspect of which the box holds more than its bound is convicted
+on the alarm; within its bound it has nothing to give back, and the harm is not its own.
+
 **The evidence is looked at again** before a pod goes: where the box was at its floor and the signal is not down to
 `fall_ratio` of what it was before, squeezing does not help. The verdict was wrong then, as signals fall by themselves,
 too: the resource is acquitted, and the bar doubled. This is for resources that can be taken back at once (`revocable`)
@@ -140,11 +144,15 @@ class LadderSettings(Struct, frozen=True):
 
 
 class Signals(Struct, frozen=True):
-    """One step's evidence: the readings by detector (one that is not in it is not known), and the box's pods."""
+    """One step's evidence: the readings by detector (one that is not in it is not known), and the box's pods.
+
+    `over`: the resources of which the box holds more than its bound.
+    """
 
     t_s: float
     readings: Mapping[str, SignalReading]
     pods: int
+    over: frozenset[str] = frozenset()
 
 
 class Transition(Struct, frozen=True):
@@ -267,13 +275,14 @@ class When(enum.Enum):
 
     EMERGENCY = "a signal that names this resource first is at its emergency, and there are pods"
     ACCUSED = "it is the next suspect of an alarm"
+    ACCOUNTED = "a stock that names it is at alarm, and the box holds more of it than its bound"
     CALLED_OFF = "the experiment can't be judged: an emergency came between, or the signal is not known any more"
     GUILTY = "the signal fell by half during the experiment"
     EXONERATED = "the experiment is over, and the signal did not fall by half"
     NO_HELP = "a pod would go, but the signal is not down by half although the box is at its floor"
     LASTS = "the harm has lasted long enough on this rung"
     CALM = "calm for long enough, and everything is given back that this rung gives back"
-    RELIEVED = "the signals are below their bars by their hysteresis"
+    RELIEVED = "the signals are below their bars by their hysteresis, or the box is within its bound"
 
 
 class LadderRow(Struct, frozen=True):
@@ -291,6 +300,9 @@ TABLE: Final = (
     LadderRow((Rung.OPEN,), When.ACCUSED, Rung.TRIED,
         "{signal} is at {value}, above its bar of {bar}: the box's {resource} is squeezed to its floor for {trial_s:g} "
         "s, to see whether it is the cause"),
+    LadderRow((Rung.OPEN,), When.ACCOUNTED, Rung.SQUEEZED,
+        "{signal} is at {value}, above its bar of {bar}, and the box is above its bound for {resource}: it is held to "
+        "the prediction"),
     LadderRow((Rung.TRIED,), When.CALLED_OFF, Rung.OPEN,
         "the experiment is called off, as {signal} can't be judged: the box's {resource} is given back"),
     LadderRow((Rung.TRIED,), When.GUILTY, Rung.SQUEEZED,
@@ -307,12 +319,12 @@ TABLE: Final = (
     LadderRow((Rung.CLOSED,), When.LASTS, Rung.EVICTING,
         "{signal} is at {value}, {harm_s:.0f} s after the box was closed: one pod goes"),
     LadderRow((Rung.EVICTING,), When.RELIEVED, Rung.CLOSED,
-        "{signal} is at {value}, low enough: no more pods go"),
+        "{signal} is at {value}, which is no harm by the box any more: no more pods go"),
     LadderRow((Rung.CLOSED,), When.CALM, Rung.SQUEEZED,
-        "{signal} has been low for {calm_s:.0f} s: offline pods may start again, and the box's {resource} is given "
-        "back slowly"),
+        "{signal} has told of no harm by the box for {calm_s:.0f} s: offline pods may start again, and the box's "
+        "{resource} is given back slowly"),
     LadderRow((Rung.SQUEEZED,), When.CALM, Rung.OPEN,
-        "{signal} has been low for {calm_s:.0f} s: the box's {resource} is held back no longer"),
+        "{signal} has told of no harm by the box for {calm_s:.0f} s: the box's {resource} is held back no longer"),
 )  # fmt: skip
 
 
@@ -330,6 +342,7 @@ class _Scene(Struct, frozen=True):
     case: Case | None
     signal: str
     accused: bool
+    accounted: bool
     emergency: bool
     any_emergency: bool
     experiment: bool
@@ -372,6 +385,7 @@ def _calm(scene: _Scene) -> bool:
 _HOLDS: Final[Mapping[When, Callable[[_Scene], bool]]] = {
     When.EMERGENCY: lambda scene: scene.emergency,
     When.ACCUSED: lambda scene: scene.accused,
+    When.ACCOUNTED: lambda scene: scene.accounted,
     When.CALLED_OFF: lambda scene: scene.case is None or scene.any_emergency or (scene.over and not scene.case.samples),
     When.GUILTY: lambda scene: scene.over and scene.guilty,
     When.EXONERATED: lambda scene: scene.over and not scene.guilty,
@@ -401,6 +415,7 @@ def step(
     seconds = 0.0 if state.t_s is None else min(t_s - state.t_s, settings.longest_gap_s)
     work = _Step(signals, state, t_s, seconds, detectors=detectors, settings=settings)
     work.clocks()
+    work.take_stock()
     work.choose_suspect()
     for resource in settings.resources:
         work.move(resource)
@@ -430,6 +445,8 @@ class _Step:
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds}
         self._fruitless = {name: count for name, count in state.fruitless.items() if self._goes_on(name)}
         self._accused = ""
+        self._over = signals.over
+        self._accounted: dict[str, str] = {}
         self._ended = False
         self._transitions: list[Transition] = []
         self._exonerated: list[str] = []
@@ -463,15 +480,15 @@ class _Step:
             self._case = case
         for name, state in self._states.items():
             if state.rung in _CONVICTED:
-                self._states[name] = self._convicted(state)
+                self._states[name] = self._convicted(name, state)
             elif state.rung is Rung.OPEN and (state.convictions or state.closings):
                 state = replace(state, open_s=state.open_s + self._seconds)  # noqa: PLW2901
                 self._states[name] = _AT_REST if state.open_s >= self._settings.forget_s else state
 
-    def _convicted(self, state: RungState) -> RungState:
+    def _convicted(self, resource: str, state: RungState) -> RungState:
         seconds, settings = self._seconds, self._settings
-        readings = [self._readings.get(one.detector) for one in state.by]
-        if any(one is not None and one.high for one in readings):
+        high = [self._high(one, resource) for one in state.by]
+        if any(high):
             share = state.share if self._trying else round(state.share - _part(seconds, settings.to_floor_s), 6)
             state = replace(
                 state,
@@ -481,8 +498,8 @@ class _Step:
                 by=tuple(map(self._seen_at_floor, state.by)) if state.share <= 0.0 else state.by,
             )
             return replace(state, share=max(0.0, share) if state.rung is Rung.SQUEEZED else 0.0)
-        silent_s = state.silent_s + seconds if None in readings else 0.0
-        if None in readings and silent_s < settings.lost_s:
+        silent_s = state.silent_s + seconds if None in high else 0.0
+        if None in high and silent_s < settings.lost_s:
             return replace(state, silent_s=silent_s)
         eased = round(state.share + _part(seconds, settings.ease_s), 6)
         gives_back = state.rung is Rung.SQUEEZED and not self._trying
@@ -493,6 +510,16 @@ class _Step:
             silent_s=silent_s,
             share=min(1.0, eased) if gives_back else state.share,
         )
+
+    def _high(self, one: Conviction, resource: str) -> bool | None:
+        """Whether the harm goes on that a resource was convicted by; None: not known.
+
+        A stock is the box's harm only as long as the box is above its bound, but for an emergency.
+        """
+        reading, detector = self._readings.get(one.detector), self._detectors.get(one.detector)
+        if reading is None or detector is None:
+            return None
+        return reading.emergency or (reading.high and (not detector.stock or resource in self._over))
 
     def _seen_at_floor(self, one: Conviction) -> Conviction:
         if one.detector not in self._readings:
@@ -509,7 +536,14 @@ class _Step:
     def _excess(self, detector: str) -> float:
         return self._readings[detector].value - self._detectors[detector].rest
 
-    # the experiment
+    # suspects
+
+    def take_stock(self) -> None:
+        """Which resources are convicted by account, and by which detector."""
+        for name, detector in self._detectors.items():
+            if detector.stock and self._pods and self._at_alarm(name):
+                for suspect in self._over.intersection(detector.suspects):
+                    self._accounted.setdefault(suspect, name)
 
     def choose_suspect(self) -> None:
         """Who is tried next: of the open case, or of the first detector that has an alarm; nobody in an emergency."""
@@ -521,18 +555,21 @@ class _Step:
                 return
             self._ended = True
             self.end_case()
-        for name in self._detectors:
-            if name not in self._pauses and (suspect := self._suspect_of(name, ())):
+        for name, detector in self._detectors.items():
+            if not detector.stock and name not in self._pauses and (suspect := self._suspect_of(name, ())):
                 self._case, self._accused = Case(name), suspect
                 return
 
     def _suspect_of(self, detector: str, but: tuple[str, ...]) -> str:
         """Its next suspect; "": its signal is not at alarm (any more), or everybody is exonerated or convicted."""
-        reading = self._readings.get(detector)
-        if reading is None or not reading.alarm or reading.value <= reading.bar:
+        if not self._at_alarm(detector):
             return ""
         suspects = (name for name in self._detectors[detector].suspects if name in self._states and name not in but)
         return next((name for name in suspects if self._states[name].rung is Rung.OPEN), "")
+
+    def _at_alarm(self, detector: str) -> bool:
+        reading = self._readings.get(detector)
+        return reading is not None and reading.alarm and reading.value > reading.bar
 
     @property
     def _going_down(self) -> bool:
@@ -571,16 +608,21 @@ class _Step:
             state=state,
             settings=self._settings,
             case=self._case if self._case is not None and self._case.on == name else None,
-            signal=self._emergencies.get(name) or self._signal(state),
+            signal=self._signal(name, state),
             accused=self._accused == name,
+            accounted=name in self._accounted,
             emergency=name in self._emergencies,
             any_emergency=bool(self._emergencies),
             experiment=self._trying,
-            harmed=any(self._height(one) > 1.0 for one in state.by),
+            harmed=any(self._height(one) > 1.0 and self._high(one, name) for one in state.by),
         )
 
-    def _signal(self, state: RungState) -> str:
+    def _signal(self, resource: str, state: RungState) -> str:
         """The name of the detector that is to be spoken of; "": none is known."""
+        if resource in self._emergencies:
+            return self._emergencies[resource]
+        if state.rung is Rung.OPEN and resource in self._accounted and resource != self._accused:
+            return self._accounted[resource]
         if state.rung in _CONVICTED:
             return max(state.by, key=self._height, default=_NOBODY).detector
         return self._case.detector if self._case is not None else ""
@@ -625,6 +667,9 @@ class _Step:
                 new = replace(new, share=0.0)
             case When.CALLED_OFF | When.EXONERATED:
                 new = replace(new, share=1.0)
+            case When.ACCOUNTED:
+                by = (Conviction(signal, self._excess(signal)),)
+                new = replace(new, share=1.0, by=by, convictions=old.convictions + 1)
             case When.GUILTY:
                 assert scene.case is not None
                 by = (Conviction(signal, scene.case.before),)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -42,8 +43,11 @@ class Responder:
         """The value above which each signal is high, in its unit."""
         return {name: monitor.bar(t_s) for name, monitor in self._monitors.items()}
 
-    def tick(self, t_s: float, values: Mapping[str, float], pods: int) -> LadderDecision:
-        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has.
+    def tick(
+        self, t_s: float, values: Mapping[str, float], pods: int, over: AbstractSet[str] = frozenset()
+    ) -> LadderDecision:
+        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`:
+        the resources of which it holds more than its bound.
 
         A value that is not finite, or of no detector, is not known.
         """
@@ -52,7 +56,9 @@ class Responder:
             for name, monitor in self._monitors.items()
             if name in values and math.isfinite(values[name])
         }
-        decision, self._ladder = step(Signals(t_s, readings, pods), self._ladder, self._detectors, self._settings)
+        decision, self._ladder = step(
+            Signals(t_s, readings, pods, frozenset(over)), self._ladder, self._detectors, self._settings
+        )
         for name in decision.exonerated:
             self._monitors[name].exonerate(t_s)
         return decision

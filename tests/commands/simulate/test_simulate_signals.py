@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from criproxy.cli import main
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.signals import read_record, replay_signals
 from criproxy.commands.simulate.trace import Findings, Flaw
+from criproxy.control.interference.detectors import DETECTORS
 from criproxy.control.interference.ladder import Rung
 
 OPEN, TRIED, SQUEEZED, CLOSED, EVICTING = Rung
@@ -46,6 +48,22 @@ def test_lasting_harm_that_is_supposed_to_be_the_boxs_climbs_the_ladder_and_come
     assert path(found) == [TRIED, SQUEEZED, CLOSED, EVICTING, CLOSED, SQUEEZED, OPEN]
     assert len(found.gone) >= 3
     assert found.span_s == 409.0
+
+
+def test_shortage_is_the_boxs_by_account():
+    lines = record([95.0] * 5 + [98.5] * 25 + [95.0] * 150, "memory_shortage")
+    assert path(replayed(lines), "memory") == []
+    found = replayed(lines, guilty="memory")
+    assert path(found, "memory") == [SQUEEZED, CLOSED, EVICTING, CLOSED, SQUEEZED, OPEN]
+    assert len(found.gone) == 1
+
+
+def test_table_of_the_docs_has_each_detector_as_it_is():
+    text = (Path(__file__).parents[3] / "docs/simulate.md").read_text()
+    for one in DETECTORS:
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{one.name}`"))
+        cells = [cell.strip() for cell in row.split("|")]
+        assert (cells[2], cells[3].partition(",")[0], cells[4]) == (one.unit, f"{one.threshold:g}", f"{one.hold_s:g} s")
 
 
 def test_record_of_a_slow_scrape_is_replayed_at_its_pace():

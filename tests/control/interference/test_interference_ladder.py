@@ -68,7 +68,9 @@ def helped(at_floor, detector="cpu_pressure"):
     return (Conviction(detector, 40.0, at_floor),)
 
 
+BOUND_EXCEEDED = frozenset({MEMORY})
 JUDGED = {"seconds": 2.0, "samples": 1}
+OVER = reading(98.5, bar=98.0)
 SHORTAGE = {"memory_shortage": reading(99.5, bar=98.0, emergency=True)}
 
 CASES = [
@@ -89,6 +91,12 @@ CASES = [
     pytest.param(trying(seconds=2.0), {}, CPU, When.CALLED_OFF, OPEN, id="signal lost during the experiment"),
     pytest.param(replace(trying(), case=None), {}, CPU, When.CALLED_OFF, OPEN, id="experiment without its case"),
     pytest.param(trying(seconds=1.0), SHORTAGE, CPU, When.CALLED_OFF, OPEN, id="emergency during the experiment"),
+    pytest.param(stand(OPEN, MEMORY), {"memory_shortage": OVER}, MEMORY, When.ACCOUNTED, SQUEEZED,
+                 id="above its bound"),
+    pytest.param(stand(OPEN, MEMORY, by=()), {"pids_shortage": reading(95.0, bar=90.0)}, MEMORY, None, OPEN,
+                 id="another stock"),
+    pytest.param(stand(CLOSED, MEMORY, harm_s=4.0, by=helped(5.0, "memory_shortage")), {"memory_shortage": OVER},
+                 MEMORY, When.LASTS, EVICTING, id="closed, and still above its bound after 5 s"),
     *(
         pytest.param(stand(rung, MEMORY), SHORTAGE, MEMORY, When.EMERGENCY, EVICTING, id=f"emergency, {rung}")
         for rung in (OPEN, SQUEEZED, CLOSED)
@@ -151,7 +159,7 @@ def starts_alike(template, text):
 
 @pytest.mark.parametrize(("state", "readings", "resource", "when", "rung"), CASES)
 def test_table_row_leads_where_it_says(state, readings, resource, when, rung):
-    decision, after = step(Signals(101.0, readings, 3), state, BY_NAME, SETTINGS)
+    decision, after = step(Signals(101.0, readings, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     assert after.of(resource).rung is rung
     of_it = [one for one in decision.transitions if one.resource == resource]
     assert [row_of(one).when for one in of_it] == ([] if when is None else [when])
@@ -280,6 +288,23 @@ def test_suspect_is_not_tried_while_another_resource_goes_to_its_floor():
     assert state.of(CPU).rung is TRIED
 
 
+@pytest.mark.parametrize(
+    "within", [Signals(101.0, {"memory_shortage": OVER}, 3), Signals(101.0, {"memory_shortage": OVER}, 0)]
+)
+def test_box_within_its_bound_is_not_convicted_of_a_shortage(within):
+    _, state = step(within, stand(OPEN, MEMORY), BY_NAME, SETTINGS)
+    assert state.of(MEMORY).rung is OPEN
+
+
+def test_shortage_is_not_the_boxs_any_more_once_it_is_within_its_bound():
+    state = stand(EVICTING, MEMORY, by=(Conviction("memory_shortage", 4.5),))
+    _, above = step(Signals(101.0, {"memory_shortage": OVER}, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
+    decision, within = step(Signals(101.0, {"memory_shortage": OVER}, 3), state, BY_NAME, SETTINGS)
+    assert (above.of(MEMORY).rung, within.of(MEMORY).rung, decision.eviction) == (EVICTING, CLOSED, None)
+    _, emergency = step(Signals(101.0, SHORTAGE, 3), state, BY_NAME, SETTINGS)
+    assert emergency.of(MEMORY).rung is EVICTING
+
+
 def test_empty_box_is_not_suspected():
     node = Node({}, own=50.0, pods=0).run(60)
     assert node.transitions == []
@@ -398,19 +423,20 @@ def episodes(name):
 
 @st.composite
 def traces(draw):
-    """Steps of seconds, values by detector, and pods."""
+    """Steps of seconds: values by detector, pods, and the resources of which the box is above its bound."""
     courses = {
         name: [value for value, steps in draw(episodes(name)) for _ in range(steps)]
         for name in draw(st.sets(st.sampled_from(TRACED), min_size=1))
     }
     pods = draw(st.sampled_from([0, 1, 30, 30, 30]))
+    over = draw(st.sampled_from([frozenset(), frozenset({MEMORY})]))
     pace = draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 3.0, 8.0]))
     jumps = draw(st.lists(st.tuples(st.integers(0, 100), st.sampled_from([-5.0, 0.0, 60.0, 700.0])), max_size=3))
     t_s, moments = 1000.0, []
     for i in range(max(map(len, courses.values()))):
         t_s += pace + sum(by for at, by in jumps if at == i)
         values = {name: course[i] for name, course in courses.items() if i < len(course) and course[i] is not None}
-        moments.append((t_s, values, pods))
+        moments.append((t_s, values, pods, over))
     return moments
 
 
@@ -437,8 +463,8 @@ def restarted(responder):
 def played(trace, between=unchanged):
     """The decisions, and the responder at the end; `between` says what becomes of it after each step."""
     responder, decisions = Responder(SETTINGS), list[LadderDecision]()
-    for t_s, values, pods in trace:
-        decision = responder.tick(t_s, values, pods)
+    for t_s, values, pods, over in trace:
+        decision = responder.tick(t_s, values, pods, over)
         if decision.eviction:
             responder.evicted(f"owner-{len(decisions) % 7}")
         decisions.append(decision)
@@ -456,7 +482,7 @@ def test_never_more_evictions_than_the_budget(trace):
     decisions, _ = played(trace)
     budget = Budget()
     latest, went = -math.inf, []
-    for (t_s, _, pods), decision in zip(trace, decisions, strict=True):
+    for (t_s, _, pods, _), decision in zip(trace, decisions, strict=True):
         latest = max(latest, t_s)
         if decision.eviction:
             went.append((latest, decision.eviction.emergency))
@@ -473,7 +499,7 @@ def test_never_more_evictions_than_the_budget(trace):
 @given(traces())
 def test_calm_signals_always_lead_to_open(trace):
     _, responder = played(trace)
-    t_s = max(t_s for t_s, _, _ in trace)
+    t_s = max(t_s for t_s, *_ in trace)
     calm = {name: BY_NAME[name].rest for name in TRACED}
     for _ in range(1300):
         t_s += 1.0
