@@ -310,6 +310,36 @@ def test_empty_box_is_not_suspected():
     assert node.transitions == []
 
 
+def test_first_second_of_an_experiment_does_not_count_as_signals_lag():
+    state = trying()
+    for t_s, value in ((101.0, 40.0), (102.0, 19.0), (103.0, 19.0)):
+        _, state = step(Signals(t_s, {"cpu_pressure": reading(value)}, 3), state, BY_NAME, SETTINGS)
+    assert state.of(CPU).rung is SQUEEZED
+
+
+def test_nothing_is_given_back_by_calm_while_another_resource_is_tried():
+    calm = stand(SQUEEZED, IO, calm_s=60.0).of(IO)
+    state = replace(trying(), resources={CPU: trying().of(CPU), IO: calm})
+    signals = {"cpu_pressure": HARM, "io_pressure": CALM}
+    for t_s, expected in ((101.0, (TRIED, SQUEEZED)), (102.0, (TRIED, SQUEEZED)), (103.0, (OPEN, OPEN))):
+        _, state = step(Signals(t_s, signals, 3), state, BY_NAME, SETTINGS)
+        assert (state.of(CPU).rung, state.of(IO).rung) == expected
+
+
+def test_acquitted_resource_is_at_rest_and_the_bar_doubles():
+    state = stand(CLOSED, harm_s=119.0, by=helped(39.0), convictions=3, closings=2)
+    decision, state = step(Signals(101.0, {"cpu_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
+    assert state.of(CPU) == RungState()
+    assert decision.exonerated == ("cpu_pressure",)
+
+
+def test_resource_is_not_acquitted_of_one_signal_while_squeezing_helps_another():
+    by = (*helped(39.0), Conviction("service_check", 400.0, 115.0))
+    signals = {"cpu_pressure": HARM, "service_check": reading(115.0, bar=100.0)}
+    _, state = step(Signals(101.0, signals, 3), stand(CLOSED, harm_s=119.0, by=by), BY_NAME, SETTINGS)
+    assert state.of(CPU).rung is EVICTING
+
+
 def test_false_conviction_is_revised_before_a_pod_goes():
     node = Node({}, own=50.0).run(3)
     assert node.path() == [TRIED]
