@@ -14,9 +14,9 @@ Each resource of the box stands on a rung of its own:
 from the top and the first that holds is taken, one per resource and step.
 
 **The experiment.** An alarm opens a *case*: the detector's suspects are tried one after the other, as long as the
-signal is high. One experiment runs at a time, and meanwhile no other resource is given anything back; it does not
-begin while another resource is on its way to the floor, since then nobody could say which of the two helped. The
-signal's excess above its rest is compared:
+signal is high. One experiment runs at a time; meanwhile no other resource is given anything back by calm, nor goes
+towards its floor. It does not begin while another one is on its way there, since nobody could say then which of the two
+helped. The signal's excess above its rest is compared:
 
     before   mean since the signal is high
     after    mean over the experiment, less its first `settle_s`

@@ -288,12 +288,17 @@ def test_suspect_is_not_tried_while_another_resource_goes_to_its_floor():
     assert state.of(CPU).rung is TRIED
 
 
-@pytest.mark.parametrize(
-    "within", [Signals(101.0, {"memory_shortage": OVER}, 3), Signals(101.0, {"memory_shortage": OVER}, 0)]
-)
-def test_box_within_its_bound_is_not_convicted_of_a_shortage(within):
-    _, state = step(within, stand(OPEN, MEMORY), BY_NAME, SETTINGS)
+@pytest.mark.parametrize(("pods", "over"), [(3, frozenset()), (0, BOUND_EXCEEDED)], ids=["within", "empty"])
+def test_box_within_its_bound_or_empty_is_not_convicted_of_a_shortage(pods, over):
+    signals = Signals(101.0, {"memory_shortage": OVER}, pods, over)
+    _, state = step(signals, stand(OPEN, MEMORY), BY_NAME, SETTINGS)
     assert state.of(MEMORY).rung is OPEN
+
+
+@pytest.mark.parametrize(("rung", "closings"), [(OPEN, 1), (SQUEEZED, 1), (CLOSED, 0)])
+def test_emergency_closes_the_box_which_counts_as_a_closing(rung, closings):
+    _, state = step(Signals(101.0, SHORTAGE, 3), stand(rung, MEMORY), BY_NAME, SETTINGS)
+    assert state.of(MEMORY).closings == closings
 
 
 def test_shortage_is_not_the_boxs_any_more_once_it_is_within_its_bound():
@@ -324,6 +329,13 @@ def test_nothing_is_given_back_by_calm_while_another_resource_is_tried():
     for t_s, expected in ((101.0, (TRIED, SQUEEZED)), (102.0, (TRIED, SQUEEZED)), (103.0, (OPEN, OPEN))):
         _, state = step(Signals(t_s, signals, 3), state, BY_NAME, SETTINGS)
         assert (state.of(CPU).rung, state.of(IO).rung) == expected
+
+
+def test_nothing_goes_towards_the_floor_while_another_resource_is_tried():
+    state = replace(trying(), resources={CPU: trying().of(CPU), IO: stand(SQUEEZED, IO).of(IO)})
+    for t_s, share in ((101.0, 1.0), (102.0, 1.0), (103.0, 1.0), (104.0, 0.8)):
+        decision, state = step(Signals(t_s, {"cpu_pressure": HARM, "io_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
+        assert decision.shares[IO] == share
 
 
 def test_acquitted_resource_is_at_rest_and_the_bar_doubles():
