@@ -360,7 +360,7 @@ class _Scene(Struct, frozen=True):
 def _no_help(scene: _Scene) -> bool:
     state, settings = scene.state, scene.settings
     due = state.rung is Rung.EVICTING or state.harm_s >= scene.resource.evict_after_s
-    if not (scene.resource.revocable and scene.harmed and due):
+    if not (scene.resource.revocable and scene.harmed and due) or scene.emergency:
         return False
     return all(one.at_floor is not None and one.at_floor > settings.fall_ratio * one.before for one in state.by)
 
@@ -564,8 +564,9 @@ class _Step:
         """Its next suspect; "": its signal is not at alarm (any more), or everybody is exonerated or convicted."""
         if not self._at_alarm(detector):
             return ""
-        suspects = (name for name in self._detectors[detector].suspects if name in self._states and name not in but)
-        return next((name for name in suspects if self._states[name].rung is Rung.OPEN), "")
+        suspects = (name for name in self._detectors[detector].suspects if name in self._states)
+        free = (name for name in suspects if name not in but and name not in self._accounted)
+        return next((name for name in free if self._states[name].rung is Rung.OPEN), "")
 
     def _at_alarm(self, detector: str) -> bool:
         reading = self._readings.get(detector)
@@ -621,7 +622,7 @@ class _Step:
         """The name of the detector that is to be spoken of; "": none is known."""
         if resource in self._emergencies:
             return self._emergencies[resource]
-        if state.rung is Rung.OPEN and resource in self._accounted and resource != self._accused:
+        if state.rung is Rung.OPEN and resource in self._accounted:
             return self._accounted[resource]
         if state.rung in _CONVICTED:
             return max(state.by, key=self._height, default=_NOBODY).detector

@@ -338,6 +338,21 @@ def test_nothing_goes_towards_the_floor_while_another_resource_is_tried():
         assert decision.shares[IO] == share
 
 
+def test_what_is_proved_by_account_needs_no_experiment():
+    readings = {"memory_shortage": OVER, "memory_pressure": HARM}
+    decision, state = step(Signals(101.0, readings, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, SETTINGS)
+    assert (state.of(MEMORY).rung, state.of(IO).rung) == (SQUEEZED, TRIED)
+    assert [one.signal for one in decision.transitions] == ["memory_shortage", "memory_pressure"]
+
+
+def test_nothing_is_acquitted_in_an_emergency():
+    detectors = {**BY_NAME, "urgent": replace(PROBE, name="urgent", emergency=2000.0)}
+    signals = {"cpu_pressure": HARM, "urgent": reading(3000.0, bar=10.0, emergency=True)}
+    decision, state = step(Signals(101.0, signals, 3), stand(EVICTING, by=helped(39.0)), detectors, SETTINGS)
+    assert state.of(CPU).rung is EVICTING
+    assert decision.eviction.emergency
+
+
 def test_acquitted_resource_is_at_rest_and_the_bar_doubles():
     state = stand(CLOSED, harm_s=119.0, by=helped(39.0), convictions=3, closings=2)
     decision, state = step(Signals(101.0, {"cpu_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
