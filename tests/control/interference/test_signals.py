@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.signals import LEAST_WANTED_S, values
+from criproxy.control.interference.signals import CPU_SIGNALS, LEAST_WANTED_S, SignalValue, observed, values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model.signals import (
     DiskCounters,
@@ -51,7 +51,8 @@ def own(t_s, of, online_s, complete=True):
     return OwnLimits(t_s, {path: Throttling(*times) for path, times in of.items()}, online_s, complete)
 
 
-POD, CONTAINER, OTHER = "/kubepods/poda", "/kubepods/poda/c", "/kubepods/podb"
+POD, CONTAINER, BESIDE = "/kubepods/burstable/poda", "/kubepods/burstable/poda/c", "/kubepods/burstable/poda/d"
+OTHER = "/kubepods/burstable/podb"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,18 @@ POD, CONTAINER, OTHER = "/kubepods/poda", "/kubepods/poda/c", "/kubepods/podb"
         pytest.param([({POD: (0.0, 9.0)}, 0.0), ({}, 10.0)], 75.0, id="an-unlimited-pod-gone"),
         pytest.param(
             [({POD: (0.0, 0.0), CONTAINER: (0.0, 0.0)}, 0.0), ({POD: (0.5, 2.0), CONTAINER: (0.5, 2.0)}, 10.0)],
+            70.0,
+            id="pod-and-its-container",
+        ),
+        pytest.param(
+            [({}, 0.0), ({POD: (0.8, 2.0), CONTAINER: (0.5, 1.0), BESIDE: (0.5, 1.0), OTHER: (0.0, 3.0)}, 10.0)],
             65.0,
-            id="pod-and-container",
+            id="pod-and-its-two-containers",
+        ),
+        pytest.param(
+            [({}, 0.0), ({"/kubepods/burstable": (0.0, 9.0), POD: (0.5, 2.0), OTHER: (0.5, 3.0)}, 10.0)],
+            65.0,
+            id="two-pods",
         ),
     ],
 )
@@ -97,7 +108,7 @@ COMPLETE = own(12.0, {}, 1.0)
         (
             own(10.0, {POD: (1.0, 1.0)}, 1.0),
             COMPLETE,
-            "/kubepods/poda, which had been stopped by its own limit, has gone",
+            f"{POD}, which had been stopped by its own limit, has gone",
         ),
     ],
     ids=["not-asked-for", "asked-for-now", "failed-before", "failed-now", "too-many", "a-limited-pod-gone"],
@@ -147,6 +158,26 @@ def test_pressure_is_growth_by_time() -> None:
 def test_what_is_missing_says_why() -> None:
     assert {value.absent for value in values(None, NOTHING, HARD)} == {NONE.why}
     assert all(value.value is None and value.most is None and not value.gap for value in values(None, NOTHING, HARD))
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "shown", "ask"),
+    [
+        (None, None, None, False),
+        (None, 5.0, 5.0, False),
+        (3.0, 5.0, 3.0, False),
+        (None, 8.0, None, True),
+        (0.0, 75.0, 0.0, True),
+        (75.0, 75.0, 75.0, True),
+    ],
+    ids=["unknown", "calm", "calm-known", "alarm", "explained", "proven"],
+)
+def test_own_limits_are_asked_for_on_an_alarm_only(value, most, shown, ask) -> None:
+    assert observed(SignalValue("cpu_pressure", "%", value, most), 8.0) == (shown, ask)
+
+
+def test_signals_for_cpu_are_among_all() -> None:
+    assert set(CPU_SIGNALS) < {value.name for value in values(None, NOTHING, HARD)}
 
 
 # --- run-queue delay -------------------------------------------------------------------------------------------------
@@ -200,6 +231,7 @@ def test_run_queue_delay_is_waiting_by_wanting(before, now, value, most) -> None
         pytest.param((stopped(10.0, a=1.0), stopped(11.0, a=1.3)), 200.0, id="in-part"),
         pytest.param((stopped(10.0, a=1.0), stopped(11.0, a=9.0)), 0.0, id="wholly"),
         pytest.param((stopped(10.0, b=1.0), stopped(11.0, b=9.0)), 500.0, id="another-pod"),
+        pytest.param((stopped(10.0), stopped(11.0, **{"a": 0.3, "a/c": 0.2})), 200.0, id="pod-and-container"),
         pytest.param((stopped(10.0), stopped(11.0, a=0.3)), 200.0, id="new"),
         pytest.param((None, stopped(11.0, a=0.3)), None, id="not-known-yet"),
         pytest.param((stopped(10.0, a=9.0), stopped(11.0)), None, id="gone"),
