@@ -36,6 +36,10 @@ waiting, the time for which its cgroup, or one above it, was stopped counts as i
     io_pressure      %        cgroup v2 with PSI
     box_io_share     %        the kernel counts the box's IO: v2 with the io controller; v1 where blkio counts
 
+`box_io_share` says whether the box can be what online waits for at its disks. It is no part of `io_pressure`: a box
+that is squeezed does less IO whatever was the cause, so the share may keep an experiment from being begun, but must
+never judge one.
+
 A counter that has gone back is another one's: a cgroup was made anew. Then there is no value this time (a `gap`), which
 is neither harm nor calm. What vanishes between two readings has no growth; as it may have been stopped by its limit
 until then, the bound from below is not known for that once.
