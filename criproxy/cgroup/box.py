@@ -5,7 +5,7 @@
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
-| cgroup-reader | readings of usage, so that a blocked write does not blind the loop | a cgroup lock |
+| cgroup-reader | readings of usage and signals, so that a blocked write does not blind the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, step by step | the kernel's reclaim: seconds |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
@@ -49,6 +49,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
+from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
@@ -62,6 +63,7 @@ from criproxy.model import (
     type_unlimited,
 )
 from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.model.signals import SignalReading
 
 T = TypeVar("T")
 
@@ -304,6 +306,16 @@ class Box:
         paths = tuple(pods)
         usages = await self._reader.run("read pods' memory", lambda: [self._driver.usage(path) for path in paths])
         return {path: usage.working_set_bytes for path, usage in zip(paths, usages, strict=True) if usage is not None}
+
+    async def signals(self, reader: SignalReader, *, own_limits: bool) -> SignalReading | None:
+        """What the kernel says about harm to online; None: there is no box, so kubelet's cgroup is not known yet.
+
+        `own_limits`: see `SignalReader.read`. Raises CgroupError when the kernel does not answer.
+        """
+        path = self._path
+        if path is None:
+            return None
+        return await self._reader.run("read signals", lambda: reader.read(path, own_limits=own_limits))
 
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.

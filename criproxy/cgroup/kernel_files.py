@@ -13,7 +13,14 @@ from typing import Any, Final
 from cgroupspy.interfaces import BaseFileInterface, CommaDashSetFile, FlagFile, IntegerFile
 from msgspec import Struct
 
-from criproxy.cgroup.files import CFS_PERIOD_US, parse_flat_keyed, quota_us
+from criproxy.cgroup.files import (
+    CFS_PERIOD_US,
+    parse_blkio,
+    parse_flat_keyed,
+    parse_nested_keyed,
+    parse_pressure,
+    quota_us,
+)
 from criproxy.model import PIDS, UNLIMITED, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
@@ -122,6 +129,9 @@ _DEFAULT_WEIGHT: Final = Format(str, _first_line)
 _CPUS: Final = Format(lambda cpus: format_cpus(cpus) or "\n", parse_cpus)
 """A write of nothing does not reach the kernel."""
 _KEYED: Final = Format(str, parse_flat_keyed)
+_NESTED: Final = Format(str, parse_nested_keyed)
+_BLKIO: Final = Format(str, parse_blkio)
+_PRESSURE: Final = Format(str, parse_pressure)
 
 
 def _keyed(key: str) -> Format:
@@ -241,7 +251,20 @@ HIERARCHICAL_MEMORY: Final = KernelFile(v1=_v1(FlagFile("memory.use_hierarchy"))
 
 CPU_STAT: Final = KernelFile(v1=Column("cpu.stat", _KEYED), v2=Column("cpu.stat", _KEYED))
 CPU_USAGE: Final = KernelFile(v1=_v1(IntegerFile("cpuacct.usage")), v2=Column("cpu.stat", _KEYED))
-CPU_PRESSURE: Final = KernelFile(v2=Column("cpu.pressure", _DEFAULT_WEIGHT))
+CPU_PRESSURE: Final = KernelFile(v2=Column("cpu.pressure", _PRESSURE))
+MEMORY_PRESSURE: Final = KernelFile(v2=Column("memory.pressure", _PRESSURE))
+IO_PRESSURE: Final = KernelFile(v2=Column("io.pressure", _PRESSURE))
+PRESSURE_SWITCH: Final = KernelFile(v2=Column("cgroup.pressure", _FLAG), optional=True)
+"""Since Linux 6.1; 0: the cgroup has no pressure files."""
+
+MEMORY_STAT: Final = KernelFile(v1=Column("memory.stat", _KEYED), v2=Column("memory.stat", _KEYED))
+IO_STAT: Final = KernelFile(v2=Column("io.stat", _NESTED), optional=True)
+IO_BYTES: Final = KernelFile(v1=Column("blkio.throttle.io_service_bytes_recursive", _BLKIO), optional=True)
+IO_OPERATIONS: Final = KernelFile(v1=Column("blkio.throttle.io_serviced_recursive", _BLKIO), optional=True)
+BFQ_BYTES: Final = KernelFile(v1=Column("blkio.bfq.io_service_bytes_recursive", _BLKIO), optional=True)
+BFQ_OPERATIONS: Final = KernelFile(v1=Column("blkio.bfq.io_serviced_recursive", _BLKIO), optional=True)
+"""Of disks with the BFQ scheduler. What is written through the page cache counts as the root's on v1."""
+
 ROOT_CPUS: Final = KernelFile(
     v1=_v1(CommaDashSetFile("cpuset.effective_cpus")), v2=Column("cpuset.cpus.effective", _CPUS)
 )

@@ -24,9 +24,17 @@ _V1_FILES = {
         "cpu.cfs_quota_us": "-1",
         "cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000",
         "cpuacct.usage": "1500000000",
+        "tasks": "",
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
-    "blkio": {"blkio.weight": "500", "blkio.bfq.weight": "100"},
+    "blkio": {
+        "blkio.weight": "500",
+        "blkio.bfq.weight": "100",
+        "blkio.throttle.io_service_bytes_recursive": "Total 0",
+        "blkio.throttle.io_serviced_recursive": "Total 0",
+        "blkio.bfq.io_service_bytes_recursive": "Total 0",
+        "blkio.bfq.io_serviced_recursive": "Total 0",
+    },
     "hugetlb": {
         "hugetlb.2MB.limit_in_bytes": str(NO_LIMIT_V1),
         "hugetlb.2MB.max_usage_in_bytes": "0",
@@ -36,7 +44,7 @@ _V1_FILES = {
         "memory.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.use_hierarchy": "1",
-        "memory.stat": "cache 5\ntotal_inactive_file 4096",
+        "memory.stat": "cache 5\ntotal_inactive_file 4096\nworkingset_refault_file 1\ntotal_workingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }
@@ -49,17 +57,25 @@ _V2_FILES = {
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
-    "io": {"io.weight": "default 100"},
+    "io": {"io.weight": "default 100", "io.stat": ""},
     "memory": {
         "memory.high": "max",
         "memory.max": "max",
         "memory.swap.max": "max",
         "memory.oom.group": "0",
-        "memory.stat": "inactive_file 4096",
+        "memory.stat": "inactive_file 4096\nworkingset_refault_anon 3\nworkingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }
-MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n"
+_V2_CORE_FILES = {
+    "cgroup.threads": "",
+    "cgroup.pressure": "1",
+    **{f"{name}.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0" for name in ("cpu", "memory", "io")},
+}
+"""In every cgroup, whatever its controllers; but the root has no switch for pressure."""
+
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nMemAvailable: 400 kB\nInactive(file): 200 kB\n"
+DISKSTATS = "   8       0 sda 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 
 class OomKill(BaseException):
@@ -81,7 +97,11 @@ class FakeKernel(Tree):
         self.cpuset_v2_mode = False
         (root / "self").mkdir()
         (root / "self/mountinfo").write_text(self._mountinfo())
+        (root / "self/schedstat").write_text("5000 700 3\n")
         (root / "meminfo").write_text(MEMINFO)
+        (root / "diskstats").write_text(DISKSTATS)
+        (root / "cmdline").write_text("quiet\n")
+        (root / "pressure").mkdir()
         (root / "sys/kernel").mkdir(parents=True)
         (root / "sys/kernel/pid_max").write_text("32768\n")
         (root / "sys/kernel/threads-max").write_text("60000\n")
@@ -262,6 +282,7 @@ class FakeKernel(Tree):
             return
         self._files(directory, [{"cgroup.controllers": controllers, "cgroup.subtree_control": ""}])
         if directory != f"{self.root}/cg":
+            self._files(directory, [_V2_CORE_FILES])
             self._files(directory, [_V2_FILES[name] for name in controllers.split() if name in _V2_FILES])
 
     def _files(self, directory: str, sets: list[dict[str, str]]) -> None:
