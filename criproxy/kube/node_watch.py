@@ -99,7 +99,8 @@ class NodeWatch:
                 events += 1
                 if seen is not Seen.NOTHING:
                     self._tell(node)
-                self._well()
+                else:
+                    self._well()
         lasted_s = self._clock.boottime_s() - started_s
         self._state, wait_s = watch_law.ended(self._state, lasted_s, events, luck)
         if not self._state.failures:
@@ -112,7 +113,8 @@ class NodeWatch:
 
     def _tell(self, node: Node | None) -> None:
         self.node = node
-        self._well()
+        if not self._state.failures:  # a list between two broken watches is no recovery
+            self._well()
         for observer in self._observers:
             observer.saw(node)
 

@@ -124,7 +124,7 @@ class FakeApiServer:
         self.bookmark_s = 60.0
         self._server = None
 
-    # --- its life ------------------------------------------------------------------------------------------------------
+    # --- its life -----------------------------------------------------------------------------------------------------
 
     def start(self):
         handler = type("Handler", (_Handler,), {"api": self})
@@ -153,7 +153,7 @@ class FakeApiServer:
         finally:
             self.stop()
 
-    # --- what a test does to it ----------------------------------------------------------------------------------------
+    # --- what a test does to it ---------------------------------------------------------------------------------------
 
     def fail(self, pattern, status=0, **how):
         self.faults.append(Fault(pattern, status, **how))
@@ -186,7 +186,7 @@ class FakeApiServer:
     def seen(self, method, pattern):
         return [one for one in self.requests if one.method == method and re.search(pattern, one.path)]
 
-    # --- what it does --------------------------------------------------------------------------------------------------
+    # --- what it does -------------------------------------------------------------------------------------------------
 
     def _store(self, name, node, kind):
         self.nodes[name] = node = self._stamped(node)
