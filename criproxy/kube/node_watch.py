@@ -103,8 +103,9 @@ class NodeWatch:
                     self._well()
         lasted_s = self._clock.boottime_s() - started_s
         self._state, wait_s = watch_law.ended(self._state, lasted_s, events, luck)
-        if not self._state.failures:
-            self._well()
+        if self._state.failures:
+            return self._failed("the server ends each watch at once", wait_s)
+        self._well()
         return wait_s
 
     def _rejected(self, answer: Answer, luck: float) -> float:
