@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.control.clock import Clock
-from criproxy.kube.connection import Connection, connected, resolve
+from criproxy.kube.connection import TlsConnection, connected, resolve
 from criproxy.kube.credential import Access, Credential, CredentialError
 from criproxy.kube.http1 import Head, LineReader, ResponseError, ResponseReader
-from criproxy.kube.retry import Verdict, named_pause_s, pause_s, verdict
+from criproxy.kube.retry import Meaning, meaning, named_pause_s, pause_s
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -31,7 +31,7 @@ _FAILURES: Final = (OSError, ResponseError, CredentialError, StuckError)
 """Of which TimeoutError and ssl.SSLError are OSErrors."""
 
 
-class Request(Struct, frozen=True):
+class ApiRequest(Struct, frozen=True):
     """`path` with its query, from /api on. `body` b"": there is none."""
 
     method: str
@@ -40,7 +40,7 @@ class Request(Struct, frozen=True):
     content_type: str = JSON
 
 
-class Answer(Struct, frozen=True):
+class ApiAnswer(Struct, frozen=True):
     """`named_pause_s`: what the server asks to wait before the next try; None: it does not say."""
 
     status: int
@@ -48,8 +48,8 @@ class Answer(Struct, frozen=True):
     named_pause_s: float | None = None
 
     @property
-    def verdict(self) -> Verdict:
-        return verdict(self.status)
+    def meaning(self) -> Meaning:
+        return meaning(self.status)
 
 
 class UnreachableError(Exception):
@@ -59,7 +59,7 @@ class UnreachableError(Exception):
 class RejectedError(Exception):
     """A watch was answered with an error."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ApiAnswer) -> None:
         super().__init__(f"the API server answers {answer.status}")
         self.answer: Final = answer
 
@@ -67,11 +67,11 @@ class RejectedError(Exception):
 class Asks(Protocol):
     """Whoever carries requests to the API server."""
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: ApiRequest) -> ApiAnswer:
         """One try. Raises UnreachableError."""
         ...
 
-    async def ask_again(self, request: Request, tries: int = 4) -> Answer:
+    async def ask_again(self, request: ApiRequest, tries: int = 4) -> ApiAnswer:
         """As often as it takes, but no more than `tries` times, with pauses. The last answer, whatever it says.
 
         Raises UnreachableError when the last try had none.
@@ -88,7 +88,7 @@ class Timeouts(Struct, frozen=True):
     files_s: float = 15.0
 
 
-class Client:
+class ApiClient:
     """See `Asks`. It keeps no connection; any number of requests may be under way at once."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Client:
         self._luck = luck
         self._timeouts = timeouts or Timeouts()
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: ApiRequest) -> ApiAnswer:
         """One try. Raises UnreachableError."""
         try:
             async with asyncio.timeout(self._timeouts.answer_s), self._connected() as (connection, access):
@@ -109,11 +109,11 @@ class Client:
             raise UnreachableError(f"no answer within {self._timeouts.answer_s:g} s") from error
         except _FAILURES as error:
             raise UnreachableError(_in_words(error)) from error
-        if answer.verdict is Verdict.DENIED:
+        if answer.meaning is Meaning.DENIED:
             self._credential.forget()
         return answer
 
-    async def ask_again(self, request: Request, tries: int = 4) -> Answer:
+    async def ask_again(self, request: ApiRequest, tries: int = 4) -> ApiAnswer:
         for failures in range(1, tries):
             named_s = None
             try:
@@ -121,7 +121,7 @@ class Client:
             except UnreachableError:
                 pass
             else:
-                if answer.verdict not in (Verdict.AGAIN, Verdict.DENIED):
+                if answer.meaning not in (Meaning.AGAIN, Meaning.DENIED):
                     return answer
                 named_s = answer.named_pause_s
             await self._clock.sleep(pause_s(failures, self._luck.random(), named_s))
@@ -145,7 +145,7 @@ class Client:
         async with self._connected() as (connection, access):
             reader, lines = ResponseReader(), LineReader(MAX_LINE_BYTES)
             async with asyncio.timeout(self._timeouts.answer_s):
-                await connection.send(_bytes_of(Request("GET", path), access))
+                await connection.send(_bytes_of(ApiRequest("GET", path), access))
                 data = await _body_begun(connection, reader)
                 if reader.head is not None and reader.head.status != 200:
                     raise RejectedError(await _answer(connection, reader, _MAX_ERROR_BYTES, data))
@@ -161,7 +161,7 @@ class Client:
                     reader.end()
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[tuple[Connection, Access]]:
+    async def _connected(self) -> AsyncIterator[tuple[TlsConnection, Access]]:
         """Files and names are read in a thread, which may hang."""
         try:
             worker = Worker("kube", self._timeouts.files_s)
@@ -179,7 +179,7 @@ class Client:
         return access, resolve(access.config.host, access.config.port)
 
 
-def _bytes_of(request: Request, access: Access) -> bytes:
+def _bytes_of(request: ApiRequest, access: Access) -> bytes:
     config = access.config
     host = f"[{config.host}]" if ":" in config.host else config.host
     lines = [
@@ -196,7 +196,7 @@ def _bytes_of(request: Request, access: Access) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("ascii") + request.body
 
 
-async def _body_begun(connection: Connection, reader: ResponseReader) -> bytes:
+async def _body_begun(connection: TlsConnection, reader: ResponseReader) -> bytes:
     """What has come of the body when the head is there."""
     data = b""
     while reader.head is None:
@@ -207,7 +207,7 @@ async def _body_begun(connection: Connection, reader: ResponseReader) -> bytes:
     return data
 
 
-async def _answer(connection: Connection, reader: ResponseReader, most_bytes: int, begun: bytes = b"") -> Answer:
+async def _answer(connection: TlsConnection, reader: ResponseReader, most_bytes: int, begun: bytes = b"") -> ApiAnswer:
     parts, size = [begun], len(begun)
     while not reader.done:
         received = await connection.receive()
@@ -220,7 +220,7 @@ async def _answer(connection: Connection, reader: ResponseReader, most_bytes: in
     head: Head | None = reader.head
     if head is None:  # a whole response has a head
         raise ResponseError("it has no head")
-    return Answer(head.status, b"".join(parts), named_pause_s(head.headers.get("retry-after")))
+    return ApiAnswer(head.status, b"".join(parts), named_pause_s(head.headers.get("retry-after")))
 
 
 def _in_words(error: Exception) -> str:

@@ -26,7 +26,7 @@ _KEEPALIVE: Final = (
 """A peer that is gone without a word is noticed within a minute, also while nothing is sent. Source: tcp(7)."""
 
 
-class Connection:
+class TlsConnection:
     """Sends and receives plain bytes. Every method raises OSError (of which ssl.SSLError is one)."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float) -> AsyncIterator[Connection]:
+async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float) -> AsyncIterator[TlsConnection]:
     """A connection to the first of the IP addresses that answers. Raises OSError, also when it takes too long."""
     async with asyncio.timeout(timeout_s):
         reader, writer = await _opened(addresses, access.config.port)
@@ -88,7 +88,7 @@ async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float
         for option in _KEEPALIVE:
             with contextlib.suppress(OSError):
                 writer.get_extra_info("socket").setsockopt(*option)
-        connection = Connection(reader, writer, access.context, access.config.server_name)
+        connection = TlsConnection(reader, writer, access.context, access.config.server_name)
         async with asyncio.timeout(timeout_s):
             await connection.shake_hands()
         yield connection

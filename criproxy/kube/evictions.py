@@ -24,9 +24,9 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
-from criproxy.kube.client import MERGE_PATCH, Answer, Asks, Request, UnreachableError
+from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Event, Involved, ObjectError, annotations_patch, event, eviction, status_of
-from criproxy.kube.retry import Verdict, pause_s
+from criproxy.kube.retry import Meaning, pause_s
 from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
 
@@ -72,10 +72,10 @@ class Victim(Struct, frozen=True):
 # --- the law ---------------------------------------------------------------------------------------------------------
 
 
-def outcome(answer: Answer) -> Outcome | None:
+def outcome(answer: ApiAnswer) -> Outcome | None:
     """What an answer means; None: it is to be tried again."""
     status = status_of(answer.body)
-    if answer.verdict is Verdict.DONE:
+    if answer.meaning is Meaning.DONE:
         return Outcome.EVICTED
     if answer.status == 404 or (answer.status == 409 and "uid" in status.message.lower()):
         return Outcome.GONE
@@ -83,10 +83,10 @@ def outcome(answer: Answer) -> Outcome | None:
         return Outcome.BUDGET
     if answer.status == 500 and "PodDisruptionBudget" in status.message:  # more than one: never to be evicted so
         return Outcome.BUDGET
-    return None if answer.verdict in (Verdict.AGAIN, Verdict.DENIED) else Outcome.REFUSED
+    return None if answer.meaning in (Meaning.AGAIN, Meaning.DENIED) else Outcome.REFUSED
 
 
-def is_unknown_version(answer: Answer) -> bool:
+def is_unknown_version(answer: ApiAnswer) -> bool:
     """Whether the server does not know this version of Eviction, rather than the pod."""
     status = status_of(answer.body)
     of_pod = status.details is not None and status.details.kind == "pods"
@@ -173,10 +173,10 @@ class Evictor:
         for tried in range(1, TRIES + 1):
             named_s = None
             try:
-                answer = await self._client.ask(Request("POST", path, self._body(victim)))
+                answer = await self._client.ask(ApiRequest("POST", path, self._body(victim)))
                 if is_unknown_version(answer):  # an old server; or one that was upgraded since
                     self._version = "v1beta1" if self._version == "v1" else "v1"
-                    answer = await self._client.ask(Request("POST", path, self._body(victim)))
+                    answer = await self._client.ask(ApiRequest("POST", path, self._body(victim)))
             except UnreachableError as error:
                 message = str(error)
             else:
@@ -195,7 +195,7 @@ class Evictor:
         text = kept_out(self._annotation, victim.controller or victim.pod.uid, now_s + seconds, now_s)
         self._annotation = text
         patch = annotations_patch({EVICTED: text})
-        await self._try(Request("PATCH", f"/api/v1/nodes/{self._node.name}", patch, MERGE_PATCH))
+        await self._try(ApiRequest("PATCH", f"/api/v1/nodes/{self._node.name}", patch, MERGE_PATCH))
 
     async def _tell(self, pod: PodRef, why: str) -> None:
         """Events on the pod and on the node."""
@@ -207,16 +207,16 @@ class Evictor:
             event(about, self._node.name, _REASON, message, at=at, name=name),
             event(self._node, self._node.name, _REASON, f"{pod}: {message}", at=at, name=name),
         ):
-            await self._try(Request("POST", _events_path(made), msgspec.json.encode(made)))
+            await self._try(ApiRequest("POST", _events_path(made), msgspec.json.encode(made)))
 
-    async def _try(self, request: Request) -> None:
+    async def _try(self, request: ApiRequest) -> None:
         """What fails here is not worth a delay: the pod is evicted."""
         try:
             answer = await self._client.ask(request)
         except (UnreachableError, ObjectError) as error:
             self._log.info("not_told", path=request.path, reason=str(error))
         else:
-            if answer.verdict is not Verdict.DONE:
+            if answer.meaning is not Meaning.DONE:
                 self._log.info("not_told", path=request.path, reason=f"{answer.status}")
 
     def saw_annotations(self, annotations: Mapping[str, str]) -> None:

@@ -9,9 +9,9 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.kube import watch_law
-from criproxy.kube.client import Answer, Asks, RejectedError, Request, UnreachableError
+from criproxy.kube.client import ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.objects import Node, ObjectError, status_of
-from criproxy.kube.retry import Verdict
+from criproxy.kube.retry import Meaning
 from criproxy.kube.watch_law import Seen, WatchError, WatchState
 
 _PATH: Final = "/api/v1/nodes?"
@@ -82,8 +82,8 @@ class NodeWatch:
 
     async def _list(self) -> float:
         luck = self._luck.random()
-        answer = await self._client.ask(Request("GET", _PATH + watch_law.query(self._state, self._name, luck)))
-        if answer.verdict is not Verdict.DONE:
+        answer = await self._client.ask(ApiRequest("GET", _PATH + watch_law.query(self._state, self._name, luck)))
+        if answer.meaning is not Meaning.DONE:
             return self._rejected(answer, luck)
         self._state, node = watch_law.listed(self._state, answer.body)
         self._tell(node)
@@ -108,7 +108,7 @@ class NodeWatch:
         self._well()
         return wait_s
 
-    def _rejected(self, answer: Answer, luck: float) -> float:
+    def _rejected(self, answer: ApiAnswer, luck: float) -> float:
         self._state, wait_s = watch_law.refused(self._state, answer.status, luck, answer.named_pause_s)
         return self._failed(f"{answer.status} {status_of(answer.body).message}", wait_s)
 

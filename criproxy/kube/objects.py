@@ -162,14 +162,14 @@ class PodList(Struct, frozen=True):
     items: tuple[BoundPod, ...] = ()
 
 
-class Cause(Struct, frozen=True):
+class StatusCause(Struct, frozen=True):
     reason: str = ""
     message: str = ""
 
 
 class StatusDetails(Struct, frozen=True, rename="camel"):
     kind: str = ""
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[StatusCause, ...] | None = None
     retry_after_seconds: int = 0
 
 

@@ -31,9 +31,9 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.config import ConfigError, Override, load
 from criproxy.control.clock import Clock
-from criproxy.kube.client import MERGE_PATCH, Asks, Request, UnreachableError
+from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, status_of
-from criproxy.kube.retry import Verdict, pause_s
+from criproxy.kube.retry import Meaning, pause_s
 
 POLICY: Final = "colocation.criproxy.io/policy"
 POLICY_STATUS: Final = "colocation.criproxy.io/policy-status"
@@ -277,10 +277,10 @@ class PolicyFollower:
             return self._well()
         patch = annotations_patch({POLICY_STATUS: wanted})
         try:
-            answer = await self._client.ask(Request("PATCH", f"/api/v1/nodes/{self._node}", patch, MERGE_PATCH))
+            answer = await self._client.ask(ApiRequest("PATCH", f"/api/v1/nodes/{self._node}", patch, MERGE_PATCH))
         except UnreachableError as error:
             return self._failed(f"the policy's report is not written: {error}")
-        if answer.verdict is not Verdict.DONE:
+        if answer.meaning is not Meaning.DONE:
             return self._failed(f"the policy's report is not written: {answer.status} {status_of(answer.body).message}")
         if self._newest is node:  # the watch has not shown it yet
             with contextlib.suppress(msgspec.DecodeError):

@@ -8,7 +8,7 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
-from criproxy.kube.client import STRATEGIC_MERGE_PATCH, Asks, Request, UnreachableError
+from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
     Offer,
     Publication,
@@ -32,7 +32,7 @@ from criproxy.kube.objects import (
     status_of,
     status_patch,
 )
-from criproxy.kube.retry import Verdict, pause_s
+from criproxy.kube.retry import Meaning, pause_s
 from criproxy.kube.times import rfc3339
 
 CONDITION: Final = "ColocationReady"
@@ -61,7 +61,7 @@ class PublisherStatus(Struct, frozen=True):
     age_s: float | None
 
 
-class _Failure(Exception):
+class _NotTaken(Exception):
     """`pause_s` is what the server asks to wait for."""
 
     def __init__(self, why: str, named_s: float | None = None) -> None:
@@ -132,7 +132,7 @@ class Publisher:
             await self._publish(offered, why_now)
         except (UnreachableError, ObjectError) as error:
             self._failed(str(error), None)
-        except _Failure as error:
+        except _NotTaken as error:
             self._failed(str(error), error.named_s)
         else:
             if self._trouble:
@@ -156,7 +156,7 @@ class Publisher:
             promised = await self._allocated()
         made = publication(offered, promised, last, settings, why_now)
         patch = status_patch(made.quantities, self._condition(made, offered))
-        answer = await self._ask(Request("PATCH", f"{self._path}/status", patch, STRATEGIC_MERGE_PATCH))
+        answer = await self._ask(ApiRequest("PATCH", f"{self._path}/status", patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, settings, now_s, self._luck.random())
         self._seen = self._amounts(decoded(answer, Node))
@@ -167,13 +167,13 @@ class Publisher:
     async def _allocated(self) -> dict[str, int]:
         """What this node's pods were promised, as the API server's cache has it."""
         query = urlencode({"fieldSelector": f"spec.nodeName={self._node}", "resourceVersion": "0"})
-        pods = decoded(await self._ask(Request("GET", f"/api/v1/pods?{query}")), PodList)
+        pods = decoded(await self._ask(ApiRequest("GET", f"/api/v1/pods?{query}")), PodList)
         return allocated(pods.items, [resource.name for resource in self._settings.resources])
 
-    async def _ask(self, request: Request) -> bytes:
+    async def _ask(self, request: ApiRequest) -> bytes:
         answer = await self._client.ask(request)
-        if answer.verdict is not Verdict.DONE:
-            raise _Failure(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
+        if answer.meaning is not Meaning.DONE:
+            raise _NotTaken(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
         return answer.body
 
     def _condition(self, made: Publication, offered: Offer) -> Condition:

@@ -18,7 +18,7 @@ _LONGER_RATIO: Final = 0.25
 _MOST_DOUBLINGS: Final = 30
 
 
-class Verdict(Enum):
+class Meaning(Enum):
     """What an answer's status means for the one who asked."""
 
     DONE = "done"
@@ -33,23 +33,23 @@ class Verdict(Enum):
 
 
 _KNOWN: Final = {
-    401: Verdict.DENIED,
-    408: Verdict.AGAIN,
-    409: Verdict.AGAIN,
-    410: Verdict.STALE,
-    429: Verdict.AGAIN,
-    501: Verdict.REFUSED,
-    505: Verdict.REFUSED,
+    401: Meaning.DENIED,
+    408: Meaning.AGAIN,
+    409: Meaning.AGAIN,
+    410: Meaning.STALE,
+    429: Meaning.AGAIN,
+    501: Meaning.REFUSED,
+    505: Meaning.REFUSED,
 }
 
 
-def verdict(status: int) -> Verdict:
+def meaning(status: int) -> Meaning:
     """What an HTTP status means. A redirection is refused: the API server sends none."""
     if status in _KNOWN:
         return _KNOWN[status]
     if 200 <= status < 300:
-        return Verdict.DONE
-    return Verdict.AGAIN if status >= 500 else Verdict.REFUSED
+        return Meaning.DONE
+    return Meaning.AGAIN if status >= 500 else Meaning.REFUSED
 
 
 def pause_s(failures: int, luck: float, named_s: float | None = None) -> float:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.kube.objects import ApiStatus, Meta, Node, NodeList, WatchEvent, decoded
-from criproxy.kube.retry import Verdict, pause_s, verdict
+from criproxy.kube.retry import Meaning, meaning, pause_s
 
 WATCH_S: Final = 300.0
 """So long the server is asked to keep a watch, or up to twice as long: nodes must not all come back at once."""
@@ -120,5 +120,5 @@ def refused(state: WatchState, status: int, luck: float, named_s: float | None =
     Whatever it refuses for good may be allowed later (a role, the Node itself), so that is tried again as well. A
     version that it does not take is given up, whatever the code: 410, or 400 and 404 from servers behind a proxy.
     """
-    given_up = verdict(status) in (Verdict.STALE, Verdict.REFUSED)
+    given_up = meaning(status) in (Meaning.STALE, Meaning.REFUSED)
     return failed(replace(state, version="") if given_up else state, luck, named_s)

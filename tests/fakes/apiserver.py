@@ -114,15 +114,21 @@ class FakeApiServer:
 
     def __init__(self, pki: Pki, port: int = 0):
         self.pki, self.port = pki, port
-        self.nodes, self.pods = {}, []
-        self.requests, self.faults, self.evictions, self.events = [], [], [], []
-        self.budgets = {}
+        self.nodes: dict = {}
+        self.pods: list = []
+        self.requests: list[Seen] = []
+        self.faults: list[Fault] = []
+        self.evictions: list = []
+        self.events: list = []
+        self.budgets: dict = {}
         """Pod -> (status, body, headers) that its eviction is answered with."""
         self.eviction_versions = ("policy/v1", "policy/v1beta1")
-        self.version, self.oldest, self.history = 100, 100, []
-        self.watchers, self.lock = [], threading.RLock()
+        self.version = self.oldest = 100
+        self.history: list = []
+        self.watchers: list[queue.SimpleQueue] = []
+        self.lock = threading.RLock()
         self.bookmark_s = 60.0
-        self._server = None
+        self._server: _Server | None = None
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -132,9 +138,9 @@ class FakeApiServer:
         context.load_cert_chain(self.pki.server)
         context.load_verify_locations(self.pki.ca)
         context.verify_mode = ssl.CERT_OPTIONAL
-        self._server = _Server(("127.0.0.1", self.port), handler, context)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server = server = _Server(("127.0.0.1", self.port), handler, context)
+        self.port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self):
         """Gone, with all connections."""
@@ -337,7 +343,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not seen.who and "Authorization" not in seen.headers:
             self._send(*failure(401, "Unauthorized", "Unauthorized"))
         else:
-            self._send(*self.api.answer(seen), cut=fault.cut if fault else None)
+            status, body, headers = self.api.answer(seen)
+            self._send(status, body, headers, cut=fault.cut if fault else None)
 
     do_GET = do_POST = do_PATCH = _serve
 
@@ -364,7 +371,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _watch(self, query):
-        api, events = self.api, queue.SimpleQueue()
+        api = self.api
+        events: queue.SimpleQueue = queue.SimpleQueue()
         name = query["fieldSelector"].removeprefix("metadata.name=")
         since = int(query["resourceVersion"])
         with api.lock:

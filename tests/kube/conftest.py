@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from criproxy.kube.client import Client, Timeouts
+from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.credential import Credential
 from tests.fakes.apiserver import FakeApiServer, Pki
 from tests.fakes.clock import FakeClock
@@ -34,4 +34,4 @@ def credential(api, authority):
 
 @pytest.fixture
 def client(credential, clock):
-    return Client(credential, clock, random.Random(7), Timeouts(connect_s=5.0, answer_s=5.0, silence_s=5.0))
+    return ApiClient(credential, clock, random.Random(7), Timeouts(connect_s=5.0, answer_s=5.0, silence_s=5.0))

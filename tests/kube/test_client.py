@@ -9,12 +9,12 @@ from contextlib import aclosing
 
 import pytest
 
-from criproxy.kube.client import MERGE_PATCH, Client, RejectedError, Request, Timeouts, UnreachableError
+from criproxy.kube.client import MERGE_PATCH, ApiClient, ApiRequest, RejectedError, Timeouts, UnreachableError
 from criproxy.kube.credential import Credential, CredentialError
 from tests.fakes.apiserver import Pki
 
 NODE = "/api/v1/nodes/node1"
-GET = Request("GET", NODE)
+GET = ApiRequest("GET", NODE)
 
 
 def ask(client, request=GET):
@@ -43,7 +43,7 @@ def test_get_answers_with_the_object_as_the_kubelets_certificate_says(client, ap
 
 def test_patch_sends_its_body_and_content_type(client, api):
     body = json.dumps({"metadata": {"annotations": {"a": "b"}}}).encode()
-    assert ask(client, Request("PATCH", NODE, body, MERGE_PATCH)).status == 200
+    assert ask(client, ApiRequest("PATCH", NODE, body, MERGE_PATCH)).status == 200
     assert api.nodes["node1"]["metadata"]["annotations"] == {"a": "b"}
     assert api.requests[-1].headers["Content-Type"] == MERGE_PATCH
 
@@ -74,13 +74,13 @@ def test_while_a_changed_credential_is_unreadable_the_old_one_is_used(client, cr
 
 def test_a_token_is_sent_where_there_is_no_certificate(api, authority, clock):
     credential = Credential(authority.kubeconfig(api.port, token="abc"))
-    assert ask(Client(credential, clock, random.Random(1))).status == 200
+    assert ask(ApiClient(credential, clock, random.Random(1))).status == 200
     assert api.requests[-1].headers["Authorization"] == "Bearer abc"
 
 
 def test_a_server_of_another_authority_is_not_spoken_to(api, tmp_path, clock):
     other = Pki(tmp_path / "other")
-    client = Client(Credential(other.kubeconfig(api.port)), clock, random.Random(1))
+    client = ApiClient(Credential(other.kubeconfig(api.port)), clock, random.Random(1))
     with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
         ask(client)
     assert api.requests == []
@@ -91,7 +91,7 @@ def test_no_kubeconfig_is_unreachable_and_named(tmp_path, clock):
     with pytest.raises(CredentialError, match=r"none\.conf: No such file"):
         credential.access()
     with pytest.raises(UnreachableError, match=r"none\.conf"):
-        ask(Client(credential, clock, random.Random(1)))
+        ask(ApiClient(credential, clock, random.Random(1)))
 
 
 def test_a_server_that_is_away_is_unreachable_and_found_again(client, api):
@@ -124,7 +124,7 @@ def test_a_broken_answer_is_unreachable_and_the_next_one_is_read(client, api, ho
 
 def test_a_slow_answer_is_given_up(credential, clock, api):
     api.fail("GET .*node1", slow_s=1.0)
-    client = Client(credential, clock, random.Random(1), Timeouts(answer_s=0.2))
+    client = ApiClient(credential, clock, random.Random(1), Timeouts(answer_s=0.2))
     with pytest.raises(UnreachableError, match=r"no answer within 0\.2 s"):
         ask(client)
 
@@ -185,7 +185,7 @@ def test_a_watch_that_is_refused_says_why(client, api):
 
 
 def test_a_silent_watch_is_given_up(credential, clock, api):
-    client = Client(credential, clock, random.Random(1), Timeouts(silence_s=0.2))
+    client = ApiClient(credential, clock, random.Random(1), Timeouts(silence_s=0.2))
     with pytest.raises(UnreachableError, match="says nothing"):
         lines(client, WATCH.format(api.version), 1)
 
@@ -197,10 +197,10 @@ with footprint.fewer_modules():
     import criproxy.daemon.daemon
 from pathlib import Path
 from criproxy.control.clock import SystemClock
-from criproxy.kube.client import Client, Request
+from criproxy.kube.client import ApiClient, ApiRequest
 from criproxy.kube.credential import Credential
-client = Client(Credential(Path(sys.argv[1])), SystemClock(), random.Random())
-print(asyncio.run(client.ask(Request("GET", "/api/v1/nodes/node1"))).status)
+client = ApiClient(Credential(Path(sys.argv[1])), SystemClock(), random.Random())
+print(asyncio.run(client.ask(ApiRequest("GET", "/api/v1/nodes/node1"))).status)
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.kube.client import Answer, Client
+from criproxy.kube.client import ApiAnswer, ApiClient
 from criproxy.kube.evictions import EVICTED, MAX_EVICTED, Evictor, Outcome, Victim, kept_out, outcome
 from criproxy.kube.objects import Involved
 from criproxy.model import PodRef
@@ -26,7 +26,7 @@ def victim(name, **fields):
 class Bench:
     def __init__(self, credential, clock, api):
         self.api, self.clock, self.log = api, clock, FakeLog()
-        client = Client(credential, clock, random.Random(5))
+        client = ApiClient(credential, clock, random.Random(5))
         node = Involved("Node", "node1", "uid-node1")
         self.evictor = Evictor(client, node, clock=clock, luck=random.Random(5), log=self.log)
         api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
@@ -162,7 +162,7 @@ def test_eviction_stands_though_nothing_can_be_told_of_it(bench, api):
     ],
 )
 def test_outcome(answer, expected):
-    assert outcome(Answer(answer[0], json.dumps(answer[1]).encode())) is expected
+    assert outcome(ApiAnswer(answer[0], json.dumps(answer[1]).encode())) is expected
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 
 from criproxy.control.clock import SystemClock
 from criproxy.kube import watch_law
-from criproxy.kube.client import Client, Timeouts
+from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.objects import ObjectError
 from criproxy.kube.watch_law import Seen, WatchError, WatchState
@@ -19,7 +19,9 @@ from tests.fakes.log import FakeLog
 
 
 def line(kind, version="7", **fields):
-    return json.dumps({"type": kind, "object": {"metadata": {"name": "n", "resourceVersion": version}, **fields}})
+    return json.dumps(
+        {"type": kind, "object": {"metadata": {"name": "n", "resourceVersion": version}, **fields}}
+    ).encode()
 
 
 def test_query_without_a_version_lists_the_present():
@@ -49,7 +51,7 @@ def test_event_moves_the_version_and_ends_a_row_of_failures(kind, seen, has_node
 
 def test_event_that_is_an_error_is_raised_with_its_code():
     with pytest.raises(WatchError) as raised:
-        watch_law.happened(WatchState("3"), '{"type":"ERROR","object":{"code":410,"reason":"Expired"}}')
+        watch_law.happened(WatchState("3"), b'{"type":"ERROR","object":{"code":410,"reason":"Expired"}}')
     assert raised.value.status.code == 410
 
 
@@ -109,7 +111,7 @@ class Observer:
 class Bench:
     def __init__(self, credential):
         self.observer, self.clock, self.log = Observer(), Impatient(), FakeLog()
-        client = Client(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
+        client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
         self.watch = NodeWatch(client, "node1", [self.observer], clock=self.clock, luck=random.Random(3), log=self.log)
 
     async def until(self, condition):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.config import load
-from criproxy.kube.client import Client
+from criproxy.kube.client import ApiClient
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.policy import (
     MAX_POLICY_BYTES,
@@ -46,7 +46,7 @@ class Bench:
     def start(self):
         """As a new process does."""
         self.taker, self.log = Taker(), FakeLog()
-        client = Client(self.credential, self.clock, random.Random(5))
+        client = ApiClient(self.credential, self.clock, random.Random(5))
         files = (self.config, self.folder / "state" / "policy.json")
         self.follower = PolicyFollower(
             client, "node1", files, self.taker, clock=self.clock, luck=random.Random(5), log=self.log

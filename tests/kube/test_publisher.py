@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from criproxy.kube.client import Client
+from criproxy.kube.client import ApiClient
 from criproxy.kube.extended_resources import PRESETS, Lendable, Offer, PublishSettings
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import CONDITION, STALE_S, Publisher
@@ -32,7 +32,7 @@ class Source:
 class Bench:
     def __init__(self, credential, clock, api):
         self.clock, self.api, self.source, self.log = clock, api, Source(clock), FakeLog()
-        client = Client(credential, clock, random.Random(5))
+        client = ApiClient(credential, clock, random.Random(5))
         self.publisher = Publisher(
             client, "node1", self.source, PublishSettings(), clock=clock, luck=random.Random(5), log=self.log
         )

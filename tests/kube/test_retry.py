@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.kube.retry import MOST_NAMED_S, MOST_S, Verdict, named_pause_s, pause_s, verdict
+from criproxy.kube.retry import MOST_NAMED_S, MOST_S, Meaning, meaning, named_pause_s, pause_s
 
 LUCK = st.floats(0, 1)
 
@@ -28,24 +28,24 @@ def test_pause_of_nodes_that_failed_together_is_spread_over_half_of_it():
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (200, Verdict.DONE),
-        (201, Verdict.DONE),
-        (301, Verdict.REFUSED),
-        (400, Verdict.REFUSED),
-        (401, Verdict.DENIED),
-        (403, Verdict.REFUSED),
-        (404, Verdict.REFUSED),
-        (409, Verdict.AGAIN),
-        (410, Verdict.STALE),
-        (422, Verdict.REFUSED),
-        (429, Verdict.AGAIN),
-        (500, Verdict.AGAIN),
-        (501, Verdict.REFUSED),
-        (503, Verdict.AGAIN),
+        (200, Meaning.DONE),
+        (201, Meaning.DONE),
+        (301, Meaning.REFUSED),
+        (400, Meaning.REFUSED),
+        (401, Meaning.DENIED),
+        (403, Meaning.REFUSED),
+        (404, Meaning.REFUSED),
+        (409, Meaning.AGAIN),
+        (410, Meaning.STALE),
+        (422, Meaning.REFUSED),
+        (429, Meaning.AGAIN),
+        (500, Meaning.AGAIN),
+        (501, Meaning.REFUSED),
+        (503, Meaning.AGAIN),
     ],
 )
-def test_verdict(status, expected):
-    assert verdict(status) is expected
+def test_meaning(status, expected):
+    assert meaning(status) is expected
 
 
 @pytest.mark.parametrize(
