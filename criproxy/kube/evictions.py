@@ -14,7 +14,9 @@ What the answer means
 Source: Kubernetes, "API-initiated Eviction"; policy/v1 (policy/v1beta1 before 1.22, whose servers answer 400 to v1).
 """
 
+import asyncio
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -25,7 +27,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
-from criproxy.kube.objects import Event, Involved, ObjectError, annotations_patch, event, eviction, status_of
+from criproxy.kube.objects import Involved, annotations_patch, event, eviction, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
@@ -37,6 +39,9 @@ of the pod's controller, or of the pod: the cluster's side keeps pods of that co
 
 MAX_EVICTED: Final = 32
 """Entries; beyond, those go first that end first."""
+
+MAX_UNTOLD: Final = 96
+"""Patches and events that wait to be sent; of more, the oldest are forgotten."""
 
 TRIES: Final = 3
 
@@ -136,6 +141,8 @@ class Evictor:
         self._log = log
         self._version = "v1"
         self._annotation: str | None = None
+        self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
+        self._some = asyncio.Event()
 
     async def evict_first(
         self, victims: Sequence[Victim], why: str, *, keep_out_s: float = 300.0
@@ -163,20 +170,20 @@ class Evictor:
             message=made.message,
         )
         if made.outcome is Outcome.EVICTED:
-            await self._keep_out(victim, keep_out_s)
-            await self._tell(victim.pod, why)
+            self._keep_out(victim, keep_out_s)
+            self._tell(victim.pod, why)
         return made
 
     async def _evict(self, victim: Victim) -> Eviction:
         pod, message = victim.pod, ""
-        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
         for tried in range(1, TRIES + 1):
             named_s = None
             try:
-                answer = await self._client.ask(ApiRequest("POST", path, self._body(victim)))
+                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
                 if is_unknown_version(answer):  # an old server; or one that was upgraded since
                     self._version = "v1beta1" if self._version == "v1" else "v1"
-                    answer = await self._client.ask(ApiRequest("POST", path, self._body(victim)))
+                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
             except UnreachableError as error:
                 message = str(error)
             else:
@@ -190,14 +197,15 @@ class Evictor:
     def _body(self, victim: Victim) -> bytes:
         return eviction(victim.pod, self._version, victim.grace_period_s)
 
-    async def _keep_out(self, victim: Victim, seconds: float) -> None:
+    def _keep_out(self, victim: Victim, seconds: float) -> None:
         now_s = self._clock.wall_s()
         text = kept_out(self._annotation, victim.controller or victim.pod.uid, now_s + seconds, now_s)
         self._annotation = text
         patch = annotations_patch({EVICTED: text})
-        await self._try(ApiRequest("PATCH", f"/api/v1/nodes/{self._node.name}", patch, MERGE_PATCH))
+        self._to_tell.append(ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH))
+        self._some.set()
 
-    async def _tell(self, pod: PodRef, why: str) -> None:
+    def _tell(self, pod: PodRef, why: str) -> None:
         """Events on the pod and on the node."""
         at = rfc3339(self._clock.wall_s())
         name = f"{self._luck.getrandbits(64):016x}"
@@ -207,23 +215,29 @@ class Evictor:
             event(about, self._node.name, _REASON, message, at=at, name=name),
             event(self._node, self._node.name, _REASON, f"{pod}: {message}", at=at, name=name),
         ):
-            await self._try(ApiRequest("POST", _events_path(made), msgspec.json.encode(made)))
+            where = path("namespaces", made.metadata["namespace"], "events")
+            self._to_tell.append(ApiRequest("POST", where, msgspec.json.encode(made)))
 
-    async def _try(self, request: ApiRequest) -> None:
-        """What fails here is not worth a delay: the pod is evicted."""
-        try:
-            answer = await self._client.ask(request)
-        except (UnreachableError, ObjectError) as error:
-            self._log.info("not_told", path=request.path, reason=str(error))
-        else:
-            if answer.meaning is not Meaning.DONE:
-                self._log.info("not_told", path=request.path, reason=f"{answer.status}")
+    async def run(self) -> None:
+        """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
+        while True:
+            await self._some.wait()
+            await self.tell_all()
+
+    async def tell_all(self) -> None:
+        """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
+        self._some.clear()
+        while self._to_tell:
+            request = self._to_tell.popleft()
+            try:
+                answer = await self._client.ask_again(request)
+            except UnreachableError as error:
+                self._log.info("eviction_not_told", path=request.path, reason=str(error))
+            else:
+                if answer.meaning is not Meaning.DONE:
+                    self._log.info("eviction_not_told", path=request.path, reason=f"{answer.status}")
 
     def saw_annotations(self, annotations: Mapping[str, str]) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
         if self._annotation is None:
             self._annotation = annotations.get(EVICTED)
-
-
-def _events_path(made: Event) -> str:
-    return f"/api/v1/namespaces/{made.metadata['namespace']}/events"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -231,6 +232,11 @@ def _request(needs: Needs, name: str) -> Fraction:
 
 def _amount(given: Mapping[str, str | int | float] | None, name: str) -> Fraction:
     return quantity(str((given or {}).get(name, "0")))
+
+
+def path(*parts: str) -> str:
+    """The path of an object below /api/v1, whatever its names hold."""
+    return "/".join(("/api/v1", *(quote(part, safe="") for part in parts)))
 
 
 # --- written ---------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.config import ConfigError, Override, load
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
-from criproxy.kube.objects import Node, annotations_patch, status_of
+from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 
 POLICY: Final = "colocation.criproxy.io/policy"
@@ -121,8 +121,8 @@ def report_of(node: Node) -> str | None:
 class PolicyFile:
     """The last accepted policy on disk. Its methods block."""
 
-    def __init__(self, path: Path) -> None:
-        self.path: Final = path
+    def __init__(self, file: Path) -> None:
+        self.path: Final = file
 
     def read(self) -> Policy:
         """Raises OSError, or PolicyError for a file that is not one of ours."""
@@ -277,7 +277,7 @@ class PolicyFollower:
             return self._well()
         patch = annotations_patch({POLICY_STATUS: wanted})
         try:
-            answer = await self._client.ask(ApiRequest("PATCH", f"/api/v1/nodes/{self._node}", patch, MERGE_PATCH))
+            answer = await self._client.ask(ApiRequest("PATCH", path("nodes", self._node), patch, MERGE_PATCH))
         except UnreachableError as error:
             return self._failed(f"the policy's report is not written: {error}")
         if answer.meaning is not Meaning.DONE:

@@ -28,6 +28,7 @@ from criproxy.kube.objects import (
     PodList,
     allocated,
     decoded,
+    path,
     quantity,
     status_of,
     status_patch,
@@ -156,7 +157,7 @@ class Publisher:
             promised = await self._allocated()
         made = publication(offered, promised, last, settings, why_now)
         patch = status_patch(made.quantities, self._condition(made, offered))
-        answer = await self._ask(ApiRequest("PATCH", f"{self._path}/status", patch, STRATEGIC_MERGE_PATCH))
+        answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, settings, now_s, self._luck.random())
         self._seen = self._amounts(decoded(answer, Node))
@@ -217,7 +218,3 @@ class Publisher:
                 consequence="the last numbers stand" if self._last else "the node's numbers are not ours",
             )
         self._trouble = reason
-
-    @property
-    def _path(self) -> str:
-        return f"/api/v1/nodes/{self._node}"

@@ -33,6 +33,7 @@ class Bench:
 
     def first(self, *victims):
         done = asyncio.run(self.evictor.evict_first(victims, "the node is short of memory"))
+        asyncio.run(self.evictor.tell_all())
         return [(one.pod.name, one.outcome) for one in done]
 
     def left(self):
@@ -140,9 +141,29 @@ def test_refusal_leads_to_the_next_victim(bench, api):
 
 
 def test_eviction_stands_though_nothing_can_be_told_of_it(bench, api):
-    api.fail("events|nodes/node1", 500, times=9)
+    api.fail("events|nodes/node1", 403, times=9)
     assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
-    assert bench.log.names() == ["evicted", "not_told", "not_told", "not_told"]
+    assert bench.log.names() == ["evicted", *["eviction_not_told"] * 3]
+
+
+def test_what_could_not_be_told_at_first_is_told_later(bench, api):
+    api.fail("events|nodes/node1", 409, times=2)
+    bench.first(victim("a"))
+    assert len(api.events) == 2
+    assert bench.annotation()
+
+
+def test_run_tells_while_whoever_evicts_goes_on(bench, api):
+    async def scenario():
+        telling = asyncio.create_task(bench.evictor.run())
+        await bench.evictor.evict_first([victim("a")], "why")
+        async with asyncio.timeout(10):
+            while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+        telling.cancel()
+
+    asyncio.run(scenario())
+    assert bench.annotation()
 
 
 @pytest.mark.parametrize(
