@@ -5,13 +5,15 @@ What the answer means
 | answer | outcome | then |
 |---|---|---|
 | 2xx | EVICTED | kubelet ends it, within its grace period |
+| 2xx, with a Status that says Failure | as its code says | the server answers so to a pod of several budgets |
 | 404, or 409 on its uid | GONE | there is no such pod any more: all is well |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
 | other 4xx | REFUSED | the next victim |
 | none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
 
-Source: Kubernetes, "API-initiated Eviction"; policy/v1 (policy/v1beta1 before 1.22, whose servers answer 400 to v1).
+Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/eviction.go; policy/v1
+(policy/v1beta1 before 1.22, whose servers answer 400 to v1).
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Involved, annotations_patch, event, eviction, path, status_of
-from criproxy.kube.retry import Meaning, pause_s
+from criproxy.kube.retry import Meaning, meaning, pause_s
 from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
 
@@ -80,15 +82,18 @@ class Victim(Struct, frozen=True):
 def outcome(answer: ApiAnswer) -> Outcome | None:
     """What an answer means; None: it is to be tried again."""
     status = status_of(answer.body)
-    if answer.meaning is Meaning.DONE:
+    failed_within = answer.meaning is Meaning.DONE and status.status == "Failure"
+    code = (status.code or 500) if failed_within else answer.status
+    found = meaning(code)
+    if found is Meaning.DONE:
         return Outcome.EVICTED
-    if answer.status == 404 or (answer.status == 409 and "uid" in status.message.lower()):
+    if code == 404 or (code == 409 and "uid" in status.message.lower()):
         return Outcome.GONE
-    if answer.status == 429 and (status.caused_by("DisruptionBudget") or "disruption budget" in status.message):
+    if code == 429 and (status.caused_by("DisruptionBudget") or "disruption budget" in status.message):
         return Outcome.BUDGET
-    if answer.status == 500 and "PodDisruptionBudget" in status.message:  # more than one: never to be evicted so
+    if code == 500 and "PodDisruptionBudget" in status.message:  # more than one: never to be evicted so
         return Outcome.BUDGET
-    return None if answer.meaning in (Meaning.AGAIN, Meaning.DENIED) else Outcome.REFUSED
+    return None if found in (Meaning.AGAIN, Meaning.DENIED) else Outcome.REFUSED
 
 
 def is_unknown_version(answer: ApiAnswer) -> bool:

@@ -21,7 +21,12 @@ that is placed today must still fit in an hour. It is published
 
 Pauses are random, so that nodes that started together do not write together.
 
-Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s).
+What kubelet makes of it: of the names below kubernetes.io/ that a pod requests, it admits no more than allocatable has.
+It asks that of pods that run as well, when it restarts (later versions have the gate NotEvictPodOnKubeletRestart). So
+while a number is below what pods were promised, 0 or held, a restart of kubelet fails offline pods. Before a restart
+that is ours to make, as in `criproxy attach`, the number has to be above that or the pods gone.
+
+Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s); kubelet, pkg/kubelet/lifecycle/predicate.go.
 """
 
 import math

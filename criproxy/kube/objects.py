@@ -175,8 +175,9 @@ class StatusDetails(Struct, frozen=True, rename="camel"):
 
 
 class ApiStatus(Struct, frozen=True):
-    """How the API server says that something failed. Source: meta/v1 Status."""
+    """How the API server says that something failed, or of some requests that all went well. Source: meta/v1 Status."""
 
+    status: str = ""
     message: str = ""
     reason: str = ""
     code: int = 0

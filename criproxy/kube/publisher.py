@@ -1,5 +1,6 @@
 """Publishes what the node can lend, in its own status, by the law of `extended_resources`."""
 
+import contextlib
 import random
 from typing import Final, Protocol
 from urllib.parse import urlencode
@@ -195,15 +196,16 @@ class Publisher:
         )
 
     def _amounts(self, node: Node) -> dict[str, int]:
-        """What the status has of our names. What is no whole number counts as none, so that it is written anew."""
+        """Our names in the status. What capacity and allocatable do not both have is left out, to be written."""
         found: dict[str, int] = {}
         for resource in self._settings.resources:
-            for place in (node.status.capacity, node.status.allocatable):
-                try:
-                    amount = int(quantity((place or {}).get(resource.name, "x")))
-                except ObjectError:
-                    amount = -1
-                found[resource.name] = min(amount, found.get(resource.name, amount))
+            with contextlib.suppress(ObjectError):
+                one, other = (
+                    quantity((place or {}).get(resource.name, ""))
+                    for place in (node.status.capacity, node.status.allocatable)
+                )
+                if one == other and one.denominator == 1:
+                    found[resource.name] = int(one)
         return found
 
     def _failed(self, reason: str, named_s: float | None) -> None:

@@ -16,6 +16,18 @@ from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
 
 OLD = failure(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1" in scheme')
+SEVERAL = (
+    201,
+    {
+        "kind": "Status",
+        "status": "Failure",
+        "code": 500,
+        "message": "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+    },
+    {},
+)
+"""The API server puts it into the body of an answer that is well otherwise. Source: eviction.go, rtStatus."""
+
 MISSING = failure(404, "NotFound", 'pods "a" not found', kind="pods")
 
 
@@ -84,7 +96,7 @@ def test_entries_of_an_earlier_process_are_kept(bench, clock):
 
 
 def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
-    api.budgets = {"a": BUDGET, "b": failure(500, "InternalError", "more than one PodDisruptionBudget")}
+    api.budgets = {"a": BUDGET, "b": SEVERAL}
     assert bench.first(victim("a"), victim("b"), victim("c")) == [
         ("a", Outcome.BUDGET),
         ("b", Outcome.BUDGET),
@@ -171,7 +183,13 @@ def test_run_tells_while_whoever_evicts_goes_on(bench, api):
     [
         ((200, {}, {}), Outcome.EVICTED),
         ((201, {}, {}), Outcome.EVICTED),
+        ((201, {"kind": "Status", "status": "Success"}, {}), Outcome.EVICTED),
+        (SEVERAL, Outcome.BUDGET),
+        (failure(500, "InternalError", "This pod has more than one PodDisruptionBudget, which"), Outcome.BUDGET),
+        ((201, {"kind": "Status", "status": "Failure"}, {}), None),
         (MISSING, Outcome.GONE),
+        (failure(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b"), Outcome.GONE),
+        (failure(504, "Timeout", "couldn't update PodDisruptionBudget due to conflicts"), None),
         (BUDGET, Outcome.BUDGET),
         (failure(429, "TooManyRequests", "The disruption budget x is still being processed"), Outcome.BUDGET),
         (failure(429, "TooManyRequests", "busy"), None),

@@ -151,12 +151,21 @@ def test_what_was_decided_long_ago_counts_no_more(bench, clock):
     assert "nothing was decided for 901 s" in bench.condition()["message"]
 
 
-def test_what_kubelet_or_somebody_else_wrote_over_is_written_anew(bench, api):
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param({"capacity": {BATCH_CPU: "1"}}, id="capacity"),
+        pytest.param({"allocatable": {BATCH_CPU: "64000"}}, id="allocatable"),
+        pytest.param({"allocatable": {BATCH_CPU: None}, "capacity": {BATCH_CPU: None}}, id="taken away"),
+        pytest.param({"allocatable": {BATCH_CPU: "3999.5"}, "capacity": {BATCH_CPU: "3999.5"}}, id="a fraction"),
+    ],
+)
+def test_what_kubelet_or_somebody_else_wrote_over_is_written_anew(bench, api, written):
     bench.look()
     bench.see()
     bench.look(60)
     assert bench.patches() == 1
-    api.put_node(status={"capacity": {BATCH_CPU: "1"}, "allocatable": {BATCH_CPU: None}})
+    api.put_node(status=written)
     bench.see()
     assert bench.look(60) == {BATCH_CPU: "4000", BATCH_MEMORY: str(8 * GIB)}
     assert "somebody else has set" in bench.log.events[-1][2]["reason"]
