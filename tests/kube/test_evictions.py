@@ -16,7 +16,7 @@ from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
 
 OLD = failure(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1" in scheme')
-SEVERAL = (
+SEVERAL: tuple = (
     201,
     {
         "kind": "Status",
