@@ -38,7 +38,7 @@ class Tree:
 
     def head(self, file: str, most_bytes: int) -> str:
         """The first whole lines of a file that may be long."""
-        with _Named(f"read {file}"):
+        with _named(f"read {file}"):
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts: list[bytes] = []

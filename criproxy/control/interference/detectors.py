@@ -27,7 +27,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.control.histogram import Buckets, LevelHistogram, MassState
+from criproxy.control.histogram import Buckets, DecayedMass, MassState
 from criproxy.model import CPU, MEMORY, PIDS
 
 IO: Final = "io"
@@ -146,7 +146,7 @@ class Monitor:
     def __init__(self, detector: Detector, longest_gap_s: float = LONGEST_GAP_S) -> None:
         self.detector = detector
         self._longest_gap_s = longest_gap_s
-        self._usual = LevelHistogram(SEVERITY_BUCKETS, USUAL_HALF_LIFE_S, USUAL_RATIO, "weight")
+        self._usual = DecayedMass(SEVERITY_BUCKETS.count, USUAL_HALF_LIFE_S, USUAL_RATIO)
         self._t_s: float | None = None
         self._raised = 0.0
         self._raised_s: float | None = None
@@ -177,7 +177,8 @@ class Monitor:
         detector = self.detector
         harmless = value <= detector.threshold
         if seconds > 0.0 and (harmless or (self._innocent and value <= bar)):
-            self._usual.add(t_s, (value - detector.rest) / (detector.threshold - detector.rest), seconds)
+            severity = (value - detector.rest) / (detector.threshold - detector.rest)
+            self._usual.add(t_s, SEVERITY_BUCKETS.index(severity), seconds)
         if harmless and not self._high:
             self._innocent = False
 
@@ -193,8 +194,9 @@ class Monitor:
         self._innocent = True
 
     def _base(self) -> float:
-        detector, usual = self.detector, self._usual.upper()
-        learned = detector.rest + (usual or 0.0) * (detector.threshold - detector.rest)
+        detector, usual = self.detector, self._usual
+        severity = SEVERITY_BUCKETS.uppers[usual.pointer] if usual.total > 0.0 else 0.0
+        learned = detector.rest + severity * (detector.threshold - detector.rest)
         return min(detector.most, max(detector.threshold, learned))
 
     def _raised_at(self, t_s: float) -> float:
@@ -205,7 +207,7 @@ class Monitor:
     def state(self) -> MonitorState:
         """For a checkpoint: `load` of it continues bit for bit."""
         return MonitorState(
-            self._usual.decayed.state(), self._t_s, self._raised, self._raised_s, self._high, self._high_s,
+            self._usual.state(), self._t_s, self._raised, self._raised_s, self._high, self._high_s,
             self._total, self._samples, self._innocent,
         )  # fmt: skip
 
@@ -214,7 +216,7 @@ class Monitor:
 
         Raises ValueError, changing nothing, when its histogram does not fit.
         """
-        self._usual.decayed.load(state.usual, shift_s)
+        self._usual.load(state.usual, shift_s)
         self._t_s = None if state.t_s is None else state.t_s + shift_s
         self._raised, self._raised_s = state.raised, None if state.raised_s is None else state.raised_s + shift_s
         self._high, self._high_s, self._innocent = state.high, state.high_s, state.innocent
