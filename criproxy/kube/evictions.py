@@ -68,7 +68,7 @@ class Eviction(Struct, frozen=True):
     message: str = ""
 
 
-class Victim(Struct, frozen=True):
+class EvictionTarget(Struct, frozen=True):
     """A pod that may be evicted. `controller` is the uid of who makes another one in its place; "": nobody."""
 
     pod: PodRef
@@ -150,7 +150,7 @@ class Evictor:
         self._some = asyncio.Event()
 
     async def evict_first(
-        self, victims: Sequence[Victim], why: str, *, keep_out_s: float = 300.0
+        self, victims: Sequence[EvictionTarget], why: str, *, keep_out_s: float = 300.0
     ) -> tuple[Eviction, ...]:
         """Evict the first that may be, in their order. The last of the result is that one, if any could be.
 
@@ -163,7 +163,7 @@ class Evictor:
                 break
         return tuple(done)
 
-    async def evict(self, victim: Victim, why: str, *, keep_out_s: float = 300.0) -> Eviction:
+    async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
         made = await self._evict(victim)
         self._log.warning(
@@ -179,7 +179,7 @@ class Evictor:
             self._tell(victim.pod, why)
         return made
 
-    async def _evict(self, victim: Victim) -> Eviction:
+    async def _evict(self, victim: EvictionTarget) -> Eviction:
         pod, message = victim.pod, ""
         where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
         for tried in range(1, TRIES + 1):
@@ -199,10 +199,10 @@ class Evictor:
                 await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
         return Eviction(pod, Outcome.UNREACHABLE, message)
 
-    def _body(self, victim: Victim) -> bytes:
+    def _body(self, victim: EvictionTarget) -> bytes:
         return eviction(victim.pod, self._version, victim.grace_period_s)
 
-    def _keep_out(self, victim: Victim, seconds: float) -> None:
+    def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
         now_s = self._clock.wall_s()
         text = kept_out(self._annotation, victim.controller or victim.pod.uid, now_s + seconds, now_s)
         self._annotation = text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.kube.client import ApiAnswer, ApiClient
-from criproxy.kube.evictions import EVICTED, MAX_EVICTED, Evictor, Outcome, Victim, kept_out, outcome
+from criproxy.kube.evictions import EVICTED, MAX_EVICTED, EvictionTarget, Evictor, Outcome, kept_out, outcome
 from criproxy.kube.objects import Involved
 from criproxy.model import PodRef
 from tests.fakes.apiserver import BUDGET, failure
@@ -32,7 +32,7 @@ MISSING = failure(404, "NotFound", 'pods "a" not found', kind="pods")
 
 
 def victim(name, **fields):
-    return Victim(PodRef(f"uid-{name}", "default", name), **fields)
+    return EvictionTarget(PodRef(f"uid-{name}", "default", name), **fields)
 
 
 class Bench:
@@ -129,7 +129,7 @@ def test_server_that_was_upgraded_is_asked_in_the_new_version(bench, api):
 @pytest.mark.parametrize("uid", ["uid-x", "uid-gone"])
 def test_pod_that_is_gone_or_another_by_now_ends_the_search(bench, uid):
     name = "a" if uid == "uid-x" else "gone"
-    assert bench.first(Victim(PodRef(uid, "default", name)), victim("b")) == [(name, Outcome.GONE)]
+    assert bench.first(EvictionTarget(PodRef(uid, "default", name)), victim("b")) == [(name, Outcome.GONE)]
     assert bench.left() == "abc"
 
 

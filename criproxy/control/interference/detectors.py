@@ -110,7 +110,7 @@ Source: kernel, Documentation/accounting/psi.rst; CPI² (EuroSys 2013) for 2 sig
 """
 
 
-class SignalReading(Struct, frozen=True):
+class Assessment(Struct, frozen=True):
     """What one sample of a signal means. `mean` is that of the values since the signal is `high`; the value, if not."""
 
     value: float
@@ -155,7 +155,7 @@ class Monitor:
         self._total, self._samples = 0.0, 0
         self._innocent = False
 
-    def observe(self, t_s: float, value: float) -> SignalReading:
+    def observe(self, t_s: float, value: float) -> Assessment:
         """A finite value. Time that goes back stands still."""
         detector, last_s = self.detector, self._t_s
         self._t_s = t_s = t_s if last_s is None else max(t_s, last_s)
@@ -171,7 +171,7 @@ class Monitor:
         self._learn(t_s, value, bar, seconds)
         emergency = detector.emergency is not None and value >= detector.emergency
         mean = self._total / self._samples if self._high else value
-        return SignalReading(value, bar, self._high, self._high and self._high_s >= detector.hold_s, emergency, mean)
+        return Assessment(value, bar, self._high, self._high and self._high_s >= detector.hold_s, emergency, mean)
 
     def _learn(self, t_s: float, value: float, bar: float, seconds: float) -> None:
         detector = self.detector

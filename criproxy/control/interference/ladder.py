@@ -55,7 +55,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import DISK, IO, LONGEST_GAP_S, Detector, SignalReading
+from criproxy.control.interference.detectors import DISK, IO, LONGEST_GAP_S, Assessment, Detector
 from criproxy.model import CPU, MEMORY, PIDS
 
 
@@ -150,7 +150,7 @@ class Signals(Struct, frozen=True):
     """
 
     t_s: float
-    readings: Mapping[str, SignalReading]
+    readings: Mapping[str, Assessment]
     pods: int
     over: frozenset[str] = frozenset()
 

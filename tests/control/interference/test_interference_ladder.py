@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import DETECTORS, IO, Detector, SignalReading, by_name
+from criproxy.control.interference.detectors import DETECTORS, IO, Assessment, Detector, by_name
 from criproxy.control.interference.ladder import (
     TABLE,
     Budget,
@@ -41,7 +41,7 @@ OPEN, TRIED, SQUEEZED, CLOSED, EVICTING = Rung
 
 def reading(value, *, bar=10.0, high=None, alarm=None, emergency=False, mean=None):
     high = value > bar if high is None else high
-    return SignalReading(value, bar, high, high if alarm is None else alarm, emergency, value if mean is None else mean)
+    return Assessment(value, bar, high, high if alarm is None else alarm, emergency, value if mean is None else mean)
 
 
 CALM = reading(0.0)
