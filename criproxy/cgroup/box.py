@@ -59,6 +59,7 @@ from criproxy.model import (
     AdmissionError,
     LimitChange,
     Limits,
+    Usage,
     UsageReading,
     type_unlimited,
 )
@@ -301,11 +302,11 @@ class Box:
             return self._usage(None)
         return await self._reader.run("read usage", lambda: self._usage(path))
 
-    async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
-        """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
+    async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
+        """What these pods of the box (paths) use, of those that are there. Raises CgroupError."""
         paths = tuple(pods)
-        usages = await self._reader.run("read pods' memory", lambda: [self._driver.usage(path) for path in paths])
-        return {path: usage.working_set_bytes for path, usage in zip(paths, usages, strict=True) if usage is not None}
+        usages = await self._reader.run("read pods' usage", lambda: [self._driver.usage(path) for path in paths])
+        return {path: usage for path, usage in zip(paths, usages, strict=True) if usage is not None}
 
     async def signals(self, reader: SignalReader, *, own_limits: bool) -> SignalReading | None:
         """What the kernel says about harm to online; None: there is no box, so kubelet's cgroup is not known yet.

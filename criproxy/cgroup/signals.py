@@ -70,6 +70,7 @@ class SignalReader:
             refaults=_understood(lambda: self._refaults(online)),
             disks=_understood(lambda: self._disks(checked_box(box))),
             own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
+            cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
         )
 
     # --- pressure ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,11 @@
-"""What `cpu.bound = "evidence"` means: the box's CPU limit by what is seen, and not by what is predicted.
+"""What is seen of harm, joined to what the policy decides: the box has the least that any of these rows leaves it.
+
+    row         what it leaves
+    policy      the prediction's law, or a configured limit; `cpu.bound = "evidence"`: all CPUs but the reserve
+    guard       its ceiling, for CPU
+    ladder      of each resource that is held: floor + share x (what the policy decides - floor)
+
+**`cpu.bound = "evidence"`** means the box's CPU limit by what is seen, and not by what is predicted.
 
 The kernel's cpu.idle already lets online run before the box, whenever online wants to. So while nothing tells of harm,
 a limit below the node only leaves CPU unused. The prediction, which is what the policy decides, is the next step down:
@@ -21,14 +28,15 @@ share comes back is the ladder's matter.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.control.policy import DynamicSettings, ResourceSettings, in_steps, moved
-from criproxy.control.resources import RESOURCES
-from criproxy.model import CPU, UNLIMITED, GuardCeiling, ResourceDecision
+from criproxy.control.resources import RESOURCES, Resource
+from criproxy.model import CPU, UNLIMITED, Decision, GuardCeiling, ResourceDecision
 
 LOST_S: Final = 30.0
 """For so long signals for CPU may have no value, as when a reading has failed, before they count as gone."""
@@ -50,6 +58,56 @@ class CpuEvidence(Struct, frozen=True):
     guard: GuardCeiling | None = None
 
 
+class HarmSeen(Struct, frozen=True):
+    """What the ladder's part says. `shares`: see `LadderDecision.shares`.
+
+    `cpu_seen_s`: when a signal for CPU had a value last (CLOCK_BOOTTIME); None: never. `cpu_idle`: the kernel runs the
+    box only while nobody else wants to.
+    """
+
+    shares: Mapping[str, float] = {}
+    cpu_seen_s: float | None = None
+    cpu_idle: bool = False
+
+
+NOTHING_SEEN: Final = HarmSeen()
+
+
+def joined(
+    decision: Decision, laws: Mapping[str, ResourceSettings], seen: HarmSeen, cpu: CpuEvidence | None = None
+) -> Decision:
+    """The policy's decision, made with `laws`, and what is seen joined to it.
+
+    `cpu`: for `cpu.bound = "evidence"`, None: the prediction bounds CPU. Never raises.
+    """
+    resources = dict(decision.resources)
+    for name, decided in decision.resources.items():
+        if name == CPU and cpu is not None and counts(laws[name], cpu):
+            resources[name] = bound_by_evidence(decided, laws[name], cpu)
+        elif name in seen.shares:
+            resources[name] = _held(decided, RESOURCES[name], seen.shares[name], laws[name].bounds.floor)
+        elif name == CPU and cpu is not None:
+            resources[name] = bound_by_evidence(decided, laws[name], cpu)
+    return replace(decision, resources=resources)
+
+
+def counts(law: ResourceSettings, evidence: CpuEvidence) -> bool:
+    """Whether the evidence bounds CPU, and not the prediction."""
+    return isinstance(law, DynamicSettings) and not _why_not(evidence)
+
+
+def _held(decided: ResourceDecision, row: Resource, share: float, floor: float) -> ResourceDecision:
+    """What the ladder leaves of a decision: `share` of the way from `floor` to it."""
+    if decided.limit is UNLIMITED:
+        return decided
+    if share >= 1.0:
+        return replace(decided, reason=f"{decided.reason}; given no more than the prediction, as online is harmed")
+    limit, why = _squeezed(decided.limit, share, row, floor)
+    before = None if decided.before is UNLIMITED else decided.before
+    words = f"{moved(before, limit, row)}: {why}, as online is harmed ({decided.reason})"
+    return replace(decided, limit=row.whole(limit), reason=words)
+
+
 def bound_by_evidence(decided: ResourceDecision, law: ResourceSettings, evidence: CpuEvidence) -> ResourceDecision:
     """The decision on CPU with the evidence in place of the prediction, as far as it may be.
 
@@ -65,7 +123,7 @@ def bound_by_evidence(decided: ResourceDecision, law: ResourceSettings, evidence
     if evidence.share is None:
         target, why = _open(law, evidence), _open_in_words(law, evidence)
     else:
-        target, why = _squeezed(predicted, evidence.share, law)
+        target, why = _squeezed(predicted, evidence.share, _ROW, law.floor)
         why = f"{why} ({decided.reason})"
     limit, guarded = _guarded(target, law, evidence)
     limit, delay = _approached(limit, decided, law, evidence)
@@ -102,13 +160,13 @@ def _open_in_words(law: DynamicSettings, evidence: CpuEvidence) -> str:
     return f"{words}, at most the ceiling" if limit == law.ceiling else words
 
 
-def _squeezed(predicted: float, share: float, law: DynamicSettings) -> tuple[float, str]:
+def _squeezed(predicted: float, share: float, row: Resource, floor: float) -> tuple[float, str]:
     """A share that is no number is none: the floor."""
     if share >= 1.0:
         return predicted, "squeezed to the prediction"
-    if not share > 0.0 or predicted <= law.floor:
-        return min(law.floor, predicted), "squeezed to the floor"
-    limit = max(law.floor, in_steps(_ROW, law.floor + share * (predicted - law.floor)))
+    if not share > 0.0 or predicted <= floor:
+        return min(floor, predicted), "squeezed to the floor"
+    limit = max(floor, in_steps(row, floor + share * (predicted - floor)))
     return limit, f"squeezed to {100.0 * share:.0f} % of the way from the floor to the prediction"
 
 

@@ -33,7 +33,7 @@ import structlog
 from msgspec import Struct
 
 from criproxy.control.clock import Clock
-from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, watch
+from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, acquitted, watch
 from criproxy.model import GuardCeiling
 
 _HURRY: Final = 0.5
@@ -128,7 +128,7 @@ class CpuGuard:
         self._failures = self._hurried = 0
         self._costs_s = (0.0, 0.0)
         """CPU time of the last two looks: the lesser counts, as one alone may have met anything."""
-        self._failing = False
+        self._failing = self._innocent = False
         self._noted = ""
 
     def configure(self, settings: GuardSettings) -> None:
@@ -144,6 +144,13 @@ class CpuGuard:
     def wake(self) -> None:
         """There may be something to guard: a guard that rests takes a look."""
         self._awake.set()
+
+    def acquit(self, innocent: bool) -> None:
+        """Whether it is known that the box is not what online waits for: then reports that it waits mean nothing."""
+        self._innocent = innocent
+        if innocent:
+            before, self._state = self._state, acquitted(self._state)
+            self._count_false_alarms(before)
 
     def ceiling(self) -> GuardCeiling | None:
         """What the next decision has to keep to; None: nothing is held back."""
@@ -220,7 +227,11 @@ class CpuGuard:
         self._follow_pressure()
         if sample is None:
             return
-        before, self._state = self._state, watch(sample, self._pressure.take(), outlook, self._state, law)
+        waits = self._pressure.take() and not self._innocent
+        before, self._state = self._state, watch(sample, waits, outlook, self._state, law)
+        self._count_false_alarms(before)
+
+    def _count_false_alarms(self, before: GuardState) -> None:
         if self._state.false_alarms > before.false_alarms:
             self._observer.count("guard_false_alarms")
 

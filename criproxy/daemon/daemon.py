@@ -16,12 +16,13 @@ from msgspec import Struct
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.detect import detect_any
+from criproxy.cgroup.detect import detect_any, detect_signals
 from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
+from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
@@ -33,7 +34,7 @@ from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
-from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
+from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
@@ -60,6 +61,8 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
@@ -181,10 +184,12 @@ class Daemon:
         self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
-        self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
+        self._relief = MemoryRelief(writes, shared, self._box, hard, disk_reader)
+        self._eviction = PodEviction(shared, self._box, PodStopper(runtime, log))
+        self._shared = shared
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
-        """What bounds the box."""
+        """What bounds the box, and what answers harm."""
         self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file, time.monotonic),
@@ -205,7 +210,18 @@ class Daemon:
             on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint, self._loop.checkpoint)
+        self._checkpointer = Checkpointer(checkpoint, self._remembered)
+        self._interference = InterferenceWatch(
+            settings.interference(),
+            self._shared,
+            self._box,
+            _signal_reader(),
+            self._loop,
+            self._guard,
+            self._relief,
+            self._eviction,
+            self._checkpointer.hurry,
+        )
 
     def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
@@ -256,6 +272,8 @@ class Daemon:
             overhead=self._overhead,
             realtime=self._realtime,
             relief=self._relief,
+            interference=self._interference,
+            eviction=self._eviction,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
             bypass=self._bypass.status,
@@ -296,6 +314,7 @@ class Daemon:
             self._loop.run(),
             self._guard.run(),
             self._relief.run(),
+            self._interference.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
             self._placement_check.run(),
@@ -303,6 +322,7 @@ class Daemon:
             self._disk_watch.run(),
             self._realtime.run(),
             self._checkpointer.run(),
+            self._checkpointer.run_hurried(),
             self._reload.run(),
         )
 
@@ -319,6 +339,7 @@ class Daemon:
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._relief, lambda settings: settings.modes.writes),
+            (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
         )
         for part, of in parts:
@@ -352,12 +373,22 @@ class Daemon:
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
-        """Have the predictors know what was known before; when the disk is slow, they get it while all goes on."""
+        """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
+        goes on. A predecessor hands over what its predictors know; where its ladder stands is in the file.
+        """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-            return
-        loading = self._tasks.keep(self._checkpointer.load(self._loop.restore))
+        loading = self._tasks.keep(self._checkpointer.load(self._remember))
         await asyncio.wait((loading,), timeout=_LOAD_S)
+
+    def _remembered(self) -> Remembered:
+        return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
+
+    def _remember(self, remembered: Remembered, shift_s: float) -> None:
+        if not self._upgrades.learned:
+            self._loop.restore(remembered.predictors, shift_s)
+        if remembered.interference is not None:
+            self._interference.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
         await self._upgrades.end()
@@ -422,6 +453,13 @@ async def _settle_soon() -> None:
             break
     if isinstance(loop := asyncio.get_running_loop(), EventLoop):
         loop.use_timerfd()
+
+
+def _signal_reader() -> SignalReader | None:
+    try:
+        return detect_signals(Tree())
+    except CgroupError:  # it is told where the driver is sought
+        return None
 
 
 def _attachment(listen: str) -> AttachStatus:

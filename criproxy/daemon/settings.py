@@ -3,23 +3,26 @@
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.interference.ladder import RESOURCES_IN_TURN, Budget, LadderSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED
+from criproxy.model import CPU, MEMORY, UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.reconciler import ReconcilerSettings
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -123,7 +126,13 @@ class PartSettings(Struct, frozen=True):
         if self.pass_through:
             law = policy(Config(), "dynamic", words=_UNKNOWN)
         applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
-        return LoopSettings(law, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
+        return LoopSettings(
+            law,
+            predictor(self.config),
+            self.config.control.interval_s,
+            dry_run=not applied,
+            cpu_by_evidence=self.config.cpu.bound == "evidence" and self.modes.writes,
+        )
 
     def guard(self) -> GuardSettings:
         config, interval_s = self.config, self.config.guard.interval_ms / 1000
@@ -133,6 +142,21 @@ class PartSettings(Struct, frozen=True):
         hold_s = max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s)
         law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
         return GuardSettings(law, interval_s)
+
+    def interference(self) -> InterferenceSettings:
+        config = self.config.interference
+        after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s}
+        ladder = LadderSettings(
+            trial_s=config.trial_s,
+            close_after_s=config.close_after_s,
+            closed_calm_s=config.open_after_s,
+            longest_calm_s=config.open_after_most_s,
+            budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
+            resources=tuple(
+                replace(one, evict_after_s=after_s[one.name]) for one in RESOURCES_IN_TURN if one.name in after_s
+            ),
+        )
+        return InterferenceSettings(ladder, self.modes.writes, config.enabled)
 
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.modes.writes else None
@@ -144,6 +168,7 @@ class PartSettings(Struct, frozen=True):
             ON_UNBOUNDED: colocation.on_unbounded,
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
+            ON_HARM: self.config.interference.on_harm,
         }
         return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
 

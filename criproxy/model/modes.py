@@ -74,7 +74,8 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
         ),
         Mode.CLOSED: Row("the schedule is off, or turns off within schedule.grace_s", NewPod.REFUSED, well=True),
         Mode.HELD: Row(
-            "this pod was stopped a short time ago, or the node is near kubelet's eviction of pods for memory",
+            "this pod was stopped a short time ago, or the box is closed, as it was found to harm online pods or to "
+            "hold memory that brings the node near kubelet's eviction",
             NewPod.REFUSED,
             well=True,
         ),

@@ -104,7 +104,8 @@ class DiskCounters(Struct, frozen=True):
 class SignalReading(Struct, frozen=True):
     """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
 
-    `own_limits` None: not asked for.
+    `own_limits` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while nobody else
+    wants to.
     """
 
     cpu: Stall | Missing
@@ -115,3 +116,4 @@ class SignalReading(Struct, frozen=True):
     refaults: Refaults | Missing
     disks: DiskCounters | Missing
     own_limits: OwnLimits | Missing | None = None
+    cpu_idle: bool = False

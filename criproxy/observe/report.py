@@ -1,5 +1,6 @@
 """What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -11,6 +12,8 @@ from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
+from criproxy.control.interference.ladder import Rung
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.kubelet.cpu_manager import CpuManager
@@ -38,6 +41,8 @@ from criproxy.observe.status import (
     resource_status,
     share_status,
 )
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
@@ -50,6 +55,7 @@ from criproxy.pods.unbounded import UnboundedPods
 
 _DECISIONS: Final = 5
 _LOUDEST: Final = 3
+_RUNGS: Final = tuple(rung.value for rung in Rung)
 
 _DISCARDED: Final = 3
 """How many samples in a row must be discarded to be a problem; a CPU that is plugged in makes one."""
@@ -80,6 +86,8 @@ class Reporter(Struct, frozen=True):
     overhead: OverheadWatch
     realtime: RealtimeWatch
     relief: MemoryRelief
+    interference: InterferenceWatch
+    eviction: PodEviction
     cpu_manager: CpuManager
     disk_watch: DiskWatch
     bypass: Callable[[], BypassStatus | None]
@@ -94,7 +102,8 @@ class Reporter(Struct, frozen=True):
         return f"criproxy {__version__}: {self.recorder.headline()}"
 
     def metrics(self) -> bytes:
-        metrics, state, eviction = self.meters, self.box.state(), self.relief.status()
+        metrics, state, eviction = self.meters, self.box.state(), self._eviction_status()
+        harm = self.interference.status()
         ceiling_cores, bypass = self.guard.status().ceiling_cores, self.bypass()
         if bypass is not None:
             metrics.set(
@@ -117,6 +126,9 @@ class Reporter(Struct, frozen=True):
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
+            ladder_rung={one.resource: float(_RUNGS.index(one.rung)) for one in harm.rungs},
+            signal={one.name: math.nan if one.value is None else one.value for one in harm.signals},
+            signal_bar={one.name: one.bar for one in harm.signals},
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock()),
         )
         return metrics.registry.render()
@@ -160,16 +172,18 @@ class Reporter(Struct, frozen=True):
             attached=attached,
             overhead=_overhead(self.overhead.load),
             disks=self.disk_watch.disks,
-            eviction=self.relief.status(),
+            eviction=self._eviction_status(),
+            interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
         )
 
     def why(self, asked_s: float | None) -> why.Why:
         """For a moment (UTC), None: for now."""
+        moves = self.interference.status().moves
         if asked_s is not None:
-            return why.answer(self.history, asked_s)
+            return why.answer(self.history, asked_s, moves=moves)
         state = self.box.state()
-        return why.answer(self.history, None, state.limits, _used(state))
+        return why.answer(self.history, None, state.limits, _used(state), moves)
 
     # --- what they are made of --------------------------------------------------------------------------------------
 
@@ -201,6 +215,8 @@ class Reporter(Struct, frozen=True):
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from recorder.above.problems(recorder.clock())
         yield from self.relief.problems()
+        if self.interference.closed:
+            yield f"no offline pod is let in: {self.interference.closed}"
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
         if misplaced := len(self.placement_check.unbounded):
@@ -217,6 +233,9 @@ class Reporter(Struct, frozen=True):
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
+
+    def _eviction_status(self) -> EvictionStatus:
+        return self.relief.status(self.eviction.last.get(MEMORY, ""))
 
     def _cgroup_status(self) -> CgroupStatus:
         box, driver = self.box.state(), self.kubelets_driver.driver

@@ -12,6 +12,7 @@ from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, Snapshot
@@ -220,6 +221,7 @@ class Status(Struct, frozen=True):
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskWeight, ...] = ()
     eviction: EvictionStatus | None = None
+    interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()
 
 

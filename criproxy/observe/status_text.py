@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.control.guardlaw import GuardStatus
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.model import MEMORY
@@ -78,6 +79,8 @@ def _lines(status: Status) -> Iterator[str]:
     if status.eviction is not None:
         yield from _eviction_lines(status.eviction)
     yield from _guard_lines(status.guard)
+    if status.interference is not None:
+        yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
     yield from _disk_lines(status.disks)
@@ -222,6 +225,26 @@ def _guard_lines(guard: GuardStatus) -> Iterator[str]:
     counts = f"squeezes {guard.squeezes}, needless {guard.false_alarms}, failures {guard.failures}"
     yield _row("guard", f"{state} ({counts})")
     yield f"  pressure: {guard.pressure}"
+
+
+def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
+    """What is known of harm to online pods: the signals, where each resource stands, and why."""
+    if harm.resting:
+        yield _row("signals", f"none is looked at: {harm.resting}")
+    else:
+        here = [one for one in harm.signals if one.here]
+        yield _row("signals", f"{len(here)} here, {len(harm.signals) - len(here)} not")
+    for one in harm.signals:
+        value = "" if one.value is None else f"{one.value:.4g} {one.unit}, harm above {one.bar:.4g}"
+        words = "; ".join(filter(None, (value, one.note, one.why)))
+        yield f"  {one.name}: {'here' if one.here else 'not here'}, {words}"
+    yield _row("ladder", harm.closed or ", ".join(f"{one.resource} {one.rung}" for one in harm.rungs))
+    for rung in harm.rungs:
+        if rung.since_s is not None:
+            share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
+            yield f"  {rung.resource}: {rung.rung}{share}, since {_moment(rung.since_s)}: {rung.reason}"
+    if harm.evictions:
+        yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most"
 
 
 def _row(name: str, text: str) -> str:

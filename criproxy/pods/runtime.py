@@ -13,7 +13,7 @@ class UnknownError(ConnectionError):
 
 
 class ListedSandbox(Struct, frozen=True):
-    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
+    """A listed sandbox. `placement` is the value of its placement annotation, or "". `created_s`: UTC; 0: not known."""
 
     id: str
     pod: PodRef
@@ -21,6 +21,7 @@ class ListedSandbox(Struct, frozen=True):
     running: bool
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    created_s: float = 0.0
 
 
 class ListedContainer(Struct, frozen=True):

@@ -14,6 +14,7 @@ from criproxy.pods.runtime import Runtime
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
+ON_HARM: Final = "interference.on_harm"
 """The settings by which single pods are stopped."""
 
 HOLD_S: Final = 300.0
@@ -56,14 +57,15 @@ class PodStopper(Struct):
 class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
-    Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
+    `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
+    the same again. A hold names the `setting` by
     which the pod was stopped, and ends with it.
     """
 
     clock: Clock
     stops_by: frozenset[str] = frozenset()
+    closed: str = ""
     _held: dict[tuple[str, str], tuple[float, str]] = {}
-    _everybody: str = ""
     _resting: bool = False
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
@@ -72,9 +74,9 @@ class Holds(Struct):
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
 
-    def hold_everybody(self, why: str) -> None:
-        """Keep all pods out, or with "" none of those that are not held by themselves."""
-        self._everybody = why
+    def close(self, why: str) -> None:
+        """Let no pod in, as the box harms online ones; with "" those are that are not held by themselves."""
+        self.closed = why
 
     def configure(self, stops_by: frozenset[str]) -> None:
         """Pods are stopped by these settings from now on."""
@@ -88,7 +90,7 @@ class Holds(Struct):
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
-        return self._everybody
+        return self.closed
 
     def rest(self) -> None:
         """Another process serves from now on, and judges for itself."""

@@ -640,11 +640,12 @@ def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
     assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
 
 
-def test_memory_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(box: Box, driver: FakeDriver) -> None:
+def test_usage_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(box: Box, driver: FakeDriver) -> None:
     driver.boxes["/offline/poda"] = FLOOR
 
-    assert run(lambda: box.memory_of(["/offline/poda", "/offline/podb"])) == [{"/offline/poda": 100}]
+    (found,) = run(lambda: box.usage_of(["/offline/poda", "/offline/podb"]))
     assert driver.threads["usage"] == {"cgroup-reader"}
+    assert found == {"/offline/poda": driver.usage("/offline/poda")}
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
+from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
 from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.interference.ladder import LadderSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model.modes import LimitsUse, Mode, NewPod
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
 
@@ -56,13 +57,22 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
 @pytest.mark.parametrize(
     ("config", "dry_run", "active", "stops_by"),
     [
-        pytest.param(Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT}, id="by-default"),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT, ON_HARM}, id="by-default"
+        ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
             False,
             True,
-            set(),
+            {ON_HARM},
             id="report",
+        ),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), interference=Interference(on_harm="close")),
+            False,
+            True,
+            {ON_OVER_LIMIT},
+            id="close",
         ),
         pytest.param(Config(), False, False, set(), id="off"),
         pytest.param(Config(colocation=Colocation(enabled=True)), True, False, set(), id="dry-run"),
@@ -172,3 +182,24 @@ def test_predictor_takes_the_config_s_values() -> None:
     control = replace(Control(), predictor="calibrated", half_life_s=5.0, percentile=0.75)
     found = predictor(Config(control=control))
     assert (found.kind, found.half_life_s, found.percentile_ratio) == ("calibrated", 5.0, 0.75)
+
+
+def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config() -> None:
+    at_once = Config(interference=Interference(evict_after_s=7.0, evict_after_memory_s=3.0, evict_most=2, trial_s=4.0))
+    default, set_so = (
+        PartSettings(config, Timetable(config).stage(0.0), False, False).interference()
+        for config in (Config(), at_once)
+    )
+
+    assert {one.name: one.evict_after_s for one in default.ladder.resources} == {"memory": 5.0, "cpu": 120.0}
+    assert replace(default.ladder, resources=()) == LadderSettings(resources=())
+    assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {"memory": 3.0, "cpu": 7.0}
+    assert (set_so.ladder.budget.most, set_so.ladder.trial_s) == (2, 4.0)
+
+
+@pytest.mark.parametrize(("bound", "on", "by_evidence"), [
+    ("prediction", True, False), ("evidence", True, True), ("evidence", False, False),
+])  # fmt: skip
+def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
+    config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
+    assert PartSettings(config, Timetable(config).stage(0.0), False, False).loop().cpu_by_evidence is by_evidence

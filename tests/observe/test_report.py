@@ -20,6 +20,7 @@ from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import DecisionRecord, History
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
@@ -141,7 +142,16 @@ class Relief:
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.over,))
 
-    def status(self) -> EvictionStatus:
+    def status(self, last: str) -> EvictionStatus:
+        return replace(self.told, last=last)
+
+
+@dataclass
+class Interference:
+    told: InterferenceStatus = field(default_factory=lambda: InterferenceStatus("", (), (), "", 0, 6))
+    closed: str = ""
+
+    def status(self) -> InterferenceStatus:
         return self.told
 
 
@@ -160,6 +170,7 @@ class Bench:
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
         self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
+        self.interference, self.eviction = Interference(), SimpleNamespace(last={})
         self.realtime = SimpleNamespace(found={})
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
@@ -686,7 +697,7 @@ def _close(bench: Bench) -> None:
 
 
 def _hold(bench: Bench) -> None:
-    bench.relief.over = bench.holds.everybody = "the node is near kubelet's eviction"
+    bench.interference.closed = bench.holds.everybody = "the box harms online pods: memory"
 
 
 def _give_the_relay_up(bench: Bench) -> None:

@@ -40,16 +40,16 @@ def test_hold_ends_with_its_setting_and_others_go_on() -> None:
 
 def test_everybody_is_held_until_that_is_over() -> None:
     held, _ = holds()
-    held.hold_everybody("the box is over")
+    held.close("the box is over")
     assert (held.held(POD), held.held(OTHER)) == ("the box is over",) * 2
-    held.hold_everybody("")
+    held.close("")
     assert held.held(POD) == ""
 
 
 def test_nobody_is_held_here_while_another_process_serves() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
-    held.hold_everybody("the box is over")
+    held.close("the box is over")
     held.rest()
     assert (held.held(POD), held.held(OTHER)) == ("", "")
     held.resume()

@@ -103,10 +103,10 @@ DETECTORS: Final = (
 """In the order in which their alarms are answered. Pressures are what PSI's `some` total grew by since the last sample,
 not avg10, which still remembers when an experiment is over. `memory_shortage` is
 
-    100 - 100 * (memory.available - evictionHard) / capacity
+    100 - 2 * (memory.available - evictionHard) / margin       margin: 2 % of the node's memory, at least 100 MiB
 
-so that its emergency is memory within 1 % above kubelet's threshold. The thresholds are first guesses, not measured.
-Source: kernel, Documentation/accounting/psi.rst; CPI² (EuroSys 2013) for 2 sigma.
+so that its emergency is memory half-way to kubelet's threshold, within 1 % above it. The thresholds are first guesses,
+not measured. Source: kernel, Documentation/accounting/psi.rst; CPI² (EuroSys 2013) for 2 sigma.
 """
 
 

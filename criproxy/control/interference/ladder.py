@@ -29,7 +29,8 @@ that is not open is not tried again: it has been convicted, and is answered for.
 
 **Without an experiment** the cause is proved by account where a signal is a stock: a resource that is held, not used up
 as it comes, does not come back within seconds. Then a suspect of which the box holds more than its bound is convicted
-on the alarm; within its bound it has nothing to give back, and the harm is not its own.
+on the alarm; within its bound it has nothing to give back, and the harm is not its own, in an emergency either: the box
+keeps its floor however full the node is.
 
 **The evidence is looked at again** before a pod goes: where the box was at its floor and the signal is not down to
 `fall_ratio` of what it was before, squeezing does not help. The verdict was wrong then, as signals fall by themselves,
@@ -167,9 +168,13 @@ class Transition(Struct, frozen=True):
 
 
 class EvictionOrder(Struct, frozen=True):
-    """One pod is to go for `resource`, none of whose owner is in `barred`. The caller says who went: see `evicted`."""
+    """One pod is to go for `resource`, none of whose owner is in `barred`. The caller says who went: see `evicted`.
+
+    `signal` is the detector's name.
+    """
 
     resource: str
+    signal: str
     emergency: bool
     barred: frozenset[str]
     reason: str
@@ -273,7 +278,10 @@ _NOBODY: Final = Conviction("", 0.0)
 class When(enum.Enum):
     """What a transition waits for; the predicates are in `_HOLDS`."""
 
-    EMERGENCY = "a signal that names this resource first is at its emergency, and there are pods"
+    EMERGENCY = (
+        "a signal that names this resource first is at its emergency, there are pods, and of a stock the box holds \
+more than its bound"
+    )
     ACCUSED = "it is the next suspect of an alarm"
     ACCOUNTED = "a stock that names it is at alarm, and the box holds more of it than its bound"
     CALLED_OFF = "the experiment can't be judged: an emergency came between, or the signal is not known any more"
@@ -439,13 +447,12 @@ class _Step:
     ) -> None:
         self._readings = {name: one for name, one in signals.readings.items() if name in detectors}
         self._pods, self._t_s, self._seconds = signals.pods, t_s, seconds
-        self._before, self._detectors, self._settings = state, detectors, settings
+        self._before, self._detectors, self._settings, self._over = state, detectors, settings, signals.over
         self._states = {resource.name: state.of(resource.name) for resource in settings.resources}
         self._case = state.case if self._still_there(state.case) else None
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds}
         self._fruitless = {name: count for name, count in state.fruitless.items() if self._goes_on(name)}
         self._accused = ""
-        self._over = signals.over
         self._accounted: dict[str, str] = {}
         self._ended = False
         self._transitions: list[Transition] = []
@@ -461,12 +468,18 @@ class _Step:
         return detector in self._pauses or reading is None or reading.high
 
     def _found_emergencies(self) -> dict[str, str]:
-        """The detector, by resource; none where the box has no pod that could go."""
+        """The detector, by resource; none where the box has no pod to go, or of a stock no more than its bound."""
         found: dict[str, str] = {}
         for name, reading in self._readings.items():
-            if self._pods and reading.emergency and self._detectors[name].suspects[0] in self._states:
-                found.setdefault(self._detectors[name].suspects[0], name)
+            detector = self._detectors[name]
+            first = detector.suspects[0]
+            if self._pods and reading.emergency and first in self._states and self._to_account_for(detector, first):
+                found.setdefault(first, name)
         return found
+
+    def _to_account_for(self, detector: Detector, resource: str) -> bool:
+        """A stock is the box's harm only as long as the box is above its bound."""
+        return not detector.stock or resource in self._over
 
     # clocks
 
@@ -512,14 +525,11 @@ class _Step:
         )
 
     def _high(self, one: Conviction, resource: str) -> bool | None:
-        """Whether the harm goes on that a resource was convicted by; None: not known.
-
-        A stock is the box's harm only as long as the box is above its bound, but for an emergency.
-        """
+        """Whether the harm goes on that a resource was convicted by; None: not known."""
         reading, detector = self._readings.get(one.detector), self._detectors.get(one.detector)
         if reading is None or detector is None:
             return None
-        return reading.emergency or (reading.high and (not detector.stock or resource in self._over))
+        return (reading.emergency or reading.high) and self._to_account_for(detector, resource)
 
     def _seen_at_floor(self, one: Conviction) -> Conviction:
         if one.detector not in self._readings:
@@ -722,15 +732,13 @@ class _Step:
         recent = () if scene.emergency else _recent(past.evictions, t_s, budget.owner_s)
         barred = frozenset(one.owner for one in recent if one.owner)
         reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
-        return EvictionOrder(scene.resource.name, scene.emergency, barred, reason)
+        return EvictionOrder(scene.resource.name, scene.signal, scene.emergency, barred, reason)
 
     # what comes out
 
     def decision(self, order: EvictionOrder | None) -> LadderDecision:
-        shut = [one.words for one in self._settings.resources if self._states[one.name].rung in _SHUT]
-        return LadderDecision(
-            shares={name: state.share for name, state in self._states.items() if state.rung is not Rung.OPEN},
-            closed=f"the box harms online pods: {', '.join(shut)}" if shut else "",
+        return replace(
+            _holding(self._states, self._settings),
             transitions=tuple(self._transitions),
             eviction=order,
             exonerated=tuple(dict.fromkeys(self._exonerated)),
@@ -748,6 +756,19 @@ class _Step:
             evictions=past if order is None else (*past, PastEviction(self._t_s)),
             ordered_s=self._before.ordered_s if order is None else self._t_s,
         )
+
+
+def standing(state: LadderState, settings: LadderSettings) -> LadderDecision:
+    """What holds in a state before any step, as after a restart."""
+    return _holding({one.name: state.of(one.name) for one in settings.resources}, settings)
+
+
+def _holding(states: Mapping[str, RungState], settings: LadderSettings) -> LadderDecision:
+    shut = [one.words for one in settings.resources if states[one.name].rung in _SHUT]
+    return LadderDecision(
+        shares={name: state.share for name, state in states.items() if state.rung is not Rung.OPEN},
+        closed=f"the box harms online pods: {', '.join(shut)}" if shut else "",
+    )
 
 
 def _part(seconds: float, of_s: float) -> float:

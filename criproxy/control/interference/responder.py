@@ -11,10 +11,13 @@ from criproxy.control.interference.ladder import (
     LadderDecision,
     LadderSettings,
     LadderState,
+    Rung,
     Signals,
+    Transition,
     evicted,
     not_evicted,
     shifted,
+    standing,
     step,
 )
 
@@ -26,6 +29,56 @@ class ResponderState(Struct, frozen=True):
     ladder: LadderState
 
 
+class Move(Struct, frozen=True):
+    """A transition, and when it was (UTC)."""
+
+    wall_s: float
+    transition: Transition
+
+
+class SignalStatus(Struct, frozen=True):
+    """A signal for people, in its `unit`. `bar`: it is harm above this. `here`: this node has it.
+
+    `why`: why it is not here, or has no value now; "": it has one. `note`: what a person should know of the value.
+    """
+
+    name: str
+    unit: str
+    value: float | None
+    bar: float
+    here: bool
+    why: str = ""
+    note: str = ""
+
+
+class RungStatus(Struct, frozen=True):
+    """Where a resource stands, since when (UTC, None: not known), and why ("": nothing has happened yet).
+
+    `share`: how far from its floor (0) to its prediction (1) the box may go; None: it is not held.
+    """
+
+    resource: str
+    rung: str
+    since_s: float | None
+    reason: str
+    share: float | None
+
+
+class InterferenceStatus(Struct, frozen=True):
+    """`resting`: why no signal is looked at now; "": they are. `closed`: why no new offline pod is let in; "": it is.
+
+    `evictions`: how many pods went within the budget's window, of `most`. `moves`: the latest, the last one first.
+    """
+
+    resting: str
+    signals: tuple[SignalStatus, ...]
+    rungs: tuple[RungStatus, ...]
+    closed: str
+    evictions: int
+    most: int
+    moves: tuple[Move, ...] = ()
+
+
 class Responder:
     """Judges signals and climbs the ladder; nothing of it acts."""
 
@@ -34,6 +87,25 @@ class Responder:
         self._detectors = by_name(tuple(detectors))
         self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
         self._ladder = LadderState()
+
+    @property
+    def detectors(self) -> Mapping[str, Detector]:
+        return self._detectors
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back, and nothing is tried."""
+        return all(self._ladder.of(one.name).rung is Rung.OPEN for one in self._settings.resources)
+
+    def answers(self, detector: str) -> bool:
+        """Whether a resource is tried or convicted by this signal, so that the signal must go on being judged."""
+        case = self._ladder.case
+        convicted = (one.detector for state in self._ladder.resources.values() for one in state.by)
+        return (case is not None and case.detector == detector) or detector in convicted
+
+    def standing(self) -> LadderDecision:
+        """What holds before the next tick."""
+        return standing(self._ladder, self._settings)
 
     @property
     def ladder(self) -> LadderState:

@@ -28,7 +28,7 @@ Without pressure, sampled threads say how much of the time in which they wanted 
 waiting, the time for which its cgroup, or one above it, was stopped counts as its own limits'.
 
     signal           unit     here where
-    memory_shortage  %        always; 100 is kubelet's eviction, 98 a margin of 2 % of the node's memory above it
+    memory_shortage  %        always; 100 is kubelet's eviction, 98 the margin above it (2 % of the node's memory)
     cpu_pressure     %        cgroup v2 with PSI
     run_queue_delay  ms/s     there is no PSI, and the kernel counts it
     memory_pressure  %        cgroup v2 with PSI
@@ -52,7 +52,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from criproxy.control.memory_pressure import EvictionHard
+from criproxy.control.memory_pressure import EvictionHard, margin_bytes
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -81,6 +81,9 @@ more is no measurement: a virtual machine was resumed."""
 LEAST_WANTED_S: Final = 0.02
 """Sampled threads that wanted less CPU than this between them count as if they had wanted so much: of a millisecond of
 work, half a millisecond of waiting is no harm."""
+
+_MARGIN_POINTS: Final = 2.0
+"""Of `memory_shortage`: from kubelet's threshold to the margin above it, which the box's limit leaves free."""
 
 LEAST_BYTES_PER_S: Final = 1 << 20
 LEAST_OPERATIONS_PER_S: Final = 20.0
@@ -297,10 +300,11 @@ def _short(elapsed_s: float) -> str:
 
 
 def _shortage(room: MemoryRoom | Missing, hard: EvictionHard) -> SignalValue:
-    """100 - 100 x (available - kubelet's threshold) / capacity, never below 0.
+    """100 - 2 x (available - kubelet's threshold) / margin, never below 0; the box's limit leaves the margin free.
 
-    Available is what kubelet goes by, or the kernel's own MemAvailable where that is less: kubelet counts page cache
-    that is in use as used, and the kernel knows of memory that can't be had.
+    On a node of 5 GB or more, each point is a hundredth of its memory. Available is what kubelet goes by, or the
+    kernel's own MemAvailable where that is less: kubelet counts page cache that is in use as used, and the kernel knows
+    of memory that can't be had.
     """
     name, unit = "memory_shortage", "%"
     if isinstance(room, Missing):
@@ -309,7 +313,9 @@ def _shortage(room: MemoryRoom | Missing, hard: EvictionHard) -> SignalValue:
         return SignalValue(name, unit, gap=f"the node's memory is said to be {room.capacity} bytes")
     kernels = room.kubelets_available if room.available is None else room.available
     available = min(room.kubelets_available, kernels)
-    value = max(0.0, 100.0 - 100.0 * (available - hard.of(room.capacity)) / room.capacity)
+    threshold = hard.of(room.capacity)
+    above = available - (threshold if threshold < room.capacity else 0.0)
+    value = max(0.0, 100.0 - _MARGIN_POINTS * above / margin_bytes(room.capacity))
     whose = "by the kernel's MemAvailable" if kernels < room.kubelets_available else "by kubelet's measure"
     return SignalValue(name, unit, value, value, note=whose)
 

@@ -57,6 +57,21 @@ class Victim(Struct, frozen=True):
     reason: str
 
 
+_OWNERS: Final = (
+    "batch.kubernetes.io/controller-uid", "controller-uid", "batch.kubernetes.io/job-name", "job-name",
+    "spark-app-selector", "pod-template-hash",
+)  # fmt: skip
+"""Labels by which controllers know their pods, as a runtime does not tell who owns one. Source: Kubernetes
+documentation, Well-Known Labels; Spark on Kubernetes; the ReplicaSet's hash is its own within a namespace.
+"""
+
+
+def owner_of(pod: Pod) -> str:
+    """What owns the pod, as far as its labels say: `namespace/label=value`; "": nothing does."""
+    labels = pod.labels
+    return next((f"{pod.ref.namespace}/{key}={labels[key]}" for key in _OWNERS if labels.get(key)), "")
+
+
 def candidate(
     pod: Pod,
     owner: str,

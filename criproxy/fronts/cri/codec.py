@@ -124,6 +124,7 @@ def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
             running=sandbox.state == _SANDBOX_READY,
             labels=_map(sandbox.labels),
             annotations=annotations,
+            created_s=sandbox.created_at / 1e9,
         )
         for sandbox in _decode(cri.ListPodSandboxResponse, data).items
     ]

@@ -121,18 +121,20 @@ class ListPodSandboxRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[PodSandboxFilter, _Mapping]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ("id", "metadata", "state", "labels", "annotations")
+    __slots__ = ("id", "metadata", "state", "created_at", "labels", "annotations")
     ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     metadata: PodSandboxMetadata
     state: int
+    created_at: int
     labels: _containers.RepeatedCompositeFieldContainer[StringEntry]
     annotations: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., created_at: _Optional[int] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class ListPodSandboxResponse(_message.Message):
     __slots__ = ("items",)

@@ -29,6 +29,7 @@ from criproxy.control.interference.ladder import (
     evicted,
     not_evicted,
     shifted,
+    standing,
     step,
 )
 from criproxy.control.interference.responder import Responder, ResponderState
@@ -297,7 +298,7 @@ def test_box_within_its_bound_or_empty_is_not_convicted_of_a_shortage(pods, over
 
 @pytest.mark.parametrize(("rung", "closings"), [(OPEN, 1), (SQUEEZED, 1), (CLOSED, 0)])
 def test_emergency_closes_the_box_which_counts_as_a_closing(rung, closings):
-    _, state = step(Signals(101.0, SHORTAGE, 3), stand(rung, MEMORY), BY_NAME, SETTINGS)
+    _, state = step(Signals(101.0, SHORTAGE, 3, BOUND_EXCEEDED), stand(rung, MEMORY), BY_NAME, SETTINGS)
     assert state.of(MEMORY).closings == closings
 
 
@@ -306,8 +307,20 @@ def test_shortage_is_not_the_boxs_any_more_once_it_is_within_its_bound():
     _, above = step(Signals(101.0, {"memory_shortage": OVER}, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     decision, within = step(Signals(101.0, {"memory_shortage": OVER}, 3), state, BY_NAME, SETTINGS)
     assert (above.of(MEMORY).rung, within.of(MEMORY).rung, decision.eviction) == (EVICTING, CLOSED, None)
-    _, emergency = step(Signals(101.0, SHORTAGE, 3), state, BY_NAME, SETTINGS)
+    _, emergency = step(Signals(101.0, SHORTAGE, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     assert emergency.of(MEMORY).rung is EVICTING
+
+
+def test_emergency_of_a_stock_takes_nothing_from_a_box_within_its_bound():
+    decision, state = step(Signals(101.0, SHORTAGE, 3), LadderState(100.0), BY_NAME, SETTINGS)
+    assert (decision, state.resources) == (LadderDecision({}, ""), {})
+
+
+def test_what_holds_by_a_state_is_what_the_step_said_that_led_to_it():
+    decision, state = step(Signals(101.0, SHORTAGE, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, SETTINGS)
+    assert standing(state, SETTINGS) == LadderDecision(decision.shares, decision.closed)
+    assert decision.shares == {MEMORY: 0.0}
+    assert "memory" in decision.closed
 
 
 def test_empty_box_is_not_suspected():
@@ -423,7 +436,7 @@ def evicting(**state):
     ],
 )  # fmt: skip
 def test_budget_of_evictions(state, readings, ordered):
-    decision, _ = step(Signals(101.0, readings, 3), evicting(**state), BY_NAME, SETTINGS)
+    decision, _ = step(Signals(101.0, readings, 3, BOUND_EXCEEDED), evicting(**state), BY_NAME, SETTINGS)
     assert (decision.eviction is not None) is ordered
 
 
@@ -433,7 +446,7 @@ def test_owner_of_a_pod_that_went_is_barred_for_a_minute():
     for t_s, barred in ((121.0, {"job-1"}), (162.0, set())):
         decision, _ = step(Signals(t_s, {"memory_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
         assert decision.eviction.barred == barred
-    decision, _ = step(Signals(121.0, SHORTAGE, 3), state, BY_NAME, SETTINGS)
+    decision, _ = step(Signals(121.0, SHORTAGE, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     assert (decision.eviction.emergency, decision.eviction.barred) == (True, set())
 
 
@@ -446,7 +459,7 @@ def test_order_for_which_nobody_went_does_not_count_but_its_pause_does():
 
 
 def test_emergency_orders_at_once_from_open():
-    decision, _ = step(Signals(101.0, SHORTAGE, 3), LadderState(100.0), BY_NAME, SETTINGS)
+    decision, _ = step(Signals(101.0, SHORTAGE, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, SETTINGS)
     assert decision.eviction.emergency
     assert decision.eviction.resource == MEMORY
 

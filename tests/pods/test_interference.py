@@ -1,0 +1,361 @@
+"""The part that answers harm: from the kernel's counters to what is held, who is let in, and which pod goes."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.evidence import HarmSeen
+from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.memory_pressure import EvictionHard, Evidence
+from criproxy.model import CPU, MEMORY, PodRef, Sandbox
+from criproxy.model.signals import (
+    DiskCounters,
+    DiskIo,
+    MemoryRoom,
+    Missing,
+    OwnLimits,
+    SignalReading,
+    Stall,
+    Throttling,
+)
+from criproxy.pods.interference import InterferenceSettings, InterferenceState, InterferenceWatch
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
+from tests.fakes.clock import FakeClock
+from tests.fakes.log import FakeLog
+
+GIB = 1 << 30
+POD = Sandbox("s1", PodRef("u1", "batch", "job"), "/offline/podu1")
+ON = InterferenceSettings(acts=True)
+NONE = Missing("not in this test")
+
+
+@dataclass
+class Node:
+    """The kernel: each second, online waits as a function of how much of each resource the box is left says, in s."""
+
+    clock: FakeClock
+    waits: Callable[[Mapping[str, float]], float] = lambda shares: 0.0
+    own_s: float = 0.0
+    disk: DiskCounters | Missing = NONE
+    io_waits: float = 0.0
+    seen: HarmSeen = field(default_factory=HarmSeen)
+    renewed: int = 0
+    reads: list[bool] = field(default_factory=list)
+    fails: Exception | None = None
+    _some_s: float = 0.0
+    _io_s: float = 0.0
+    _throttled_s: float = 0.0
+
+    async def signals(self, reader: Any, *, own_limits: bool) -> SignalReading:
+        self.reads.append(own_limits)
+        if self.fails:
+            raise self.fails
+        now_s = self.clock.boottime_s()
+        self._some_s += self.waits(self.seen.shares)
+        self._io_s += self.io_waits
+        self._throttled_s += self.own_s
+        own = OwnLimits(now_s, {"/kubepods/a": Throttling(self._throttled_s, now_s)}, now_s) if own_limits else None
+        return SignalReading(
+            cpu=Stall(now_s, self._some_s),
+            memory=NONE,
+            io=Stall(now_s, self._io_s),
+            run_queue=NONE,
+            room=MemoryRoom(100 * GIB, 50 * GIB, 50 * GIB),
+            refaults=NONE,
+            disks=self.disk,
+            own_limits=own,
+            cpu_idle=True,
+        )
+
+    # the control loop
+
+    def see(self, seen: HarmSeen) -> None:
+        self.seen = seen
+
+    async def renew(self) -> None:
+        self.renewed += 1
+
+
+@dataclass
+class Relief:
+    accountable: bool = False
+    hard: EvictionHard = field(default_factory=EvictionHard)
+    evidence: Evidence | None = None
+
+
+class Bench:
+    def __init__(self, settings: InterferenceSettings = ON, pods: int = 1) -> None:
+        self.clock, self.log, self.relief = FakeClock(), FakeLog(), Relief()
+        self.node = Node(self.clock)
+        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT, ON_HARM]))
+        self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
+        self.innocent: list[bool] = []
+        self.orders: list[tuple[EvictionOrder, str]] = []
+        self.goes: str | None = "job"
+        self.counted: list[tuple[str, ...]] = []
+        self.saved = 0
+        self.watch = self.made(settings)
+
+    def made(self, settings: InterferenceSettings) -> InterferenceWatch:
+        port: Any = self
+        node: Any = self.node
+        shared = PodsShared(port, port, self.holds, port, self.clock, self.log)
+        relief: Any = self.relief
+        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, self.save)
+
+    def acquit(self, innocent: bool) -> None:
+        self.innocent.append(innocent)
+
+    def count(self, *names: str) -> None:
+        self.counted.append(names)
+
+    def save(self) -> None:
+        self.saved += 1
+
+    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
+        self.orders.append((order, setting))
+        return self.goes
+
+    def looks(self, count: int) -> None:
+        async def go() -> None:
+            for _ in range(count):
+                self.clock.advance(1.0)
+                await self.watch.look()
+                await self.watch.evict()
+
+        asyncio.run(go())
+
+    def moves(self) -> list[tuple[str, str]]:
+        return [(one.transition.resource, one.transition.after.value) for one in reversed(self.watch.status().moves)]
+
+    def rung(self, resource: str) -> str:
+        return next(one.rung for one in self.watch.status().rungs if one.resource == resource)
+
+
+def by_the_box(shares: Mapping[str, float]) -> float:
+    """Half a second of each, unless the box has its floor of CPU."""
+    return 0.01 if shares.get(CPU, 1.0) == 0.0 else 0.5
+
+
+def test_box_that_harms_online_is_tried_squeezed_and_given_back_when_calm() -> None:
+    bench = Bench()
+    bench.looks(3)
+    bench.node.waits = by_the_box
+    bench.looks(12)
+    tried, held = bench.moves(), bench.node.seen.shares
+    bench.node.waits = lambda _: 0.0
+    bench.looks(200)
+
+    assert tried[:2] == [(CPU, "tried"), (CPU, "squeezed")]
+    assert CPU in held
+    assert bench.node.renewed >= 2, "it is not waited for the next tick when the box gets less"
+    assert (bench.node.seen.shares, bench.holds.closed, bench.rung(CPU)) == ({}, "", "open")
+    assert bench.saved >= 3
+    assert ("ladder_transitions", CPU, "tried") in bench.counted
+
+
+def test_box_that_goes_on_harming_is_closed_and_says_why() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(40)
+
+    assert bench.rung(CPU) == "closed"
+    assert bench.holds.held(POD.pod) == bench.watch.closed == "the box harms online pods: CPU"
+    reasons = [fields["reason"] for _, event, fields in bench.log.events if event == "ladder"]
+    assert len(reasons) == len(bench.watch.status().moves)
+    assert all(reasons)
+
+
+def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None:
+    bench = Bench(replace(ON, ladder=LadderSettings(resources=tuple(
+        replace(one, evict_after_s=5.0) for one in LadderSettings().resources if one.name in (CPU, MEMORY)
+    ))))  # fmt: skip
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(60)
+
+    assert len(bench.orders) >= 2
+    assert [setting for _, setting in bench.orders] == [ON_HARM] * len(bench.orders)
+    assert [sorted(order.barred) for order, _ in bench.orders[:2]] == [[], ["job"]]
+    assert 0 < bench.watch.status().evictions <= 6
+
+
+def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told() -> None:
+    bench = Bench()
+    bench.node.waits, bench.node.own_s = (lambda _: 0.5), 3.0
+    bench.looks(30)
+
+    assert bench.moves() == []
+    assert bench.innocent[-20:] == [True] * 20
+    assert bench.node.reads[:3] == [False, False, True], "own limits are read after an alarm only"
+
+
+def test_online_that_is_calm_acquits_nobody() -> None:
+    bench = Bench()
+    bench.looks(10)
+
+    assert bench.innocent == [False] * 10
+    assert bench.node.reads == [False] * 10
+
+
+def test_innocent_box_is_exonerated_and_the_guard_is_told() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda _: 0.14
+    bench.looks(20)
+
+    assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
+    assert ("exonerations", "cpu_pressure") in bench.counted
+    assert bench.innocent[-5:] == [True] * 5, "it is above its threshold, and below the bar that was doubled"
+
+
+def test_it_rests_without_pods() -> None:
+    bench = Bench(pods=0)
+    bench.looks(5)
+
+    assert bench.node.reads == []
+    assert "no pods" in bench.watch.status().resting
+
+
+def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(30)
+    closed, bench.running_pods = bench.watch.closed, ()
+    reads = len(bench.node.reads)
+    bench.looks(250)
+
+    assert closed
+    assert (bench.watch.closed, bench.node.seen.shares, bench.rung(CPU)) == ("", {}, "open")
+    assert len(bench.node.reads) == reads
+
+
+def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(30)
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    before = bench.watch.status()
+    bench.holds.close("")
+    bench.node.seen = HarmSeen()
+    bench.watch = bench.made(ON)
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert (bench.node.seen.shares, bench.holds.closed) == ({CPU: 0.0}, before.closed)
+    assert bench.watch.status().rungs == before.rungs
+    bench.looks(5)
+    assert bench.rung(CPU) == "closed"
+
+
+def test_memory_that_is_nearly_gone_costs_a_pod_at_once_when_the_box_has_to_answer_for_it() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(5)
+    within = list(bench.orders)
+    bench.relief.accountable = True
+    bench.looks(1)
+
+    assert within == []
+    assert [(order.resource, order.emergency, setting) for order, setting in bench.orders] == [
+        (MEMORY, True, ON_OVER_LIMIT)
+    ]
+    assert bench.holds.closed == "the box harms online pods: memory"
+    assert bench.node.reads == [], "of the kernel, nothing else is asked while it is off"
+
+
+def test_where_no_pod_may_be_stopped_the_box_stays_closed_and_the_budget_whole() -> None:
+    bench = Bench()
+    bench.holds.configure(frozenset())
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(250)
+
+    assert (bench.orders, bench.watch.status().evictions) == ([], 0)
+    assert bench.holds.closed
+
+
+def test_pod_that_did_not_go_does_not_count() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.goes, bench.relief.accountable = None, True
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(1)
+
+    assert (len(bench.orders), bench.watch.status().evictions) == (1, 0)
+
+
+def test_nothing_is_looked_at_nor_held_while_the_limits_are_not_ours() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(6)
+    held = bench.node.seen.shares
+    bench.watch.configure(replace(ON, acts=False))
+    reads = len(bench.node.reads)
+    bench.looks(5)
+
+    assert held
+    assert (bench.node.seen.shares, bench.holds.closed, len(bench.node.reads)) == ({}, "", reads)
+
+
+def test_new_settings_keep_where_each_resource_stands() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(8)
+    before = bench.rung(CPU)
+    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, trial_s=5.0)))
+
+    assert before == bench.rung(CPU) == Rung.SQUEEZED
+
+
+def test_kernel_that_does_not_answer_is_told_once_and_asked_again() -> None:
+    bench = Bench()
+    bench.node.fails = CgroupError("it hangs")
+    bench.looks(3)
+    bench.node.fails = None
+    bench.looks(2)
+
+    assert bench.log.names() == ["interference_not_seen"]
+    assert [one.value for one in bench.watch.status().signals if one.name == "cpu_pressure"] == [0.0]
+
+
+@pytest.mark.parametrize(("its_bytes", "shown"), [(GIB, True), (GIB // 100, False)], ids=["much", "little"])
+def test_waiting_for_io_counts_while_the_box_does_a_large_part_of_it(its_bytes: int, shown: bool) -> None:
+    bench = Bench()
+    bench.node.io_waits = 0.5
+    for count in range(1, 12):
+        bench.node.disk = DiskCounters(
+            bench.clock.now + 1.0,
+            {"8:0": DiskIo(count * GIB, count * 100)},
+            {"8:0": DiskIo(count * its_bytes, count)},
+            {"8:0": "sda"},
+        )
+        bench.looks(1)
+
+    assert bool(bench.moves()) is shown
+
+
+def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:
+    bench = Bench()
+    bench.looks(3)
+    found = {one.name: one for one in bench.watch.status().signals}
+
+    assert (found["cpu_pressure"].here, found["cpu_pressure"].value, found["cpu_pressure"].bar) == (True, 0.0, 10.0)
+    assert (found["memory_pressure"].here, found["memory_pressure"].why) == (False, "not in this test")
+    assert "box_io_share" not in found
+
+
+def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:
+    bench = Bench()
+    bench.looks(3)
+
+    assert (bench.node.seen.cpu_seen_s, bench.node.seen.cpu_idle) == (bench.clock.now, True)
