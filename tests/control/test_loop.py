@@ -488,6 +488,11 @@ def test_history_holds_changes_and_reasons(node):
 
 # --- harm that is seen ------------------------------------------------------------------------------------------------
 
+
+def cores(node: Any) -> Any:
+    return node.box.limits["cpu"]
+
+
 BY_EVIDENCE = replace(SETTINGS, cpu_by_evidence=True)
 
 
@@ -521,7 +526,7 @@ def test_renewed_decision_is_in_force_before_the_next_tick(node):
     node.ticks(20)
     node.loop.see(HarmSeen({"cpu": 0.0}))
     asyncio.run(node.loop.renew())
-    assert node.box.limits["cpu"] == 0.1
+    assert cores(node) == 0.1
     assert len(node.observer.seen) == 19
 
 
@@ -530,26 +535,26 @@ def test_static_limit_gives_way_to_proven_harm_too():
     node.ticks(3)
     node.loop.see(HarmSeen({"cpu": 0.0}))
     node.ticks()
-    assert node.box.limits["cpu"] == 0.5
+    assert cores(node) == 0.5
 
 
 def test_by_evidence_the_box_gets_all_of_the_node_while_nothing_tells_of_harm():
     node = Node(BY_EVIDENCE)
     node.ticks(20)
-    predicted = node.box.limits["cpu"]
+    predicted = cores(node)
     node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
     node.ticks()
-    opened = node.box.limits["cpu"]
+    opened = cores(node)
     outlook = node.outlook
     node.loop.see(HarmSeen({"cpu": 1.0}, node.clock.now, cpu_idle=True))
     node.ticks()
-    squeezed = node.box.limits["cpu"]
+    squeezed = cores(node)
     node.loop.see(HarmSeen({}, node.clock.now - 60.0, cpu_idle=True))
     node.ticks()
     assert (opened, outlook.limit_cores) == (4.0, 4.0)
     assert outlook.predicted_cores == 4.0, "no use of the node by online is an alarm of the guard's"
     assert squeezed == pytest.approx(predicted, abs=0.1)
-    assert node.box.limits["cpu"] == pytest.approx(predicted, abs=0.1)
+    assert cores(node) == pytest.approx(predicted, abs=0.1)
     assert "not by evidence, as no signal for CPU" in node.observer.seen[-1][1].resources["cpu"].reason
 
 
@@ -558,7 +563,7 @@ def test_by_evidence_without_cpu_idle_the_prediction_bounds_the_box():
     node.ticks(20)
     node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=False))
     node.ticks()
-    assert node.box.limits["cpu"] == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
+    assert cores(node) == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
 
 
 def test_by_evidence_without_eyes_the_ladder_still_holds():
@@ -566,7 +571,7 @@ def test_by_evidence_without_eyes_the_ladder_still_holds():
     node.ticks(20)
     node.loop.see(HarmSeen({"cpu": 0.0}))
     node.ticks()
-    assert node.box.limits["cpu"] == 0.1
+    assert cores(node) == 0.1
 
 
 def test_guards_ceiling_holds_below_what_the_ladder_leaves():
@@ -575,4 +580,4 @@ def test_guards_ceiling_holds_below_what_the_ladder_leaves():
     node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
     node.held = GuardCeiling(0.5, "online waits")
     node.ticks()
-    assert (node.box.limits["cpu"], node.outlook.limit_cores) == (0.5, 4.0)
+    assert (cores(node), node.outlook.limit_cores) == (0.5, 4.0)
