@@ -109,7 +109,8 @@ class InterferenceWatch(Struct):
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
     _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _trouble: Trouble = field(default_factory=Trouble)
+    _unseen: Trouble = field(default_factory=Trouble)
+    _unheld: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
         self._responder = Responder(self.settings.ladder, self.settings.detectors)
@@ -137,31 +138,26 @@ class InterferenceWatch(Struct):
             await self.look()
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
-
-        def log(error: Exception) -> None:
-            self.shared.log.warning("interference_not_seen", error=f"{type(error).__name__}: {error}")
-
-        with self._trouble.logged_by(log):
-            await self._look()
-
-    async def _look(self) -> None:
+        """What fails of it is logged once, and the next look tries again. A kernel that does not answer is no reason to
+        stand still: what is held is judged without signals then.
+        """
         pods = len(self.shared.inventory.running_pods)
         if not self.settings.acts:
             return
         if not pods and self._responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
             return
-        now_s = self.shared.clock.boottime_s()
-        try:
-            shown = await self._read(now_s) if pods else {}
-        finally:  # a kernel that does not answer is no reason to stand still: what is held is judged without signals
-            if not pods:
-                self._forget("the box has no pods; what is held is given back by and by")
+        now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
+        if not pods:
+            self._forget("the box has no pods; what is held is given back by and by")
+        else:
+            with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
+                shown = await self._read(now_s)
         await self._tick(now_s, shown, pods)
 
-    async def _read(self, now_s: float) -> Mapping[str, float]:
-        """The signals that the detectors are shown, by name."""
+    async def _read(self, now_s: float) -> dict[str, float]:
+        """The signals that the detectors are shown, by name. Raises CgroupError."""
+        self._found = ()
         reading = await self._reading()
         if reading is None:
             self._forget("kubelet's cgroup is not known yet")
@@ -232,7 +228,8 @@ class InterferenceWatch(Struct):
         before, self._shares = self._shares, shares
         self.loop.see(HarmSeen(shares, self._cpu_seen_s, self._cpu_idle))
         if any(share < before.get(name, 1.01) for name, share in shares.items()):
-            await self.loop.renew()
+            with self._unheld.logged_by(lambda e: self.shared.log.warning("squeeze_failed", error=str(e))):
+                await self.loop.renew()
 
     def _ask_for(self, order: EvictionOrder) -> None:
         if self._order is not None or self._setting_of(order) not in self.shared.holds.stops_by:

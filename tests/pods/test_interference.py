@@ -49,6 +49,7 @@ class Node:
     renewed: int = 0
     reads: list[bool] = field(default_factory=list)
     fails: Exception | None = None
+    stuck: Exception | None = None
     _some_s: float = 0.0
     _io_s: float = 0.0
     _throttled_s: float = 0.0
@@ -81,6 +82,8 @@ class Node:
 
     async def renew(self) -> None:
         self.renewed += 1
+        if self.stuck:
+            raise self.stuck
 
 
 @dataclass
@@ -326,6 +329,31 @@ def test_kernel_that_does_not_answer_is_told_once_and_asked_again() -> None:
 
     assert bench.log.names() == ["interference_not_seen"]
     assert [one.value for one in bench.watch.status().signals if one.name == "cpu_pressure"] == [0.0]
+
+
+def test_what_is_held_is_given_back_when_nothing_can_be_seen_for_long() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(8)
+    held, bench.node.fails = dict(bench.node.seen.shares), CgroupError("it hangs")
+    bench.looks(20)
+    soon = bench.node.seen.shares
+    bench.looks(100)
+
+    assert held == soon
+    assert held
+    assert bench.node.seen.shares == {}
+
+
+def test_box_that_can_not_be_squeezed_at_once_is_told_once_and_left_to_the_next_tick() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits, bench.node.stuck = by_the_box, CgroupError("it hangs")
+    bench.looks(6)
+
+    assert bench.log.names().count("squeeze_failed") == 1
+    assert bench.node.seen.shares == {CPU: 0.0}
 
 
 @pytest.mark.parametrize(("its_bytes", "shown"), [(GIB, True), (GIB // 100, False)], ids=["much", "little"])
