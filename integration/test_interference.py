@@ -111,7 +111,7 @@ def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(node: Nod
     waits = [one["ceiling_cores"] is not None and "online waits" in one["reason"] for one in ceilings]
     later = waits[len(waits) // 3 :]
     say(
-        f"box {mean:.2f} cores on average, {min(quotas):.2f} at least, of {CPUS}; squeezed by the guard, as online waits, "
+        f"box {mean:.2f} cores on average, {min(quotas):.2f} at least, of {CPUS}; by the guard, as online waits, "
         f"in {sum(later)} of {len(later)} looks; squeezes {guard['squeezes']}, needless {guard['false_alarms']}; moves "
         f"{node.moves()}; {signal}"
     )
