@@ -118,12 +118,13 @@ class BoxSettings(Struct, frozen=True):
 
     `share_ratios` is the box's share of what the node can have, by resource of `kernel_files.LIMITS` (1.0 where it is
     not named). `only_lower`: the config is not known; a box that is taken over never gets more than the kernel gave it
-    then, and its shares stay as they are.
+    then, and its shares stay as they are. `hands_off`: a box that is taken over keeps all that the kernel holds.
     """
 
     floor: Limits
     share_ratios: Mapping[str, float] = field(default_factory=dict)
     only_lower: bool = False
+    hands_off: bool = False
 
 
 class Box:
@@ -287,12 +288,13 @@ class Box:
             return ()
         return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
-    async def carry(self) -> tuple[str, ...]:
+    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
         """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
 
-        This follows a resize that the runtime does not hear of. Raises CgroupError.
+        This follows a resize that the runtime does not hear of. `but`: the names of pods that stay as they are. Raises
+        CgroupError.
         """
-        return await self._at_box("carry limits of pods", self._carry)
+        return await self._at_box("carry limits of pods", lambda path: self._carry(path, but))
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
@@ -458,11 +460,11 @@ class Box:
             return self._driver.pod_limits(path) if self._driver.exists(path) else None
         return None
 
-    def _carry(self, path: str) -> tuple[str, ...]:
+    def _carry(self, path: str, but: Collection[str]) -> tuple[str, ...]:
         changed, failures = [], []
         for name in self._driver.pods(path):
             try:
-                if self._carry_to(PodParent(parse_box(path), name)):
+                if name not in but and self._carry_to(PodParent(parse_box(path), name)):
                     changed.append(name)
             except CgroupError as error:  # the others' limits are carried all the same
                 failures.append(error)
@@ -499,7 +501,12 @@ class Box:
         if self._wanted is None and self._driver.exists(path):
             held = self._driver.read(path).items()
             self._wanted = {**floor, **{name: limit for name, limit in held if limit is not UNLIMITED}}
-        self._bound(path, self._wanted or floor)
+        if not self._settings.hands_off:
+            self._bound(path, self._wanted or floor)
+        elif self._driver.exists(path):
+            self._limits = self._driver.read(path)
+            for name in LIMITS:
+                self._look_at(path, name)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         if self._settings.only_lower and self._path is not None:
@@ -567,10 +574,13 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
+        self._look_at(path, name)
+        return changes
+
+    def _look_at(self, path: str, name: str) -> None:
         others = {other: held for other, held in self._held.items() if other != name}
         held = self._driver.read_limit(path, name)
         self._held = others if held is None else {**others, name: held}
-        return changes
 
     def _confine(self, path: str) -> tuple[LimitChange, ...]:
         if not self._driver.exists(path):

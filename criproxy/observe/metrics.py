@@ -51,6 +51,7 @@ _GAUGES: Final = {
     "misplaced_containers": ("Containers, and pod sandboxes, of the box that run outside it",),
     "unverified_containers": ("Containers, and pod sandboxes, whose cgroup is not known",),
     "unbounded_pods": ("Offline pods that run outside the box",),
+    "hold_offs": ("What operators hold criproxy off for now: the box, pods",),
     "realtime_pods": ("Offline pods with threads in real time, past the box's limits",),
     "disk_weight_in_force": ("Whether a disk keeps to the box's lowest weight", "device"),
     "runtime_overloaded": ("Whether the runtime works too much, outside the box, for offline pods",),

@@ -26,6 +26,7 @@ from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
     CgroupStatus,
+    HoldOffStatus,
     OfflinePod,
     OverheadStatus,
     PlacementStatus,
@@ -38,6 +39,7 @@ from criproxy.observe.status import (
     resource_status,
     share_status,
 )
+from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
@@ -82,6 +84,7 @@ class Reporter(Struct, frozen=True):
     relief: MemoryRelief
     cpu_manager: CpuManager
     disk_watch: DiskWatch
+    hold_offs: HoldOffs
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
@@ -111,6 +114,7 @@ class Reporter(Struct, frozen=True):
             misplaced_containers=len(self.placement_check.unbounded),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
+            hold_offs=len(self.hold_offs.in_force()),
             runtime_overloaded=bool(self.overhead.problem),
             realtime_pods=len(self.realtime.found),
             disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
@@ -162,6 +166,10 @@ class Reporter(Struct, frozen=True):
             disks=self.disk_watch.disks,
             eviction=self.relief.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
+            hold_offs=tuple(
+                HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
+                for one in self.hold_offs.in_force()
+            ),
         )
 
     def why(self, asked_s: float | None) -> why.Why:

@@ -29,6 +29,15 @@ class BypassStatus(Struct, frozen=True):
     last_s: float | None
 
 
+class HoldOffStatus(Struct, frozen=True):
+    """What criproxy is held off: "box" or namespace/name, with the pod's `uid` ("": the box). `until_s` is UTC."""
+
+    of: str
+    uid: str
+    until_s: float
+    reason: str
+
+
 ShownLimit = float | Literal["unlimited"]
 
 
@@ -221,6 +230,7 @@ class Status(Struct, frozen=True):
     disks: tuple[DiskWeight, ...] = ()
     eviction: EvictionStatus | None = None
     modes: tuple[str, ...] = ()
+    hold_offs: tuple[HoldOffStatus, ...] = ()
 
 
 def resource_status(

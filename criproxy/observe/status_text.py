@@ -57,6 +57,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield _row("upgrade", "the criproxy before this one finishes its calls")
     yield _row("colocation", status.colocation)
     yield from (_row("mode", in_words(mode)) for mode in Mode if mode.value in status.modes)
+    for one in status.hold_offs:
+        yield _row("hold-off", f"{one.of} until {_moment(one.until_s)}: {one.reason}")
     if status.schedule.holds:
         yield _row("schedule", status.schedule.holds)
     if status.schedule.closed:

@@ -152,7 +152,10 @@ class MemoryRelief(Struct):
             await self.stop_largest()
 
     async def stop_largest(self) -> None:
-        """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
+        """Stop the offline pod with the largest working set, those that criproxy is held off last.
+
+        Never raises: a failure is logged.
+        """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
         try:
@@ -180,9 +183,12 @@ class MemoryRelief(Struct):
     async def _largest(self) -> tuple[Sandbox, int] | None:
         untried = (one for one in self.shared.inventory.running_pods if one.id not in self._tried)
         pods = {one.placement: one for one in untried if one.placement}
-        sizes = await self.box.memory_of(tuple(pods))
-        largest = max(sizes, key=lambda pod: sizes[pod], default=None)
-        return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
+        sizes = {pod: size for pod, size in (await self.box.memory_of(tuple(pods))).items() if size >= LEAST_BYTES}
+        covers = (
+            self.shared.holds.hold_offs.covers
+        )  # such a pod goes when no other can: kubelet would evict online ones
+        largest = max(sizes, key=lambda pod: (not covers(pods[pod].pod), sizes[pod]), default=None)
+        return None if largest is None else (pods[largest], sizes[largest])
 
     async def _follow_kubelet(self) -> None:
         """The first calls come before that."""

@@ -150,7 +150,12 @@ class Reconciler(PodObserver):
             self._log.info("pod_cgroups_removed", pods=list(swept))
 
     async def _carry(self) -> None:
-        if carried := await self._box.carry():
+        hold_offs = self._shared.holds.hold_offs
+        if hold_offs.of_box() is not None:
+            return
+        placed = self._shared.inventory.placed
+        left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
+        if carried := await self._box.carry(left):
             self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
 
     async def _reap(self) -> None:
@@ -181,5 +186,6 @@ class Reconciler(PodObserver):
         placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
-        reasons = everything | self._to_stop
-        await self._stopper.stop_all({one: (placed[one].pod, why) for one, why in reasons.items()})
+        wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
+        covers = self._shared.holds.hold_offs.covers
+        await self._stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})

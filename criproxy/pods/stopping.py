@@ -9,6 +9,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
+from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.runtime import Runtime
 
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
@@ -57,14 +58,19 @@ class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
-    which the pod was stopped, and ends with it.
+    which the pod was stopped, and ends with it. A pod that an operator holds criproxy off is not stopped.
     """
 
     clock: Clock
+    hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
     _held: dict[tuple[str, str], tuple[float, str]] = {}
     _everybody: str = ""
     _resting: bool = False
+
+    def stops(self, setting: str, pod: PodRef) -> bool:
+        """Whether this pod is stopped by that setting now."""
+        return setting in self.stops_by and not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""

@@ -988,3 +988,25 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Clo
     box.close()
 
     assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)
+
+
+def test_box_that_is_taken_over_keeps_what_an_operator_has_set_while_hands_are_off(
+    box: Box, driver: FakeDriver
+) -> None:
+    by_hand: Limits = {"cpu": 7.0, "memory": UNLIMITED}
+    driver.boxes["/offline"], driver.pods_in["/offline"] = by_hand, {"poda": PodLimits()}
+    box.configure(replace(SETTINGS, hands_off=True))
+
+    run(lambda: box.adopt(parse_box("/offline")))
+    assert (driver.boxes["/offline"], box.state().limits, box.state().pods) == (by_hand, by_hand, ("poda",))
+
+    box.configure(SETTINGS)
+    run(lambda: box.apply(DECIDED))
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_pod_that_is_left_out_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
+        driver.kubelets[path] = replace(kubelets, pids=128)
+    assert run(lambda: box.carry({A.name})) == [(B.name,)]

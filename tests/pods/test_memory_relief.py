@@ -18,6 +18,7 @@ from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
 from tests import rows
+from tests.fakes.hold_offs import held_off, no_hold_offs
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Bench:
         self.counted = 0
         self.runtime_down = False
         self.hard = HARD
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
         self.relief = MemoryRelief(
             active,
             PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
@@ -257,3 +258,12 @@ def test_what_is_kept_free_follows_the_threshold() -> None:
     bench.relief.hard = replace(HARD, size_bytes=GIB)
 
     assert (before, bench.relief.kept_free(4 * GIB)) == (200 * MIB, GIB + 100 * MIB)
+
+
+def test_pod_that_criproxy_is_held_off_goes_after_all_others() -> None:
+    bench = Bench()
+    bench.holds.hold_offs = held_off(bench.clock, LARGE.pod.uid)
+    bench.pass_by(3)
+    first = list(bench.stopped)
+    bench.pass_by(10)
+    assert (first, bench.stopped) == ([SMALL.id], [SMALL.id, LARGE.id])

@@ -15,6 +15,7 @@ from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds
+from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
@@ -82,8 +83,8 @@ class Box:
             raise CgroupError("no systemd")
         return self.anchors
 
-    async def carry(self) -> tuple[str, ...]:
-        self.orders.append(("carry", frozenset()))
+    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset(but)))
         return ()
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
@@ -103,12 +104,14 @@ class Bench:
     swept: list[int] = field(default_factory=list)
     looks: int = 0
     times: Iterable[float] = ()
+    held_off: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._times = iter(self.times)
+        holds = Holds(self, held_off(self, *self.held_off))  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.settings,
-            PodsShared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )
@@ -383,3 +386,17 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench.round(refresh=True)
     assert bench.looks == 1
     assert ("carry", frozenset()) in bench.box.orders
+
+
+def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_the_others_are() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), held_off=("b",))
+    bench.reconciler.stop(sandbox("b"), "it printed")
+    bench.round(refresh=True)
+    assert bench.runtime.stopped == ["sandbox-a"]
+    assert ("carry", frozenset({"podb"})) in bench.box.orders
+
+
+def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"),)), Box("/offline"), held_off=("",))
+    bench.round(refresh=True)
+    assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 from criproxy.model import PodRef
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds
+from tests.fakes.hold_offs import no_hold_offs
 
 POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
@@ -15,7 +16,7 @@ class Clock:
 
 def holds() -> tuple[Holds, Clock]:
     clock = Clock()
-    return Holds(clock), clock  # type: ignore[arg-type]
+    return Holds(clock, no_hold_offs(clock)), clock  # type: ignore[arg-type]
 
 
 def test_pod_is_held_for_its_time_and_no_other_one_is() -> None:
@@ -63,6 +64,6 @@ def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None
             super().__setattr__(name, value)
 
     seen: list[object] = []
-    held = Watched(Clock())  # type: ignore[arg-type]
+    held = Watched(Clock(), no_hold_offs(Clock()))  # type: ignore[arg-type]
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}
