@@ -47,13 +47,14 @@ from msgspec.structs import replace
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
-from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
     CPU,
+    LOWEST_SHARES,
     MEMORY,
     UNLIMITED,
     AdmissionError,
@@ -168,6 +169,8 @@ class Box:
         self._pods: tuple[str, ...] = ()
         self._empty = False
         """The last sweep has left no pod, and none has been let in since."""
+        self._shares: Mapping[str, int] = {}
+        """Replaced as a whole: the writer reads it."""
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -184,12 +187,22 @@ class Box:
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
-    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
         """Bound the box, then make the pod's cgroup in it, with what kubelet has set on its own one.
 
-        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. Raises AdmissionError.
+        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. `cpu_shares` are given to a pod that
+        kubelet has given the lowest weight. Raises AdmissionError.
         """
+        self.know_shares({**self._shares, place.name: cpu_shares})
         await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
+
+    def know_shares(self, shares: Mapping[str, int]) -> None:
+        """What pods of the box, by name, ask for beyond kubelet's knowledge, in CPU shares (0: nothing).
+
+        Of pods that are starting, what is known already stays.
+        """
+        starting = {name: asked for name, asked in self._shares.items() if name in self._admitted}
+        self._shares = {name: asked for name, asked in {**starting, **shares}.items() if asked}
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Give an admitted pod what kubelet has by now set on its own cgroup of it; `memory_bytes` as in `admit`.
@@ -445,14 +458,23 @@ class Box:
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
         self._empty = False
-        limits = self._set_by_kubelet(place) or PodLimits()
+        limits = self._set_by_kubelet(place) or self._weighed(place, PodLimits())
         if memory_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
         self._driver.ensure_pod(place.in_box, limits)
 
     def _set_by_kubelet(self, place: PodParent) -> PodLimits | None:
-        """What kubelet has set on its own cgroup of the pod; None: it has none (any more)."""
-        return next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
+        """What kubelet has set on its own cgroup of the pod; None: it has none (any more).
+
+        A pod to which it gave the lowest weight gets that of the shares which the pod asks for.
+        """
+        found = next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
+        return None if found is None else self._weighed(place, found)
+
+    def _weighed(self, place: PodParent, limits: PodLimits) -> PodLimits:
+        asked = self._shares.get(place.name)
+        lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
+        return replace(limits, cpu_weight=weight_of(asked, self._version)) if asked and lowest else limits
 
     def _held_by(self, path: str) -> PodLimits | None:
         """The limits of a pod's cgroup; None: it has gone."""

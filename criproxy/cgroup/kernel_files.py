@@ -182,6 +182,12 @@ CPU_WEIGHT: Final = KernelFile(
     v2=Column("cpu.weight", _NUMBER, lowest=1, properties=_property("CPUWeight")),
 )
 
+
+def weight_of(shares: int, version: int) -> int:
+    """CPU shares (2 to 262144) in the unit of the kernel's file: v2's weight (1 to 10000), as kubelet works it out."""
+    return shares if version == 1 else 1 + (shares - 2) * 9999 // 262142
+
+
 IO_WEIGHT: Final = KernelFile(
     v1=_v1(IntegerFile("blkio.weight"), lowest=10, properties=lambda _: {"IOWeight": 1}),
     v2=Column("io.weight", _DEFAULT_WEIGHT, lowest="default 1", properties=lambda _: {"IOWeight": 1}),

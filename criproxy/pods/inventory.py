@@ -4,13 +4,23 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
+
+
+def shares_asked(annotations: Mapping[str, str]) -> int:
+    """The CPU shares that a pod asks for in its annotations; 0: none, or what makes no sense."""
+    try:
+        return of_pod(asked_by(annotations)).cpu_shares
+    except ValueError:
+        return 0
+
 
 _Edit = Callable[["Inventory"], object]
 
@@ -187,7 +197,7 @@ class Inventory:
 
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:
         placed = self._is_placed(listed.pod, listed.placement)
-        return Sandbox(listed.id, listed.pod, listed.placement if placed else None)
+        return Sandbox(listed.id, listed.pod, listed.placement if placed else None, shares_asked(listed.annotations))
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

@@ -70,6 +70,7 @@ class Reconciler(PodObserver):
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
         await self._shared.inventory.refresh()
+        self._know_shares()
         await self._adopt()
         self._due.set()
 
@@ -154,9 +155,14 @@ class Reconciler(PodObserver):
         if hold_offs.of_box() is not None:
             return
         placed = self._shared.inventory.placed
+        self._know_shares()
         left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
         if carried := await self._box.carry(left):
             self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
+
+    def _know_shares(self) -> None:
+        placed = self._shared.inventory.placed
+        self._box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
 
     async def _reap(self) -> None:
         if killed := await self._box.reap(self._shared.inventory.uids):

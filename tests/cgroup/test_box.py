@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -1010,3 +1011,45 @@ def test_pod_that_is_left_out_is_carried_nothing(box: Box, driver: FakeDriver, k
     for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
         driver.kubelets[path] = replace(kubelets, pids=128)
     assert run(lambda: box.carry({A.name})) == [(B.name,)]
+
+
+@pytest.mark.parametrize(("version", "weight"), [pytest.param(1, 2048, id="v1"), pytest.param(2, 79, id="v2")])
+def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_keeps_it(
+    driver: FakeDriver, kubelets: PodLimits, version: int, weight: int
+) -> None:
+    driver.version = version
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
+
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+    assert run(box.carry) == [()]
+    run(lambda: box.update_pod(B, 4096))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+
+    after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    after_restart.know_shares({"podb": 2048})
+    run(lambda: after_restart.adopt(B.box))
+    assert run(after_restart.carry) == [()]
+    after_restart.know_shares({"podb": 1024})
+    assert run(after_restart.carry) == [("podb",)]
+
+
+def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=500)
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == 500
+
+
+def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.admit(B, 0, 2048))
+    box.know_shares({})
+    assert run(box.carry) == [()]
+    box.forget(B.name)
+    box.know_shares({})
+    assert run(box.carry) == [("podb",)]

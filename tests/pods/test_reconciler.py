@@ -1,7 +1,7 @@
 """Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -66,6 +66,7 @@ class Box:
     refuses: bool = False
     tended: int = 0
     anchors: tuple[str, ...] = ()
+    shares: dict[str, int] = field(default_factory=dict)
 
     async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
         self.orders.append(("adopt", box.path, lifted))
@@ -86,6 +87,9 @@ class Box:
     async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
         self.orders.append(("carry", frozenset(but)))
         return ()
+
+    def know_shares(self, shares: Mapping[str, int]) -> None:
+        self.shares = dict(shares)
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         self.orders.append(("reap", uids))
@@ -400,3 +404,13 @@ def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
     bench = Bench(ON, Runtime((sandbox("a"),)), Box("/offline"), held_off=("",))
     bench.round(refresh=True)
     assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]
+
+
+def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
+    asks = replace(sandbox("a"), cpu_shares=2048)
+    bench = Bench(ON, Runtime((asks, sandbox("b"))), Box("/offline"))
+    asyncio.run(bench.reconciler.connected())
+    assert bench.box.shares == {"poda": 2048, "podb": 0}
+    bench.runtime.placed = (sandbox("b"),)
+    bench.round(refresh=True)
+    assert bench.box.shares == {"podb": 0}
