@@ -6,7 +6,7 @@
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
 | cgroup-reader | readings of usage and signals, so that a blocked write does not blind the loop | a cgroup lock |
-| cgroup-reclaimer | lowers memory limits, step by step | the kernel's reclaim: seconds |
+| cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
 read those attributes; each is replaced, or copied, as a whole.
@@ -79,6 +79,9 @@ ORPHAN_S: Final = 60.0
 
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
+
+_CACHE_S: Final = 3.0
+"""For so long page cache is dropped at a time, and not begun again while a limit is to sink."""
 
 _LIFTED: Final = {CPU: UNLIMITED, MEMORY: UNLIMITED}
 
@@ -169,6 +172,8 @@ class Box:
         self._pods: tuple[str, ...] = ()
         self._empty = False
         """The last sweep has left no pod, and none has been let in since."""
+        self._dropped: frozenset[str] = frozenset()
+        """The ended pods that have no page cache left to take."""
         self._shares: Mapping[str, int] = {}
         """Replaced as a whole: the writer reads it."""
         self._admitted: dict[str, float] = {}
@@ -339,6 +344,16 @@ class Box:
         """
         known = frozenset(known)
         return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known))
+
+    async def drop_caches(self, running: Collection[str]) -> int:
+        """Take back the page cache of ended pods, each once: of all but `running` (names); returns how many bytes.
+
+        Without that it counts towards the box's limit, also when the pods' cgroups are gone, until the kernel needs the
+        memory. What takes long is left for the next call. Raises CgroupError.
+        """
+        kept = frozenset(running)
+        path = self._path
+        return 0 if path is None else await self._reclaimer.run("drop caches", lambda: self._drop_caches(path, kept))
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
@@ -632,6 +647,20 @@ class Box:
         for _ in range(files.RECLAIM_STEPS):
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
+
+    def _drop_caches(self, path: str, running: frozenset[str]) -> int:
+        ended = [name for name in self._driver.pods(path) if name not in running and name not in self._admitted]
+        self._dropped &= frozenset(ended)
+        box, until_s, dropped_bytes = parse_box(path), self._clock() + _CACHE_S, 0
+        for name in ended:
+            while name not in self._dropped:
+                if self._sink_to is not None or self._clock() > until_s:
+                    return dropped_bytes
+                if (size := self._driver.drop_cache(box.pod(name))) is None:
+                    self._dropped |= {name}
+                else:
+                    dropped_bytes += size
+        return dropped_bytes
 
     def _usage(self, path: str | None) -> UsageReading:
         wanted = self._wanted

@@ -31,6 +31,7 @@ _COUNTERS: Final = {
         "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
     ),
     "box_drift": ("Files of the box that somebody else had changed",),
+    "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
     "box_swept": ("Pod cgroups removed from the box",),
     "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
     "guard_false_alarms": ("Squeezes that proved needless",),

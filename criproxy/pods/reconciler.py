@@ -59,7 +59,7 @@ class Reconciler(PodObserver):
         self._due = asyncio.Event()
         self._to_stop: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
-        self._trouble, self._tend_trouble = Trouble(), Trouble()
+        self._trouble, self._tend_trouble, self._cache_trouble = Trouble(), Trouble(), Trouble()
         shared.inventory.watch(self)
 
     def configure(self, settings: ReconcilerSettings) -> None:
@@ -144,6 +144,11 @@ class Reconciler(PodObserver):
                 self._log.info("anchors_changed", slices=list(changed))
 
     async def _sweep(self) -> None:
+        running = {parse_placement(one.placement).name for one in self._shared.inventory.running_pods if one.placement}
+        with self._cache_trouble.logged_by(lambda e: self._log.warning("page_cache_stays", error=str(e))):
+            if size_bytes := await self._box.drop_caches(running):
+                self._shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
+                self._log.info("page_cache_dropped", bytes=size_bytes, reason="pods that have ended have left it")
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
         self._shared.counters.count("box_swept", by=len(swept))

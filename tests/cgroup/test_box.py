@@ -1053,3 +1053,50 @@ def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
     box.forget(B.name)
     box.know_shares({})
     assert run(box.carry) == [("podb",)]
+
+
+# --- page cache ----------------------------------------------------------------------------------------------------
+
+
+def dropped(driver: FakeDriver) -> list[str]:
+    return [call[1] for call in driver.log if call[0] == "drop_cache"]
+
+
+def test_page_cache_of_ended_pods_is_dropped_to_the_end_and_once(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.caches = {"poda": 3, "podb": 5}
+    assert run(lambda: box.drop_caches(())) == [0], "both are starting"
+    box.forget("poda")
+    box.forget("podb")
+
+    assert run(lambda: box.drop_caches({"podb"}), lambda: box.drop_caches({"podb"})) == [3, 0]
+    assert set(dropped(driver)) == {"/offline/poda"}
+    assert len(dropped(driver)) == 4
+    driver.caches["poda"] = 2
+    assert run(lambda: box.drop_caches({"poda", "podb"}), lambda: box.drop_caches({"podb"})) == [0, 2], "it ran again"
+
+
+def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches = {"poda": 10}
+    drop = driver.drop_cache
+
+    def slow(pod: str) -> int | None:
+        clock.now_s += 2.0
+        return drop(pod)
+
+    driver.drop_cache = slow  # type: ignore[method-assign]
+    assert run(lambda: box.drop_caches(()), lambda: box.drop_caches(())) == [2, 2]
+
+
+def test_page_cache_waits_while_a_limit_is_to_sink(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches, box._sink_to = {"poda": 10}, 1
+    assert run(lambda: box.drop_caches(())) == [0]
+    assert dropped(driver) == []
+
+
+def test_without_a_box_there_is_no_page_cache_to_drop(box: Box) -> None:
+    assert run(lambda: box.drop_caches(())) == [0]

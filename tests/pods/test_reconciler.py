@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import BoxPath, parse_box
@@ -36,6 +37,11 @@ class Runtime:
     lists: int = 0
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+
+    @property
+    def running_pods(self) -> tuple[Sandbox, ...]:
+        return tuple(one for one in self.placed if one.id not in self.ended)
 
     @property
     def uids(self) -> frozenset[str]:
@@ -67,6 +73,8 @@ class Box:
     tended: int = 0
     anchors: tuple[str, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
+    drops: list[frozenset[str]] = field(default_factory=list)
+    cache: int = 0
 
     async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
         self.orders.append(("adopt", box.path, lifted))
@@ -91,6 +99,12 @@ class Box:
     def know_shares(self, shares: Mapping[str, int]) -> None:
         self.shares = dict(shares)
 
+    async def drop_caches(self, running: Collection[str]) -> int:
+        self.drops.append(frozenset(running))
+        if self.refuses:
+            raise CgroupError("stuck")
+        return self.cache
+
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         self.orders.append(("reap", uids))
         return ()
@@ -106,6 +120,7 @@ class Bench:
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     swept: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     looks: int = 0
     times: Iterable[float] = ()
     held_off: tuple[str, ...] = ()
@@ -127,8 +142,7 @@ class Bench:
         await asyncio.sleep(seconds)
 
     def count(self, name: str, *, by: int) -> None:
-        assert name == "box_swept"
-        self.swept.append(by)
+        {"box_swept": self.swept, "page_cache_dropped_bytes": self.dropped}[name].append(by)
 
     async def look(self) -> None:
         self.looks += 1
@@ -414,3 +428,18 @@ def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> N
     bench.runtime.placed = (sandbox("b"),)
     bench.round(refresh=True)
     assert bench.box.shares == {"podb": 0}
+
+
+def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline", empty=("podgone",), cache=5))
+    bench.runtime.ended = {"sandbox-b"}
+    with capture_logs() as logs:
+        bench.round()
+        bench.box.refuses = True
+        bench.round()
+        bench.round()
+    assert bench.box.drops == [frozenset({"poda"})] * 3
+    assert bench.dropped == [5]
+    assert [entry["event"] for entry in logs].count("page_cache_dropped") == 1
+    assert [entry["event"] for entry in logs].count("page_cache_stays") == 1
+    assert bench.box.known == frozenset({"poda", "podb"})
