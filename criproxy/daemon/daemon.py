@@ -47,6 +47,7 @@ from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
+from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
@@ -70,6 +71,7 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
@@ -186,6 +188,9 @@ class Daemon:
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
         self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
+        self._services = ServiceChecks(
+            settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
+        )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
         self._relief = MemoryRelief(relieves, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
@@ -266,6 +271,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
             hold_offs=self._hold_offs,
+            services=self._services,
             bypass=self._bypass.status,
             listeners=(inside, outside),
             log_writer=log_writer,
@@ -311,6 +317,7 @@ class Daemon:
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
+            self._services.run(),
             self._checkpointer.run(),
             self._reload.run(),
         )
@@ -327,6 +334,7 @@ class Daemon:
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
+            (self._services, lambda settings: settings.modes.writes),
             (self._relief, lambda settings: settings.relieves),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
         )

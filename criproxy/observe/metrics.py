@@ -73,6 +73,7 @@ _UNKNOWN: Final = {
     "box_throttled_ratio": "Share of time that the box was throttled",
     "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",
     "bypass_after_seconds": "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
+    "service_worst_percent": "What the online service that fares worst says, in percent of its threshold",
     "bypass_open": "Whether kubelet's calls pass by criproxy",
     "bypass_uses": "Times that the bypass has opened since the machine's start",
 }

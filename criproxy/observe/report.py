@@ -33,6 +33,7 @@ from criproxy.observe.status import (
     PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
+    ServiceStatus,
     Status,
     StrayContainer,
     latest_decisions,
@@ -47,6 +48,7 @@ from criproxy.pods.overhead import OutsideLoad, OverheadWatch
 from criproxy.pods.placement_check import Finding, PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -85,6 +87,7 @@ class Reporter(Struct, frozen=True):
     cpu_manager: CpuManager
     disk_watch: DiskWatch
     hold_offs: HoldOffs
+    services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
@@ -114,6 +117,7 @@ class Reporter(Struct, frozen=True):
             misplaced_containers=len(self.placement_check.unbounded),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
+            service_worst_percent=max((one.percent for one in self.services.signals()), default=None),
             hold_offs=len(self.hold_offs.in_force()),
             runtime_overloaded=bool(self.overhead.problem),
             realtime_pods=len(self.realtime.found),
@@ -169,6 +173,10 @@ class Reporter(Struct, frozen=True):
             hold_offs=tuple(
                 HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
                 for one in self.hold_offs.in_force()
+            ),
+            services=tuple(
+                ServiceStatus(*_who(one.pod), str(one.check.asked) if one.check else "", one.percent, one.problem)
+                for one in self.services.services()
             ),
         )
 

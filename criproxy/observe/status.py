@@ -148,6 +148,14 @@ class StrayContainer(_OfPod, frozen=True):
     detail: str
 
 
+class ServiceStatus(_OfPod, frozen=True):
+    """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
+
+    asked: str
+    percent: float | None
+    problem: str
+
+
 class PlacementStatus(Struct, frozen=True):
     """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
@@ -231,6 +239,7 @@ class Status(Struct, frozen=True):
     eviction: EvictionStatus | None = None
     modes: tuple[str, ...] = ()
     hold_offs: tuple[HoldOffStatus, ...] = ()
+    services: tuple[ServiceStatus, ...] = ()
 
 
 def resource_status(

@@ -81,6 +81,11 @@ class Inventory:
         ]
         return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
 
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        """The containers of any sandbox that run, as far as known."""
+        its = tuple(self._containers.values())
+        return tuple(one for one in its if one.sandbox_id == sandbox_id and one.id in self._running)
+
     @property
     def outside(self) -> dict[str, Pod]:
         """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing.

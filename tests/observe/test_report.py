@@ -168,6 +168,7 @@ class Bench:
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = SimpleNamespace(problem="")
         self.hold_offs = no_hold_offs(SimpleNamespace(boottime_s=lambda: self.now_s, wall_s=lambda: 5e6 + self.now_s))
+        self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
