@@ -182,7 +182,7 @@ class Daemon:
         self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log, self._inventory))
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
@@ -193,7 +193,9 @@ class Daemon:
         )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
-        self._relief = MemoryRelief(relieves, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
+        self._relief = MemoryRelief(
+            relieves, shared, self._box, PodStopper(runtime, log, self._inventory), hard, disk_reader
+        )
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""

@@ -142,13 +142,14 @@ class Adjustment(Struct, frozen=True):
 class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
 
-    `cpu_shares` are what its annotations ask for; 0: nothing.
+    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped.
     """
 
     id: str
     pod: PodRef
     placement: str | None
     cpu_shares: int = 0
+    notice_s: int = 0
 
 
 # --- samples and limits --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Final
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.notice import notice_asked_s
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
@@ -85,6 +86,11 @@ class Inventory:
         """The containers of any sandbox that run, as far as known."""
         its = tuple(self._containers.values())
         return tuple(one for one in its if one.sandbox_id == sandbox_id and one.id in self._running)
+
+    def notice_s(self, sandbox_id: str) -> int:
+        """How much notice a pod asks for before it is stopped, in or outside the box; 0: none."""
+        known = self._sandboxes.get(sandbox_id)
+        return 0 if known is None else known.notice_s
 
     @property
     def outside(self) -> dict[str, Pod]:
@@ -202,7 +208,9 @@ class Inventory:
 
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:
         placed = self._is_placed(listed.pod, listed.placement)
-        return Sandbox(listed.id, listed.pod, listed.placement if placed else None, shares_asked(listed.annotations))
+        placement = listed.placement if placed else None
+        asked = listed.annotations
+        return Sandbox(listed.id, listed.pod, placement, shares_asked(asked), notice_asked_s(asked))
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

@@ -171,7 +171,7 @@ class MemoryRelief(Struct):
             self.shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
             why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
-                await self.stopper.stop_all({sandbox.id: (sandbox.pod, why)})
+                await self.stopper.stop_all({sandbox.id: (sandbox.pod, why)}, at_once=True)
         except (CgroupError, ConnectionError, TimeoutError) as error:
             self.shared.log.error(
                 "memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time"

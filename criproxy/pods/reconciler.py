@@ -53,7 +53,7 @@ class Reconciler(PodObserver):
         self._log = shared.log
         self._box = box
         self._unbounded = unbounded
-        self._stopper = PodStopper(shared.runtime, shared.log)
+        self._stopper = PodStopper(shared.runtime, shared.log, shared.inventory)
         self.swept = 0
         """How many cgroups of pods were removed."""
         self._due = asyncio.Event()

@@ -81,7 +81,7 @@ class Bench:
             active,
             PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
-            PodStopper(self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodStopper(self, structlog.get_logger(), self),  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]
         )

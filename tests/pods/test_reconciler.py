@@ -55,6 +55,9 @@ class Runtime:
         if self.down:
             raise ConnectionError("down")
 
+    def notice_s(self, sandbox_id: str) -> int:
+        return 0
+
     async def stop(self, sandbox_id: str) -> None:
         if sandbox_id in self.stubborn:
             raise ConnectionError(f"{sandbox_id} does not stop")

@@ -32,6 +32,9 @@ class Runtime:
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
 
+    def notice_s(self, sandbox_id: str) -> int:
+        return 0
+
     async def stop(self, sandbox_id: str) -> None:
         if sandbox_id in self.stubborn:
             raise ConnectionError(f"{sandbox_id} does not stop")
@@ -44,7 +47,7 @@ def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[Unbounde
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    return UnboundedPods(rules, shared, PodStopper(runtime, shared.log)), runtime  # type: ignore[arg-type]
+    return UnboundedPods(rules, shared, PodStopper(runtime, shared.log, runtime)), runtime  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -365,3 +365,11 @@ class ExecSyncResponse(_message.Message):
     stdout: bytes
     exit_code: int
     def __init__(self, stdout: _Optional[bytes] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class StopContainerRequest(_message.Message):
+    __slots__ = ("container_id", "timeout")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    timeout: int
+    def __init__(self, container_id: _Optional[bytes] = ..., timeout: _Optional[int] = ...) -> None: ...

@@ -16,6 +16,7 @@ from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.notice import notice_asked_s
 from criproxy.model import (
     STARTS,
     UNLIMITED,
@@ -269,8 +270,9 @@ class HookInterceptor(Struct, eq=False):
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             placement = place.parent.in_box if place else None
-            shares = shares_asked(request.pod.annotations) if place and request.pod else 0
-            self.inventory.sandbox_started(Sandbox(sandbox_id, pod, placement, shares))
+            asked = request.pod.annotations if request.pod else {}
+            started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked))
+            self.inventory.sandbox_started(started)
             for container_id, name in containers:
                 self.inventory.container_created(container_id, sandbox_id, name)
                 self.inventory.container_started(container_id)

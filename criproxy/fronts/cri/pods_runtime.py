@@ -100,6 +100,10 @@ class PodsRuntime(msgspec.Struct, eq=False):
             "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=codec.wire(sandbox_id)), _STOP_TIMEOUT_S
         )
 
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        request = cri.StopContainerRequest(container_id=codec.wire(container_id), timeout=notice_s)
+        await self._call("StopContainer", request, notice_s + _STOP_TIMEOUT_S)
+
     async def execute(self, container_id: str, command: Sequence[str], timeout_s: float) -> tuple[int, bytes]:
         """Run a command in a container; its exit status and what it printed. Raises CallError, or CodecError."""
         request = cri.ExecSyncRequest(
