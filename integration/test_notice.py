@@ -21,13 +21,13 @@ def test_pod_has_the_notice_that_it_asks_for_and_no_longer(node: Node) -> None:
     pids[stays.id] = node.client.pid(node.client.run_container(stays, "main", ["sh", "-c", NEVER]))
     time.sleep(2.0)  # the shells have set their traps
 
-    node.switch(config(enabled=False, on_disable="evict"))
     began_s = time.monotonic()
+    node.switch(config(enabled=False, on_disable="evict"))
     wait_until(lambda: not is_running(pids[plain.id]), WAIT_S, "the end of the pod without notice", node.proxy.log)
     assert is_running(pids[stays.id]), "it has 6 s from the same moment on"
     wait_until(lambda: not is_running(pids[saves.id]), WAIT_S, "the end of the one that saves", node.proxy.log)
     wait_until(lambda: not is_running(pids[stays.id]), WAIT_S, "the end of the one that stays", node.proxy.log)
-    assert 5.0 < time.monotonic() - began_s < 30.0
+    assert 6.0 <= time.monotonic() - began_s < 60.0
 
     assert node.direct.exit_code(asked[saves.id]) == 0, "it ended by itself"
     assert node.direct.exit_code(asked[plain.id]) == 137, "it was killed"

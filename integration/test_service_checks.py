@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from integration.lab.cgroups import Tree
 from integration.lab.ports import free_ports
 from integration.lab.process import wait_until
 from integration.test_daemon import CLASS, WAIT_S, Node, config, node
@@ -25,9 +26,11 @@ def percent(node: Node, name: str) -> float | None:
 def online(node: Node, name: str, check: dict[str, Any]) -> Any:
     annotations = {CHECK: json.dumps({"every_s": 1, "timeout_s": 5, "threshold": 100, **check})}
     uid = f"uid-{name}"
+    parent = f"{node.prefix}/kubepods/besteffort/pod{uid}"
+    Tree(parent).make()
     return node.client.run_pod(
         name, uid=uid, labels={CLASS: "online"}, annotations=annotations,
-        cgroup_parent=f"{node.prefix}/kubepods/besteffort/pod{uid}",
+        cgroup_parent=parent,
     )  # fmt: skip
 
 
