@@ -28,10 +28,8 @@ def online(node: Node, name: str, check: dict[str, Any]) -> Any:
     uid = f"uid-{name}"
     parent = f"{node.prefix}/kubepods/besteffort/pod{uid}"
     Tree(parent).make()
-    return node.client.run_pod(
-        name, uid=uid, labels={CLASS: "online"}, annotations=annotations,
-        cgroup_parent=parent,
-    )  # fmt: skip
+    labels = {CLASS: "online"}
+    return node.client.run_pod(name, uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent)
 
 
 def test_service_is_asked_in_its_container_and_over_http_once_there_is_an_offline_pod(node: Node) -> None:
