@@ -150,6 +150,13 @@ class CgroupDriver(Protocol):
     def pods(self, box: str) -> tuple[str, ...]:
         """Names of the pod cgroups in the box, from every controller; empty when there is no box."""
 
+    def drop_cache(self, pod: str) -> int | None:
+        """Take back some of the page cache that an ended pod has left; returns how many bytes that was.
+
+        None: there is no more to take, the kernel can't, or a process is in the pod. For a thread of its own, as
+        `reclaim` is.
+        """
+
     def remove_pod(self, pod: str) -> bool:
         """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""
 

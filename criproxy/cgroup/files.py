@@ -17,6 +17,9 @@ RECLAIM_STEP_BYTES: Final = 256 << 20
 RECLAIM_STEPS: Final = 8
 """How many steps a memory limit sinks at a time, before it is looked at anew what is wanted."""
 
+CACHE_STEP_BYTES: Final = 64 << 20
+"""How much page cache of an ended pod is taken back at a time: what a more urgent reclaim may have to wait for."""
+
 SLACK_BYTES: Final = 8 << 20
 """Distance that a limit keeps from a usage that can't be reclaimed, so that the next allocation is no OOM kill."""
 

@@ -180,6 +180,17 @@ class KernelDriver:
         names = {name for root in self._access.roots for name in self._tree.children(root + directory)}
         return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
 
+    def drop_cache(self, pod: str) -> int | None:
+        path = checked_pod(pod)[1]
+        with if_there():
+            if self.processes(pod):
+                return None
+            before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+            if before_bytes and self._version.drop_cache(path, before_bytes):
+                after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+                return before_bytes - after_bytes if after_bytes < before_bytes else None
+        return None
+
     def remove_pod(self, pod: str) -> bool:
         path = checked_pod(pod)[1]
         if self.processes(pod):

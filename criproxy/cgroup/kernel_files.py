@@ -109,6 +109,7 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
+_ORDER: Final = Format(str, str)
 _NUMBER: Final = Format(str, int)
 _FLAG: Final = Format(lambda on: str(int(on)), lambda text: text != "0")
 _COUNT: Final = Format(
@@ -182,6 +183,12 @@ CPU_WEIGHT: Final = KernelFile(
     v2=Column("cpu.weight", _NUMBER, lowest=1, properties=_property("CPUWeight")),
 )
 
+
+def weight_of(shares: int, version: int) -> int:
+    """CPU shares (2 to 262144) in the unit of the kernel's file: v2's weight (1 to 10000), as kubelet works it out."""
+    return shares if version == 1 else 1 + (shares - 2) * 9999 // 262142
+
+
 IO_WEIGHT: Final = KernelFile(
     v1=_v1(IntegerFile("blkio.weight"), lowest=10, properties=lambda _: {"IOWeight": 1}),
     v2=Column("io.weight", _DEFAULT_WEIGHT, lowest="default 1", properties=lambda _: {"IOWeight": 1}),
@@ -218,6 +225,12 @@ MEMORY_HIGH: Final = KernelFile(v2=Column("memory.high", _COUNT, properties=_pro
 
 MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
+
+MEMORY_RECLAIM: Final = KernelFile(v2=Column("memory.reclaim", _ORDER), optional=True)
+"""Written only: how much to take back; EAGAIN: it was less. Since Linux 5.19, and from 6.9 on with a swappiness."""
+
+MEMORY_FORCE_EMPTY: Final = KernelFile(v1=Column("memory.force_empty", _ORDER), optional=True)
+"""Written only: takes back all that can be. Source: Documentation/admin-guide/cgroup-v1/memory.rst, 5.1."""
 
 SWAP_MAX: Final = KernelFile(v2=Column("memory.swap.max", _COUNT, properties=_property("MemorySwapMax")), optional=True)
 

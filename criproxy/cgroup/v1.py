@@ -216,6 +216,13 @@ class V1Hierarchies:
             reached = self._lower(rows.MEMORY_MAX, path, step)
         return reached and step > want
 
+    def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
+        """All in one go; False: the kernel can't."""
+        if not self.access.has(rows.MEMORY_FORCE_EMPTY, pod):
+            return False
+        self.access.write(rows.MEMORY_FORCE_EMPTY, pod, "0")
+        return True
+
     def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | type_unlimited) -> list[LimitChange]:
         """Raise a memory limit, or lower it as far as the kernel need not reclaim: see `reclaim`."""
         old = self.access.read(limit, path)

@@ -1,5 +1,6 @@
 """What is cgroup v2's own: one hierarchy, controllers enabled from the top down, memory.high before memory.max."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class V2Hierarchy:
         self._clock = clock
         self._busy = BusyTime()
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._takes_swappiness = True
         self._confined: set[str] = set()
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
@@ -137,3 +139,28 @@ class V2Hierarchy:
             if step > want and not goes_on:
                 self.access.write(rows.MEMORY_HIGH, path, want)
         return goes_on
+
+    def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
+        """A step; False: the kernel can't. With swappiness 0, where the kernel takes it, so that nothing is swapped."""
+        if not self.access.has(rows.MEMORY_RECLAIM, pod):
+            return False
+        order = str(min(in_use_bytes, files.CACHE_STEP_BYTES))
+        try:
+            if self._takes_swappiness and not self._reclaimed(pod, f"{order} swappiness=0"):
+                self._takes_swappiness = False
+            if not self._takes_swappiness:
+                self.access.write(rows.MEMORY_RECLAIM, pod, order)
+        except CgroupError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+        return True
+
+    def _reclaimed(self, pod: str, order: str) -> bool:
+        """False: the kernel does not understand the order."""
+        try:
+            self.access.write(rows.MEMORY_RECLAIM, pod, order)
+        except CgroupError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return True

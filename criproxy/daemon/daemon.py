@@ -36,6 +36,7 @@ from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.event_loop import EventLoop
+from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Configurable, PartSettings, Timetable
@@ -47,6 +48,7 @@ from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
+from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
@@ -62,6 +64,7 @@ from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.eviction import PodEviction
+from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -71,6 +74,7 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
@@ -130,7 +134,12 @@ class Daemon:
         self._tasks = Tasks(self._log)
         timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())
-        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
+        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
+        file = Path(config.proxy.listen_path).with_suffix(".hold-offs")
+        self._hold_offs = HoldOffs(file, self._disk_reader, self._clock, self._log)
+        self._hold_offs.read()
+        held_off = self._hold_offs.why_box()
+        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
         predecessor = Predecessor.of_environment(os.environ)
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
@@ -162,6 +171,7 @@ class Daemon:
             notifier=self._notifier,
             clock=self._clock,
             log=self._log,
+            hold_offs=self._hold_offs,
         )
         self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
         self._upgrades = self._make_upgrades(predecessor)
@@ -172,20 +182,22 @@ class Daemon:
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
-        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._holds = Holds(clock, settings.stops_by())
+        self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log, self._inventory))
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
         self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
+        self._services = ServiceChecks(
+            settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
+        )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
-        hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
-        self._relief = MemoryRelief(writes, shared, self._box, hard, disk_reader)
-        self._eviction = PodEviction(shared, self._box, PodStopper(runtime, log))
+        hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
+        self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
+        self._eviction = PodEviction(shared, self._box, PodStopper(runtime, log, self._inventory))
         self._shared = shared
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
@@ -276,14 +288,17 @@ class Daemon:
             eviction=self._eviction,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
+            hold_offs=self._hold_offs,
+            services=self._services,
             bypass=self._bypass.status,
             listeners=(inside, outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
         )
-        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names)
+        operators = OperatorsHoldOffs(self._hold_offs, self._reload, self._box, self._inventory, self._unbounded)
+        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names, hold_offs=operators)
         return {
-            inside: HttpServer(routes.private, PRIVATE_S).serve,
+            inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
             outside: HttpServer(routes.public, PUBLIC_S).serve,
         }
 
@@ -321,6 +336,7 @@ class Daemon:
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
+            self._services.run(),
             self._checkpointer.run(),
             self._checkpointer.run_hurried(),
             self._reload.run(),
@@ -338,7 +354,8 @@ class Daemon:
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
-            (self._relief, lambda settings: settings.modes.writes),
+            (self._services, lambda settings: settings.modes.writes),
+            (self._relief, lambda settings: settings.relieves),
             (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
         )
@@ -365,6 +382,8 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
+        self._hold_offs.read()  # what the predecessor was told since this one began
+        self._reload.follow_operator()
         await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())

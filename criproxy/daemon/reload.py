@@ -21,6 +21,7 @@ from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import ConfigStatus
+from criproxy.pods.hold_offs import HoldOffs
 
 _LOOK_AFTER_S: Final = 0.5
 _SLACK_S: Final = 0.5
@@ -94,6 +95,7 @@ class Reload(Struct):
     notifier: Notifier
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
+    hold_offs: HoldOffs
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _first_config: Config = Config()
 
@@ -133,12 +135,13 @@ class Reload(Struct):
                 await run_apart("bypass", self._tell_switch)
 
     async def look_around(self) -> None:
-        """Follow the schedule, and reload when the file has changed.
+        """Follow the schedule and the operator, and reload when the file has changed.
 
         The first look at that is as long after that of a task before as all others.
         """
         while True:
             self._follow_schedule()
+            self.follow_operator()
             if self.watch.settling:
                 await self.clock.sleep(_AT_REST_AFTER_S)
             else:
@@ -152,6 +155,14 @@ class Reload(Struct):
         if stage != self.settings.stage:
             self._take(replace(self.settings, stage=stage))
             self._tell_stage()
+
+    def follow_operator(self) -> None:
+        """Have the parts go by the hold-offs that are in force now."""
+        self.hold_offs.end_due()
+        held_off = self.hold_offs.why_box()
+        if held_off != self.settings.held_off:
+            self._take(replace(self.settings, held_off=held_off))
+            self.recorder.scheduled(self.settings.modes, self.settings.stage.words)
 
     def _leave_bypass(self) -> None:
         """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""

@@ -93,6 +93,8 @@ class Configurable(Protocol):
 class PartSettings(Struct, frozen=True):
     """What holds now; a method per part returns its settings. `pass_through`: the config had errors at the start.
 
+    `held_off`: who holds criproxy off the box and why, in words; "": nobody does.
+
     Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.
     """
@@ -101,6 +103,7 @@ class PartSettings(Struct, frozen=True):
     stage: Stage
     pass_through: bool
     dry_run: bool
+    held_off: str = ""
 
     @property
     def modes(self) -> Modes:
@@ -110,16 +113,17 @@ class PartSettings(Struct, frozen=True):
             Mode.DRY_RUN: self.dry_run,
             Mode.PASS_THROUGH: self.pass_through,
             Mode.CLOSED: self.stage.closed,
+            Mode.HELD_OFF: self.held_off,
         }
         return Modes({mode: reason if isinstance(reason, str) else "" for mode, reason in why.items() if reason})
 
     def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
-        return AdmissionSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
+        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, self.held_off or self.stage.closed)
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
-        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
+        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through, bool(self.held_off))
 
     def loop(self) -> LoopSettings:
         limits, law = self.modes.limits, self.stage.policy
@@ -156,10 +160,10 @@ class PartSettings(Struct, frozen=True):
                 replace(one, evict_after_s=after_s[one.name]) for one in RESOURCES_IN_TURN if one.name in after_s
             ),
         )
-        return InterferenceSettings(ladder, self.modes.writes, config.enabled)
+        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off)
 
     def unbounded(self) -> OfflineRules | None:
-        return self.config.colocation.offline_rules() if self.modes.writes else None
+        return self.config.colocation.offline_rules() if self.relieves else None
 
     def stops_by(self) -> frozenset[str]:
         """The settings by which single pods are stopped; none while the box is not ours."""
@@ -170,11 +174,19 @@ class PartSettings(Struct, frozen=True):
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
             ON_HARM: self.config.interference.on_harm,
         }
-        return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
+        asked = frozenset(setting for setting, what in does.items() if what == "evict")
+        if self.modes.writes:
+            return asked
+        return asked & {ON_OVER_LIMIT} if self.relieves else frozenset()
+
+    @property
+    def relieves(self) -> bool:
+        """Whether pods are stopped before kubelet evicts online ones: also while criproxy is held off the box."""
+        return replace(self, held_off="").modes.writes
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits
-        adopt = limits is not LimitsUse.KEPT
+        adopt = Mode.DRY_RUN not in self.modes
         if self.modes.writes and self.stage.drain:
             return ReconcilerSettings("evict", adopt, "the schedule is off")
         return ReconcilerSettings(self.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)

@@ -63,6 +63,17 @@ class Resources(Struct, frozen=True):
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
+LOWEST_SHARES: Final = 2
+"""CPU shares of who asked for nothing. Source: kubelet, MinShares."""
+
+
+class Asked(Struct, frozen=True):
+    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing."""
+
+    cpu_shares: int = 0
+    memory_bytes: int = 0
+
+
 class AdmissionError(Exception):
     """The box can't take a pod now; the message says why, for an operator."""
 
@@ -95,6 +106,7 @@ class PodRequest(Struct, frozen=True):
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
     `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
     `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
+    `annotations` are the pod's, {} where the request does not carry the pod.
     """
 
     operation: Operation
@@ -106,6 +118,7 @@ class PodRequest(Struct, frozen=True):
     container: str = ""
     added_capabilities: tuple[str, ...] = ()
     cpus: frozenset[int] | type_unlimited = UNLIMITED
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Adjustment(Struct, frozen=True):
@@ -127,11 +140,16 @@ class Adjustment(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True):
-    """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came."""
+    """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
+
+    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped.
+    """
 
     id: str
     pod: PodRef
     placement: str | None
+    cpu_shares: int = 0
+    notice_s: int = 0
 
 
 # --- samples and limits --------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ _COUNTERS: Final = {
     "ladder_transitions": ("Moves of a resource of the box to a rung of the ladder", "resource", "rung"),
     "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
+    "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
     "box_swept": ("Pod cgroups removed from the box",),
     "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
     "guard_false_alarms": ("Squeezes that proved needless",),
@@ -51,6 +52,7 @@ _GAUGES: Final = {
     "misplaced_containers": ("Containers, and pod sandboxes, of the box that run outside it",),
     "unverified_containers": ("Containers, and pod sandboxes, whose cgroup is not known",),
     "unbounded_pods": ("Offline pods that run outside the box",),
+    "hold_offs": ("What operators hold criproxy off for now: the box, pods",),
     "realtime_pods": ("Offline pods with threads in real time, past the box's limits",),
     "disk_weight_in_force": ("Whether a disk keeps to the box's lowest weight", "device"),
     "runtime_overloaded": ("Whether the runtime works too much, outside the box, for offline pods",),
@@ -77,6 +79,7 @@ _UNKNOWN: Final = {
     "box_throttled_ratio": "Share of time that the box was throttled",
     "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",
     "bypass_after_seconds": "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
+    "service_worst_percent": "What the online service that fares worst says, in percent of its threshold",
     "bypass_open": "Whether kubelet's calls pass by criproxy",
     "bypass_uses": "Times that the bypass has opened since the machine's start",
 }

@@ -29,12 +29,14 @@ from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
     CgroupStatus,
+    HoldOffStatus,
     OfflinePod,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
+    ServiceStatus,
     Status,
     StrayContainer,
     latest_decisions,
@@ -42,6 +44,7 @@ from criproxy.observe.status import (
     share_status,
 )
 from criproxy.pods.eviction import PodEviction
+from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -50,6 +53,7 @@ from criproxy.pods.overhead import OutsideLoad, OverheadWatch
 from criproxy.pods.placement_check import Finding, PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -90,6 +94,8 @@ class Reporter(Struct, frozen=True):
     eviction: PodEviction
     cpu_manager: CpuManager
     disk_watch: DiskWatch
+    hold_offs: HoldOffs
+    services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
@@ -120,6 +126,8 @@ class Reporter(Struct, frozen=True):
             misplaced_containers=len(self.placement_check.unbounded),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
+            service_worst_percent=max((one.percent for one in self.services.signals()), default=None),
+            hold_offs=len(self.hold_offs.in_force()),
             runtime_overloaded=bool(self.overhead.problem),
             realtime_pods=len(self.realtime.found),
             disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
@@ -175,6 +183,14 @@ class Reporter(Struct, frozen=True):
             eviction=self._eviction_status(),
             interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
+            hold_offs=tuple(
+                HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
+                for one in self.hold_offs.in_force()
+            ),
+            services=tuple(
+                ServiceStatus(*_who(one.pod), str(one.check.asked) if one.check else "", one.percent, one.problem)
+                for one in self.services.services()
+            ),
         )
 
     def why(self, asked_s: float | None) -> why.Why:

@@ -30,6 +30,15 @@ class BypassStatus(Struct, frozen=True):
     last_s: float | None
 
 
+class HoldOffStatus(Struct, frozen=True):
+    """What criproxy is held off: "box" or namespace/name, with the pod's `uid` ("": the box). `until_s` is UTC."""
+
+    of: str
+    uid: str
+    until_s: float
+    reason: str
+
+
 ShownLimit = float | Literal["unlimited"]
 
 
@@ -140,6 +149,14 @@ class StrayContainer(_OfPod, frozen=True):
     detail: str
 
 
+class ServiceStatus(_OfPod, frozen=True):
+    """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
+
+    asked: str
+    percent: float | None
+    problem: str
+
+
 class PlacementStatus(Struct, frozen=True):
     """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
@@ -223,6 +240,8 @@ class Status(Struct, frozen=True):
     eviction: EvictionStatus | None = None
     interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()
+    hold_offs: tuple[HoldOffStatus, ...] = ()
+    services: tuple[ServiceStatus, ...] = ()
 
 
 def resource_status(

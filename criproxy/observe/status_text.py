@@ -22,6 +22,7 @@ from criproxy.observe.status import (
     DecisionStatus,
     OverheadStatus,
     PlacementStatus,
+    ServiceStatus,
     Status,
 )
 
@@ -58,6 +59,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield _row("upgrade", "the criproxy before this one finishes its calls")
     yield _row("colocation", status.colocation)
     yield from (_row("mode", in_words(mode)) for mode in Mode if mode.value in status.modes)
+    for one in status.hold_offs:
+        yield _row("hold-off", f"{one.of} until {_moment(one.until_s)}: {one.reason}")
     if status.schedule.holds:
         yield _row("schedule", status.schedule.holds)
     if status.schedule.closed:
@@ -83,6 +86,9 @@ def _lines(status: Status) -> Iterator[str]:
         yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    if status.services:
+        yield _row("services", "what online pods say of themselves (100 % is their threshold)")
+        yield from _listed([f"{one.namespace}/{one.name}: {_service(one)}" for one in status.services])
     yield from _disk_lines(status.disks)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
@@ -90,6 +96,11 @@ def _lines(status: Status) -> Iterator[str]:
         yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
         yield from _listed(status.unbounded)
     yield from _decision_lines(status.decisions)
+
+
+def _service(service: ServiceStatus) -> str:
+    told = "not known" if service.percent is None else f"{service.percent:.0f} %"
+    return f"{told}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str]:

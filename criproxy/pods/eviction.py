@@ -43,7 +43,9 @@ class PodEviction(Struct):
     async def evict(self, order: EvictionOrder, setting: str) -> str | None:
         """Stop one pod, as `setting` says; returns what owns it ("": nothing does), None: nobody went.
 
-        Never raises: a failure is logged. `setting` is asked again when it is known who would go.
+        Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
+        operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice where
+        memory is scarce.
         """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
@@ -56,7 +58,10 @@ class PodEviction(Struct):
 
     async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
         sandboxes, candidates = await self._candidates(order.resource)
-        victim = choose(candidates, order.barred)
+        covers = self.shared.holds.hold_offs.covers
+        victim = choose([one for one in candidates if not covers(one.pod)], order.barred)
+        if victim is None and order.emergency:  # kubelet would evict online pods
+            victim = choose(candidates, order.barred)
         if victim is None:
             reason = "no offline pod may go that has any to give back"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
@@ -70,7 +75,7 @@ class PodEviction(Struct):
         words = RESOURCES[order.resource].words(one.use)
         why = f"{order.reason}; it uses {words}, and {victim.reason}"
         async with asyncio.timeout(STOP_S):
-            await self.stopper.stop_all({sandbox.id: (one.pod, why)})
+            await self.stopper.stop_all({sandbox.id: (one.pod, why)}, at_once=order.resource == MEMORY)
         self.last = {**self.last, order.resource: f"{one.pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
         return one.owner

@@ -53,13 +53,13 @@ class Reconciler(PodObserver):
         self._log = shared.log
         self._box = box
         self._unbounded = unbounded
-        self._stopper = PodStopper(shared.runtime, shared.log)
+        self._stopper = PodStopper(shared.runtime, shared.log, shared.inventory)
         self.swept = 0
         """How many cgroups of pods were removed."""
         self._due = asyncio.Event()
         self._to_stop: dict[str, str] = {}
         """Why single pods shall stop, by sandbox id."""
-        self._trouble, self._tend_trouble = Trouble(), Trouble()
+        self._trouble, self._tend_trouble, self._cache_trouble = Trouble(), Trouble(), Trouble()
         shared.inventory.watch(self)
 
     def configure(self, settings: ReconcilerSettings) -> None:
@@ -70,6 +70,7 @@ class Reconciler(PodObserver):
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
         await self._shared.inventory.refresh()
+        self._know_shares()
         await self._adopt()
         self._due.set()
 
@@ -143,6 +144,11 @@ class Reconciler(PodObserver):
                 self._log.info("anchors_changed", slices=list(changed))
 
     async def _sweep(self) -> None:
+        running = {parse_placement(one.placement).name for one in self._shared.inventory.running_pods if one.placement}
+        with self._cache_trouble.logged_by(lambda e: self._log.warning("page_cache_stays", error=str(e))):
+            if size_bytes := await self._box.drop_caches(running):
+                self._shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
+                self._log.info("page_cache_dropped", bytes=size_bytes, reason="pods that have ended have left it")
         swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
         self._shared.counters.count("box_swept", by=len(swept))
@@ -150,8 +156,18 @@ class Reconciler(PodObserver):
             self._log.info("pod_cgroups_removed", pods=list(swept))
 
     async def _carry(self) -> None:
-        if carried := await self._box.carry():
+        hold_offs = self._shared.holds.hold_offs
+        if hold_offs.of_box() is not None:
+            return
+        placed = self._shared.inventory.placed
+        self._know_shares()
+        left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
+        if carried := await self._box.carry(left):
             self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
+
+    def _know_shares(self) -> None:
+        placed = self._shared.inventory.placed
+        self._box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
 
     async def _reap(self) -> None:
         if killed := await self._box.reap(self._shared.inventory.uids):
@@ -181,5 +197,6 @@ class Reconciler(PodObserver):
         placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
-        reasons = everything | self._to_stop
-        await self._stopper.stop_all({one: (placed[one].pod, why) for one, why in reasons.items()})
+        wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
+        covers = self._shared.holds.hold_offs.covers
+        await self._stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})

@@ -86,5 +86,12 @@ class Runtime(Protocol):
         ...
 
     async def stop(self, sandbox_id: str) -> None:
-        """Stop a sandbox and its containers; one that is not there is stopped."""
+        """Stop a sandbox and its containers at once (SIGKILL); one that is not there is stopped."""
+        ...
+
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        """Send a container its stop signal (SIGTERM, if its image names no other); return once it has ended.
+
+        After `notice_s` it is killed.
+        """
         ...

@@ -9,7 +9,8 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Runtime
+from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.runtime import ListedContainer, Runtime
 
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
@@ -27,23 +28,43 @@ class StopsPods(Protocol):
     def stop(self, sandbox: Sandbox, why: str) -> None: ...
 
 
+class KnowsPods(Protocol):
+    """The inventory, as far as a stop needs it."""
+
+    def notice_s(self, sandbox_id: str) -> int: ...
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]: ...
+
+
 class PodStopper(Struct):
-    """Stops sandboxes at the runtime, each once, and those again that did not stop."""
+    """Stops sandboxes at the runtime, each once, and those again that did not stop.
+
+    A pod that asks for notice has its containers' stop signal sent first, and as many seconds to end by itself; nobody
+    waits for that. To stop the sandbox alone would kill them at once.
+    """
 
     runtime: Runtime
     log: FilteringBoundLogger
+    pods: KnowsPods
     _stopped: set[str] = set()
+    _noticed: dict[str, asyncio.Task[None]] = {}
 
     @property
     def stopped(self) -> frozenset[str]:
         """The sandboxes that were stopped, of those that were last to be."""
         return frozenset(self._stopped)
 
-    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]]) -> None:
-        """Stop these, by sandbox id, for these reasons. Raises what `Runtime.stop` does, after all were tried."""
+    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]], *, at_once: bool = False) -> None:
+        """Stop these, by sandbox id, for these reasons. `at_once`: there is no time for notice.
+
+        Raises what `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
+        """
         self._stopped &= wanted.keys()
+        due = {one: stop for one, stop in wanted.items() if one not in self._stopped}
+        if not at_once:
+            due = {one: stop for one, stop in due.items() if not self._notices(one, *stop)}
         # At once: one that will not stop must not keep the others.
-        stops = [self._stop(one, pod, why) for one, (pod, why) in wanted.items() if one not in self._stopped]
+        stops = [self._stop(one, pod, why) for one, (pod, why) in due.items()]
         failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
         if failures:
             raise failures[0]
@@ -53,20 +74,45 @@ class PodStopper(Struct):
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
 
+    def _notices(self, sandbox_id: str, pod: PodRef, why: str) -> bool:
+        """Whether it has had notice, or has it from now on, and is stopped then."""
+        if sandbox_id in self._noticed:
+            return True
+        if not (notice_s := self.pods.notice_s(sandbox_id)):
+            return False
+        self.log.info("notice", pod=str(pod), pod_uid=pod.uid, seconds=notice_s, reason=why)
+        self._noticed[sandbox_id] = task = asyncio.create_task(self._stop_after(notice_s, sandbox_id, pod, why))
+        task.add_done_callback(lambda _: self._noticed.pop(sandbox_id, None))
+        return True
+
+    async def _stop_after(self, notice_s: int, sandbox_id: str, pod: PodRef, why: str) -> None:
+        containers = [one.id for one in self.pods.containers_of(sandbox_id)]
+        notices = (self.runtime.give_notice(one, notice_s) for one in containers)
+        await asyncio.gather(*notices, return_exceptions=True)  # whatever failed of it: they are stopped now
+        try:
+            await self._stop(sandbox_id, pod, why)
+        except Exception as error:  # the next time, it is tried again
+            self.log.warning("not_stopped", pod=str(pod), pod_uid=pod.uid, error=str(error))
+
 
 class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
-    the same again. A hold names the `setting` by
-    which the pod was stopped, and ends with it.
+    the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
+    holds criproxy off is not stopped.
     """
 
     clock: Clock
+    hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
     closed: str = ""
     _held: dict[tuple[str, str], tuple[float, str]] = {}
     _resting: bool = False
+
+    def stops(self, setting: str, pod: PodRef) -> bool:
+        """Whether this pod is stopped by that setting now."""
+        return setting in self.stops_by and not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""

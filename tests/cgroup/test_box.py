@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -989,3 +990,114 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Clo
     box.close()
 
     assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)
+
+
+def test_box_that_is_taken_over_keeps_what_an_operator_has_set_while_hands_are_off(
+    box: Box, driver: FakeDriver
+) -> None:
+    by_hand: Limits = {"cpu": 7.0, "memory": UNLIMITED}
+    driver.boxes["/offline"], driver.pods_in["/offline"] = by_hand, {"poda": PodLimits()}
+    box.configure(replace(SETTINGS, hands_off=True))
+
+    run(lambda: box.adopt(parse_box("/offline")))
+    assert (driver.boxes["/offline"], box.state().limits, box.state().pods) == (by_hand, by_hand, ("poda",))
+
+    box.configure(SETTINGS)
+    run(lambda: box.apply(DECIDED))
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_pod_that_is_left_out_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
+        driver.kubelets[path] = replace(kubelets, pids=128)
+    assert run(lambda: box.carry({A.name})) == [(B.name,)]
+
+
+@pytest.mark.parametrize(("version", "weight"), [pytest.param(1, 2048, id="v1"), pytest.param(2, 79, id="v2")])
+def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_keeps_it(
+    driver: FakeDriver, kubelets: PodLimits, version: int, weight: int
+) -> None:
+    driver.version = version
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
+
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+    assert run(box.carry) == [()]
+    run(lambda: box.update_pod(B, 4096))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+
+    after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    after_restart.know_shares({"podb": 2048})
+    run(lambda: after_restart.adopt(B.box))
+    assert run(after_restart.carry) == [()]
+    after_restart.know_shares({"podb": 1024})
+    assert run(after_restart.carry) == [("podb",)]
+
+
+def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=500)
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == 500
+
+
+def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.admit(B, 0, 2048))
+    box.know_shares({})
+    assert run(box.carry) == [()]
+    box.forget(B.name)
+    box.know_shares({})
+    assert run(box.carry) == [("podb",)]
+
+
+# --- page cache ----------------------------------------------------------------------------------------------------
+
+
+def dropped(driver: FakeDriver) -> list[str]:
+    return [call[1] for call in driver.log if call[0] == "drop_cache"]
+
+
+def test_page_cache_of_ended_pods_is_dropped_to_the_end_and_once(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.caches = {"poda": 3, "podb": 5}
+    assert run(lambda: box.drop_caches(())) == [0], "both are starting"
+    box.forget("poda")
+    box.forget("podb")
+
+    assert run(lambda: box.drop_caches({"podb"}), lambda: box.drop_caches({"podb"})) == [3, 0]
+    assert set(dropped(driver)) == {"/offline/poda"}
+    assert len(dropped(driver)) == 4
+    driver.caches["poda"] = 2
+    assert run(lambda: box.drop_caches({"poda", "podb"}), lambda: box.drop_caches({"podb"})) == [0, 2], "it ran again"
+
+
+def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: Clock) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches = {"poda": 10}
+    drop = driver.drop_cache
+
+    def slow(pod: str) -> int | None:
+        clock.now_s += 2.0
+        return drop(pod)
+
+    driver.drop_cache = slow  # type: ignore[method-assign]
+    assert run(lambda: box.drop_caches(()), lambda: box.drop_caches(())) == [2, 2]
+
+
+def test_page_cache_waits_while_a_limit_is_to_sink(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches, box._sink_to = {"poda": 10}, 1
+    assert run(lambda: box.drop_caches(())) == [0]
+    assert dropped(driver) == []
+
+
+def test_without_a_box_there_is_no_page_cache_to_drop(box: Box) -> None:
+    assert run(lambda: box.drop_caches(())) == [0]

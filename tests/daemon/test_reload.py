@@ -30,12 +30,13 @@ class Clock:
 @pytest.fixture(autouse=True)
 def no_schedule(monkeypatch):
     monkeypatch.setattr(Reload, "_follow_schedule", lambda _: None)
+    monkeypatch.setattr(Reload, "follow_operator", lambda _: None)
 
 
 def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
     first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
-    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log"))
+    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log", "hold_offs"))
     return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
 
 

@@ -203,3 +203,25 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
 def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
     config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
     assert PartSettings(config, Timetable(config).stage(0.0), False, False).loop().cpu_by_evidence is by_evidence
+
+
+def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evicting_online_pods_goes_on() -> None:
+    given = settings(Colocation(enabled=True, on_unbounded="evict", on_runtime_overload="evict"))
+    held_off = replace(given, held_off="an operator holds criproxy off the box: repair")
+    admission = held_off.admission()
+    assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
+    assert held_off.box().hands_off
+    assert held_off.loop().dry_run
+    assert held_off.guard().law is None
+    assert held_off.stops_by() == {ON_OVER_LIMIT}
+    assert held_off.relieves
+    assert held_off.unbounded() is not None
+    assert (held_off.reconciler().when_off, held_off.reconciler().adopt) == (None, True)
+    assert not given.box().hands_off
+
+
+def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not() -> None:
+    for one in (settings(Colocation(enabled=True), dry_run=True), settings(Colocation(enabled=False))):
+        held_off = replace(one, held_off="repair")
+        assert (held_off.relieves, held_off.stops_by(), held_off.reconciler().when_off) == (False, frozenset(), None)
+        assert held_off.modes.new_pod is one.modes.new_pod

@@ -44,6 +44,7 @@ _V1_FILES = {
         "memory.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.use_hierarchy": "1",
+        "memory.force_empty": "",
         "memory.stat": "cache 5\ntotal_inactive_file 4096\nworkingset_refault_file 1\ntotal_workingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
@@ -62,6 +63,7 @@ _V2_FILES = {
         "memory.high": "max",
         "memory.max": "max",
         "memory.swap.max": "max",
+        "memory.reclaim": "",
         "memory.oom.group": "0",
         "memory.stat": "inactive_file 4096\nworkingset_refault_anon 3\nworkingset_refault_file 7",
     },
@@ -95,6 +97,7 @@ class FakeKernel(Tree):
         self.writes: list[tuple[str, str]] = []
         self.contested: set[str] = set()
         self.cpuset_v2_mode = False
+        self.takes_swappiness = True
         (root / "self").mkdir()
         (root / "self/mountinfo").write_text(self._mountinfo())
         (root / "self/schedstat").write_text("5000 700 3\n")
@@ -160,6 +163,8 @@ class FakeKernel(Tree):
             "cpuset.mems": self._cpuset,
             "memory.limit_in_bytes": self._limit,
             "memory.memsw.limit_in_bytes": self._limit,
+            "memory.reclaim": self._reclaim_order,
+            "memory.force_empty": self._force_empty,
             "memory.high": self._high,
             "memory.max": self._max,
             "cgroup.subtree_control": self._subtree_control,
@@ -249,6 +254,20 @@ class FakeKernel(Tree):
             if self._usage(directory) > int(value):
                 raise OomKill(f"{directory}/{name} = {value}")
         return value
+
+    def _reclaim_order(self, directory: str, name: str, value: str) -> str:
+        size, *options = value.split()
+        if options and not self.takes_swappiness:
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        before = self._usage(directory)
+        self._reclaim(directory, before - int(size))
+        if self._usage(directory) > before - int(size):
+            raise _error(errno.EAGAIN, f"{directory}/{name}")
+        return ""
+
+    def _force_empty(self, directory: str, name: str, value: str) -> str:
+        self._reclaim(directory, 0)
+        return ""
 
     def _subtree_control(self, directory: str, name: str, value: str) -> str:
         enabled = set(Path(directory, name).read_text().split())

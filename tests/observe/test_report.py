@@ -32,14 +32,17 @@ from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
+    HoldOffStatus,
     OverheadStatus,
     PodOverhead,
     ShareStatus,
     Status,
 )
 from criproxy.observe.status_text import render
+from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.overhead import OutsideLoad, PodLoad
 from criproxy.pods.placement_check import Finding
+from tests.fakes.hold_offs import no_hold_offs
 from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
@@ -175,6 +178,8 @@ class Bench:
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = SimpleNamespace(problem="")
+        self.hold_offs = no_hold_offs(SimpleNamespace(boottime_s=lambda: self.now_s, wall_s=lambda: 5e6 + self.now_s))
+        self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
@@ -747,3 +752,22 @@ def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None
     bench = Bench()
     bench.relief.over = "the node is near kubelet's eviction"
     assert (bench.status().modes, len(bench.status().problems)) == ((), 1)
+
+
+def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel_holds_is_shown() -> None:
+    bench = Bench()
+    bench.box.limits, bench.box.wanted = {"cpu": 3.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": GIB}
+    bench.configure(ON, HELD_OFF="an operator holds criproxy off the box: repair")
+    bench.hold_offs._all = {
+        "": HoldOff("", "box", bench.now_s + 7200.0, "repair"),
+        "u": HoldOff("u", "batch/job", bench.now_s + 60.0, "debug"),
+    }
+    bench.tick(1.0)
+    bench.tick(60.0)
+
+    status = bench.status()
+    assert status.hold_offs == (HoldOffStatus("box", "", 5e6 + 1000.0 + 7200.0, "repair"),)
+    assert (status.modes, status.problems) == (("held off",), ())
+    assert (status.box.resources["cpu"].limit, status.box.resources["memory"].limit) == (3.5, "unlimited")
+    assert "hold-off      box until " in render(status)
+    assert bench.metric("criproxy_hold_offs") == 1

@@ -13,10 +13,11 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
 from criproxy.pods.eviction import HOLD_S, PodEviction
-from criproxy.pods.runtime import ListedSandbox
+from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds, PodStopper
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import held_off, no_hold_offs
 
 MIB = 1 << 20
 SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in (1, 2))
@@ -35,12 +36,13 @@ class Bench:
     counted: list[tuple[str, ...]] = field(default_factory=list)
     fails: Exception | None = None
     setting_ends: bool = False
+    notices: dict[str, int] = field(default_factory=dict)
     running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT]))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
         shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger())  # type: ignore[arg-type]
-        self.eviction = PodEviction(shared, self, PodStopper(self, structlog.get_logger()))  # type: ignore[arg-type]
+        self.eviction = PodEviction(shared, self, PodStopper(self, structlog.get_logger(), self))  # type: ignore[arg-type]
 
     async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
         if self.fails:
@@ -56,6 +58,12 @@ class Bench:
             ListedSandbox(id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, 100.0)
             for id, one in listed
         ]
+
+    def notice_s(self, sandbox_id: str) -> int:
+        return self.notices.get(sandbox_id, 0)
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        return ()
 
     async def stop(self, sandbox_id: str) -> None:
         if self.fails:
@@ -150,3 +158,23 @@ def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
     bench.evict()
 
     assert bench.stopped == ["s1"]
+
+
+def test_pod_that_criproxy_is_held_off_goes_in_an_emergency_alone_and_after_all_others() -> None:
+    bench = Bench()
+    bench.holds.hold_offs = held_off(bench.clock, LARGE.pod.uid)
+    bench.evict()
+    bench.evict()
+    before = list(bench.stopped)
+    bench.evict(replace(ORDER, emergency=True))
+
+    assert (before, bench.stopped) == (["s1"], ["s1", "s2"])
+
+
+@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["evict"]), (CPU, ["notice", "evict"])])
+def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) -> None:
+    bench = Bench(notices={"s1": 30, "s2": 30})
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, resource=resource))
+
+    assert [entry["event"] for entry in logs] == said

@@ -28,6 +28,7 @@ from criproxy.pods.interference import InterferenceSettings, InterferenceState, 
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
 
 GIB = 1 << 30
@@ -97,7 +98,7 @@ class Bench:
     def __init__(self, settings: InterferenceSettings = ON, pods: int = 1) -> None:
         self.clock, self.log, self.relief = FakeClock(), FakeLog(), Relief()
         self.node = Node(self.clock)
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT, ON_HARM]))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM]))
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
         self.innocent: list[bool] = []
         self.orders: list[tuple[EvictionOrder, str]] = []

@@ -17,6 +17,7 @@ from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Bench:
         self.clock, self.box = Clock(), Box()
         self.hard = HARD
         self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
         nobody: Any = None
         self.relief = MemoryRelief(
             active,

@@ -27,6 +27,7 @@ from criproxy.pods.overhead import (
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
@@ -222,7 +223,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.holds = Holds(self, frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))  # type: ignore[arg-type]
+        self.holds = Holds(self, no_hold_offs(self), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))  # type: ignore[arg-type]
         self.overhead = OverheadWatch(
             MAX_CORES,
             PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from criproxy.model import PodRef, Sandbox
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Bench:
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self, frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
+        self.holds = Holds(self, no_hold_offs(self), frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
         self.watch = RealtimeWatch(
             PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self,

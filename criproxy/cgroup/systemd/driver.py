@@ -54,6 +54,7 @@ class SystemdDriver:
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
         self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
+        self.drop_cache = kernel.drop_cache
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
     def ensure(self, box: str) -> None:
