@@ -18,7 +18,7 @@ from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import version
 from integration.lab.client import CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup
@@ -93,8 +93,9 @@ def node(lab: Path) -> Iterator[Node]:
 def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(node: Node, say: Say, enabled: bool) -> None:
     """At a watermark of 1.0, where the guard alone takes such waiting for harm as long as the node is full."""
     node.configure({
-        "control": {**QUICK, "raise_threshold_ratio": 0.0, "raise_after_s": 1.0},
-        "cpu": {"watermark_ratio": 1.0},
+        "control": {"policy": "static"},
+        "cpu": {"static_cores": float(CPUS), "watermark_ratio": 1.0},
+        "memory": {"static_bytes": 512 * MIB},
         "interference": {"enabled": enabled},
     })  # fmt: skip
     node.run("online", BURN, cores=0.3)
