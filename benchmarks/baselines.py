@@ -5,22 +5,19 @@ all nodes, that violates no more often than allowed. Nobody knows it beforehand,
 predictor could do.
 """
 
-import json
 import math
-import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from criproxy.commands.simulate import SimulateError, report
-from criproxy.commands.simulate.command import Options, parse, read, replay, tell
+from criproxy.commands.simulate import report
+from criproxy.commands.simulate.command import Options, carry_out, read, replay, tell
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.replay import Plan, Trial, highest_ahead
 from criproxy.commands.simulate.score import Score, Summary, first_scored, score, summarise
@@ -260,13 +257,9 @@ def compare(chosen: Options, bar: Bar) -> None:
     )
     if chosen.json:
         found = [{"baseline": row.name, "margin_size": row.size, **report.summed(row.summary)} for row in rows]
-        Path(chosen.json).write_text(json.dumps(found, indent=1) + "\n")
+        report.write_json(chosen.json, found)
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        compare(parse(arguments), Bar(sys.stderr))
-    except SimulateError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    """Returns the exit status."""
+    return carry_out(compare, arguments)

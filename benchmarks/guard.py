@@ -1,6 +1,9 @@
 """How soon the box shrinks when online steps up, how it follows a step up and down, and what false alarms cost.
 
-Needs root. `python -m benchmarks.guard [--steps N] [--json F] [--plot F.png]`
+Needs root. `python -m benchmarks.guard [reaction] [response] [cost] [--steps N] [--json F] [--plot F.png]`
+
+All three take about seven minutes with 40 steps: the costs alone four, as each of three loads is watched for 20 s twice
+with the guard and twice without. What is under way, and for how long, is told on stderr.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from benchmarks.table import table
 from integration.lab.clean import clean
 from integration.lab.criproxy import Config
 from integration.lab.directory import claimed
+from integration.lab.process import LabError
 
 _QUICK: Config = {
     "control": {
@@ -40,6 +44,21 @@ _SAMPLE_S = 0.05
 _BEFORE_S = 5.0
 _PHASE_S = 15.0
 _ROUNDS = 2
+
+_STEP_S = 3.0
+"""What a step takes, with the wait until the box has something to lose; more on a busy machine."""
+
+_LEAD_S, _BURST_S, _TAIL_S = 4.0, 8.0, 20.0
+"""Of the response: before the step up, until the step down, and after it."""
+
+_LOADS = (
+    ("quiet", 0.0, 1.0),
+    ("30 % of all CPUs, pulses of 3 ms", 0.003, 0.01),
+    ("50 % of all CPUs, pulses of 50 ms", 0.05, 0.1),
+)
+"""What costs are measured under: in words, and for how long of which period each CPU is busy, in s."""
+
+PARTS = ("response", "reaction", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +105,13 @@ class Cost:
     criproxy_cpu_ratio_without: float
 
 
+def _tell(what: str, seconds: float) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}, about {seconds:.0f} s …", file=sys.stderr, flush=True)
+
+
 def reactions(on: Stage, steps: int) -> Reaction:
     """Steps from idle to all CPUs, at random phases of everything that has a rhythm."""
+    _tell(f"{steps} steps", steps * _STEP_S)
     firsts, lasts = [], []
     for number in range(steps):
         settle(on, 0.6 * on.cores)
@@ -104,6 +128,8 @@ def reactions(on: Stage, steps: int) -> Reaction:
             lasts.append(min(lower, key=lambda seen: seen.cores).at_s - start_s)
         print(f"\rstep {number + 1} of {steps}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    if not firsts:
+        raise LabError(f"no quota sank within {_STEP_WINDOW_S:g} s of any of {steps} steps: see criproxy's log")
     return Reaction(
         steps=steps,
         missed=steps - len(firsts),
@@ -128,15 +154,16 @@ class Response:
 
 
 def response(on: Stage) -> Response:
-    """Idle, all CPUs for 8 s, idle again."""
+    """Idle, all CPUs for a while, idle again."""
+    _tell("the response to a step up and down", _LEAD_S + _BURST_S + _TAIL_S)
     settle(on, 0.6 * on.cores)
     samples: list[Sample] = []
-    start_s = time.monotonic() + 4.0
-    on.burn(start_s, 8.0)
+    start_s = time.monotonic() + _LEAD_S
+    on.burn(start_s, _BURST_S)
     prediction = cpu(on)["prediction_cores"]
     before = on.meter.read()
-    for count in range(int(32.0 / _SAMPLE_S)):
-        time.sleep(max(0.0, start_s - 4.0 + (count + 1) * _SAMPLE_S - time.monotonic()))
+    for count in range(int((_LEAD_S + _BURST_S + _TAIL_S) / _SAMPLE_S)):
+        time.sleep(max(0.0, start_s - _LEAD_S + (count + 1) * _SAMPLE_S - time.monotonic()))
         now = on.meter.read()
         if count % 4 == 0:
             prediction = cpu(on)["prediction_cores"]
@@ -154,6 +181,8 @@ def cost(on: Stage, name: str, busy_s: float, period_s: float) -> Cost:
     squeezes = needless = 0
     for number in range(2 * _ROUNDS):
         enabled = number % 2 == (number // 2) % 2
+        guard_is = "with" if enabled else "without"
+        _tell(f"{name}, {guard_is} the guard ({number + 1} of {2 * _ROUNDS})", _BEFORE_S + _PHASE_S)
         on.proxy.configure({**_steady(enabled), "colocation": {"enabled": True}})
         on.burn(time.monotonic(), _BEFORE_S + _PHASE_S, busy_s, period_s)
         time.sleep(_BEFORE_S)
@@ -194,32 +223,30 @@ def _steady(guard: bool) -> Config:
     return {"control": control, "guard": {"enabled": guard}}
 
 
-def report(steps: int, plot: Path | None) -> dict[str, Any]:
+def report(parts: Sequence[str], steps: int, plot: Path | None) -> dict[str, Any]:
+    """Measure and print these of `PARTS`; returns the figures."""
+    found: dict[str, Any] = {}
     conditions = {"cpus": len(os.sched_getaffinity(0)), "load_average_before": os.getloadavg()}
     with claimed() as directory:
         try:
             with stage(directory, _QUICK) as on:
-                with on.ahead():
-                    followed = response(on)
-                if plot:
-                    draw(followed, on.cores, plot)
-                reaction = reactions(on, steps)
-                print(table([reaction]))
-                costs = [
-                    cost(on, "quiet", 0.0, 1.0),
-                    cost(on, "30 % of all CPUs, pulses of 3 ms", 0.003, 0.01),
-                    cost(on, "50 % of all CPUs, pulses of 50 ms", 0.05, 0.1),
-                ]
-                print(table(costs))
+                if "response" in parts:
+                    with on.ahead():
+                        followed = response(on)
+                    found["response"] = asdict(followed)
+                    if plot:
+                        draw(followed, on.cores, plot)
+                if "reaction" in parts:
+                    reaction = reactions(on, steps)
+                    found["reaction"] = asdict(reaction)
+                    print(table([reaction]), flush=True)
+                if "cost" in parts:
+                    costs = [cost(on, *load) for load in _LOADS]
+                    found["cost"] = [asdict(one) for one in costs]
+                    print(table(costs))
         finally:
             clean(directory)
-    conditions["load_average_after"] = os.getloadavg()
-    return {
-        "conditions": conditions,
-        "reaction": asdict(reaction),
-        "response": asdict(followed),
-        "cost": [asdict(one) for one in costs],
-    }
+    return {"conditions": {**conditions, "load_average_after": os.getloadavg()}, **found}
 
 
 def draw(followed: Response, cores: int, file: Path) -> None:
@@ -248,11 +275,16 @@ def draw(followed: Response, cores: int, file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__)
-    parser.add_argument("--steps", type=int, default=100, help="steps of the reaction's measurement (%(default)s)")
+    parser.add_argument("parts", metavar="PART", nargs="*", help=f"which of {', '.join(PARTS)} (all, unless named)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of the reaction's measurement (%(default)s)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     parser.add_argument("--plot", metavar="F", type=Path, help="draw the step response into this file")
     options = parser.parse_args()
-    figures = report(options.steps, options.plot)
+    if unknown := set(options.parts).difference(PARTS):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if options.steps < 1:
+        parser.error("--steps: at least one")
+    figures = report(options.parts or PARTS, options.steps, options.plot)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0

@@ -13,7 +13,7 @@ from criproxy.observe.metrics import Metrics
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
-MODES = "<!-- Made from criproxy/model/modes.py by `python -m docs.generate`. -->\n"
+MODES = "<!-- Made from criproxy/model/modes.py by `.venv/bin/python -m docs.generate`. -->\n"
 MODES_END = "<!-- The end of the table of modes. -->"
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -28,7 +28,7 @@ def metrics() -> str:
             "# Metrics",
             "",
             "What `/metrics` serves, in Prometheus' text format. Gauges of what is not known yet are NaN. Made by",
-            "`python -m docs.generate`.",
+            "`.venv/bin/python -m docs.generate`.",
             "",
             "| name | kind | labels | what |",
             "|---|---|---|---|",
@@ -56,7 +56,7 @@ def events() -> str:
             "# Events of the log",
             "",
             "The log is JSON lines on stderr: `ts`, `level`, `event`, and the event's fields. Made by",
-            "`python -m docs.generate`.",
+            "`.venv/bin/python -m docs.generate`.",
             "",
             "| event | level | fields | from |",
             "|---|---|---|---|",

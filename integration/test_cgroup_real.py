@@ -21,6 +21,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
+from criproxy.control.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -264,7 +265,7 @@ def test_page_cache_of_a_pod_that_has_ended_stays_charged_to_the_box_unless_it_i
     ground: Ground, drops: bool
 ) -> None:
     """The containers' own cgroups are gone by then, as a runtime removes them when they end."""
-    box = Box(ground.driver, BoxSettings(GENEROUS), lambda: UNLIMITED, time.monotonic)
+    box = Box(ground.driver, BoxSettings(GENEROUS), lambda: UNLIMITED, Clock())
     pod, file = ground.pod("poda"), Path(__file__).parent / f".cache-{os.getpid()}"
     usage = ground.file(ground.box, "memory.usage_in_bytes", "memory.current")
     container = f"{pod}/main"
@@ -304,7 +305,7 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
     ground.driver.write(ground.box, {"cpu": 1.0, "memory": 1600 * MIB})
     child = ground.start(ground.pod("poda"))
     place = parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/podb")
-    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, Clock())
 
     async def timed(call: Callable[[], Awaitable[object]]) -> float:
         began_s = time.monotonic()
@@ -370,7 +371,7 @@ def test_quota_below_a_childs_holds(ground: Ground) -> None:
 
 def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
     places = [parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb")]
-    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, time.monotonic)
+    box = Box(ground.driver, BoxSettings({"cpu": 0.2, "memory": 64 * MIB}), lambda: UNLIMITED, Clock())
 
     async def scenario() -> None:
         for place in places:

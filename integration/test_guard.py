@@ -81,7 +81,7 @@ def mounts() -> list[str]:
 def node() -> Iterator[Node]:
     tree = Tree()
     driver = detect(tree)
-    box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, time.monotonic)
+    box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, Clock())
     prefix = f"/criproxy-guard-{os.getpid()}"
     counters = CpuTimes(driver.cpu_counter(prefix), driver.cpu_counter(f"{prefix}/offline"), whole=True)
     node = Node(driver, box, prefix, counters)
@@ -115,7 +115,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
         listener,
         Clock(),
         GuardSettings(law),
-        observer=Silent(),
+        counters=Silent(),
         log=structlog.get_logger(),
     )
     guard.decided(outlook)
@@ -128,7 +128,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
 
 
 class Silent:
-    def count(self, name: str) -> None: ...
+    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 
 
 async def until(condition: object, what: str) -> None:
@@ -159,7 +159,7 @@ def test_counters_of_a_cgroup_that_is_removed_and_made_anew_are_the_new_ones(nod
 
 def test_online_step_up_lowers_the_real_quota_and_the_tick_after_it_finds_no_drift(node: Node) -> None:
     async def play() -> None:
-        async with guarded(node, PressureListener(node.box.pressure_file, time.monotonic)) as guard:
+        async with guarded(node, PressureListener(node.box.pressure_file)) as guard:
             await asyncio.sleep(0.3)
             assert guard.ceiling() is None
             assert node.quota_cores() == pytest.approx(0.9 * CPUS, abs=0.01)
@@ -181,7 +181,7 @@ def test_where_the_kernel_reports_no_pressure_the_guard_says_so(node: Node) -> N
         pytest.skip("this kernel reports pressure")
 
     async def play() -> None:
-        async with guarded(node, PressureListener(node.box.pressure_file, time.monotonic)) as guard:
+        async with guarded(node, PressureListener(node.box.pressure_file)) as guard:
             await until(lambda: "usage alone" in guard.status().pressure, "the guard's word")
 
     asyncio.run(play())
@@ -191,12 +191,10 @@ def test_online_that_waits_is_heard_of_until_its_cgroup_goes(node: Node) -> None
     file = node.driver.pressure_file(node.kubepods)
     if file is None or not Path("/proc/pressure/cpu").exists():
         pytest.skip("this kernel reports no pressure of a cgroup")
-    now_s = 0.0
 
     async def play() -> None:
-        nonlocal now_s
-        listener = PressureListener(lambda: file, lambda: now_s)
-        listener.follow()
+        listener = PressureListener(lambda: file)
+        listener.follow(0.0)
         assert listener.note.startswith(f"listening to {file}, windows of ")
         await asyncio.sleep(0.5)
         node.burn(node.kubepods, 3 * CPUS)
@@ -204,8 +202,7 @@ def test_online_that_waits_is_heard_of_until_its_cgroup_goes(node: Node) -> None
         node.rest()
         Tree().rmdir(str(Path(file).parent))
         await until(lambda: listener.note == "not listening", "the end of the cgroup to be noticed")
-        now_s += 10.0
-        listener.follow()
+        listener.follow(10.0)
         assert "ENOENT" in listener.note
         listener.close()
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 from msgspec import Struct
 
+from criproxy.control.clock import Clock
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
@@ -67,7 +68,9 @@ class Served:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._routes = self.run(lambda: Routes(endpoints, self.path, pod_names=pod_names, hold_offs=self.operator))  # type: ignore[arg-type]
+        self._routes = self.run(
+            lambda: Routes(endpoints, self.path, pod_names=pod_names, hold_offs=self.operator, clock=Clock())  # type: ignore[arg-type]
+        )
         self.public, self.private = self._listeners()
 
     def run(self, job: Callable[[], T]) -> T:

@@ -128,3 +128,8 @@ def test_command_tells_the_tuned_baselines_best_first(capsys, tmp_path):
     shares = [float(line.split()[-6]) for line in told]
     assert shares == sorted(shares, reverse=True)
     assert len(shares) == 6
+
+
+def test_file_that_cannot_be_written_is_one_clear_error(capsys, tmp_path):
+    assert main(["--example", "--json", str(tmp_path / "gone" / "j")]) == 1
+    assert "gone/j: No such file or directory; give a file that can be written" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: by
 def test_losing_arms_and_the_noise_are_told() -> None:
     about = {"server": "redis", "load": "50", "work": "compress"}
     measured = dict.fromkeys(("cpu_per_request", "wait_per_request", "tail_share", "p50", "p95", "p999"), 1.0)
-    shares = {"node_ratio": 0.99, "left_ratio": 0.9, "work_ratio": 0.8}
+    shares = {"node_ratio": 0.99, "left_ratio": 0.9, "work_ratio": 0.8, "others_ratio": 0.3}
     rows = [
         {**about, **measured, **shares, "round": str(number), "arm": arm, "p99": p99}
         for number in range(3)

@@ -64,9 +64,6 @@ def arms(cores: int) -> dict[str, Arm]:
     return {arm.name: arm for arm in known}
 
 
-WARM_UP = "criproxy 0.9"
-"""The arm by which criproxy's predictor learns the load, before the rounds; all others go on from there."""
-
 QUICK = (
     "besteffort, unbounded",
     "koordlet's law (65 %, 1 s)",

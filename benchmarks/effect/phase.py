@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from benchmarks.effect.arms import Arm, Koordlet, set_idle, set_weight
 from benchmarks.effect.offline import PACKAGES, Work, rate_of
 from benchmarks.effect.offline import prepare as prepare_offline
 from benchmarks.effect.online import DATA, HOST, Server
+from benchmarks.effect.past import write_past
 from benchmarks.scoped import ScopedCriproxy
 from benchmarks.stage import CLASS
 from integration.demo.meter import Meter, set_shares
@@ -29,13 +31,17 @@ SETTLE_S = 2.0
 LATE_S = 0.005
 """A generator that sends a hundredth of its requests later than this did not keep its schedule: the phase is void."""
 _MOST_SHARES = 262144
+_SAMPLE_S = 1.0
 _RISING_S = 10
 """So often it is looked whether the limit still rises, each two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a phase measured. Cores are means; `void` says why it does not count, "" when it does."""
+    """What a phase measured. Cores are means; idle ones, and those that others than the benchmark use, the machine's.
+
+    `void` says why it does not count, "" when it does.
+    """
 
     arm: str
     requests: int
@@ -44,8 +50,8 @@ class Figures:
     online_wait_s_per_request: float
     online_cores: float
     offline_cores: float
-    node_cores: float
-    other_cores: float
+    idle_cores: float
+    others_cores: float
     work_per_s: dict[str, float]
     void: str
 
@@ -60,7 +66,29 @@ class Node:
         self._root = cgroup_root(directory)
         self._data = directory / "offline"
         self._online = f"{self._root}/kubepods/burstable/podonline"
+        self._past: Sequence[float] = ()
         self.cores = len(os.sched_getaffinity(0))
+
+    def record(self, segments: Sequence[tuple[float, float]]) -> None:
+        """Run this load alone: what it takes of the node is the past that each criproxy of later phases knows."""
+        meter = Meter({"node": self._root})
+        samples, ended = [], threading.Event()
+
+        def sample() -> None:
+            before = meter.read()
+            while not ended.wait(_SAMPLE_S):
+                now = meter.read()
+                samples.append(now.cores_since(before, "node"))
+                before = now
+
+        sampling = threading.Thread(target=sample)
+        sampling.start()
+        try:
+            self._server.load(segments)
+        finally:
+            ended.set()
+            sampling.join()
+        self._past = samples
 
     def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]]) -> Figures:
         """One phase, with the load in these segments (requests per s, s)."""
@@ -68,9 +96,9 @@ class Node:
             time.sleep(SETTLE_S)
             meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm)})
             pids = Tree(self._online).pids()
-            before, wait_s, done = meter.read(), _wait_seconds(pids), work.done(self._data)
+            before, wait_s, idle_s, done = meter.read(), _wait_seconds(pids), _idle_seconds(), work.done(self._data)
             load = self._server.load(segments)
-            now, waited_s = meter.read(), _wait_seconds(pids) - wait_s
+            now, waited_s, idle_s = meter.read(), _wait_seconds(pids) - wait_s, _idle_seconds() - idle_s
             seconds = now.at_s - before.at_s
             rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
         count = max(1, len(load.latencies_s))
@@ -78,7 +106,6 @@ class Node:
             waited_s = 0.0
         online = now.cpu_s["online"] - before.cpu_s["online"]
         offline = now.cores_since(before, "offline") if arm.place != "nowhere" else 0.0
-        node = now.cores_since(before, "node")
         late = f"the generator was {1000 * load.late_s:.1f} ms late" if load.late_s > LATE_S else ""
         return Figures(
             arm=arm.name,
@@ -88,8 +115,8 @@ class Node:
             online_wait_s_per_request=waited_s / count,
             online_cores=online / seconds,
             offline_cores=offline,
-            node_cores=node,
-            other_cores=max(0.0, node - online / seconds - offline),
+            idle_cores=idle_s / seconds,
+            others_cores=max(0.0, self.cores - idle_s / seconds - now.cores_since(before, "node")),
             work_per_s=rate,
             void=late,
         )
@@ -145,6 +172,7 @@ class Node:
         if not arm.idle:
             set_idle(f"{self._root}/offline", idle=False)
         config = {**arm.config, "colocation": {"enabled": True}}
+        write_past(self._directory / "criproxy.checkpoint", self._past, self.cores)
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle)
         try:
@@ -216,6 +244,12 @@ def _wait_for_the_limit(proxy: ScopedCriproxy) -> None:
 
 def _installed(package: str) -> bool:
     return subprocess.run(["dpkg", "-s", package], check=False, capture_output=True).returncode == 0
+
+
+def _idle_seconds() -> float:
+    """Of all CPUs of the machine, since its start: what nobody used, and no other machine took. Source: proc(5)."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def _wait_seconds(pids: set[int]) -> float:

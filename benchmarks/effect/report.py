@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.effect.arms import AGAIN, ALONE, QUICK, WARM_UP, arms
+from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import MEASURES, Estimate, Row, enough, estimate, mean, quantile, ratios
 from benchmarks.effect.offline import MIX, WORKS, Work
 from benchmarks.effect.online import servers
@@ -27,8 +27,8 @@ _KNEE_P99_S = 0.02
 _START_RATE = 50.0
 _ALONE_S = 20.0
 """A piece of work takes tenths of a second."""
-_WARM_UP_S = 150.0
-"""The predictor's cold start is 24 errors of 5 s each."""
+_RECORD_S = 30.0
+"""Of each load alone, which is the past that the predictors know."""
 DAY = "day"
 
 
@@ -104,12 +104,13 @@ class Run:
                     knee = find_knee(on)
                     rates = {work: on.offline_alone(Work(work, on.cores), _ALONE_S) for work in self.wanted.works}
                     _say(f"{self.server}: knee at {knee:.0f} requests/s; offline alone: {_rates(rates)}")
-                    _say(f"{self.server}: the predictor learns the load, {_WARM_UP_S:.0f} s")
-                    first = _segments(self.wanted.loads[0], knee, _WARM_UP_S)
-                    on.run(arms(on.cores)[WARM_UP], Work(self.wanted.works[0], on.cores), first)
-                    number = 0
+                    number, recorded = 0, ""
                     while time.monotonic() < self.until_s and not self._enough([*self.found, *added], combos):
                         load, work = combos[number % len(combos)]
+                        if load != recorded:
+                            _say(f"{self.server} at {load}: recording it alone, {_RECORD_S:.0f} s")
+                            on.record(_segments(load, knee, _RECORD_S))
+                            recorded = load
                         segments = _segments(load, knee, self.wanted.phase_s)
                         what = f"{self.server} at {load}, {work}, round {number + 1}"
                         phases = self._phases(on, Work(work, on.cores), segments, what)
@@ -181,7 +182,7 @@ def _segments(load: str, knee: float, seconds: float) -> list[tuple[float, float
 
 def _row(figures: Figures, slow_s: float, cores: int, alone_per_s: Mapping[str, float]) -> dict[str, float]:
     ordered = sorted(figures.latencies_s)
-    left = max(0.01, cores - figures.online_cores - figures.other_cores)
+    left = max(0.01, figures.offline_cores + figures.idle_cores)
     done = [figures.work_per_s.get(kind, 0.0) / rate for kind, rate in alone_per_s.items() if rate > 0.0]
     return {
         "cpu_per_request": figures.online_cpu_s_per_request,
@@ -191,9 +192,10 @@ def _row(figures: Figures, slow_s: float, cores: int, alone_per_s: Mapping[str, 
         "p95": quantile(ordered, 0.95),
         "p99": quantile(ordered, 0.99),
         "p999": quantile(ordered, 0.999),
-        "node_ratio": figures.node_cores / cores,
+        "node_ratio": 1.0 - figures.idle_cores / cores,
         "left_ratio": figures.offline_cores / left,
         "work_ratio": sum(done) / len(done) if done else 0.0,
+        "others_ratio": figures.others_cores / cores,
         "requests": float(len(ordered)),
     }
 
@@ -236,15 +238,19 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
             lines += ["", f"{one.server} at {one.load} % of its knee" if one.load != DAY else f"{one.server}, a day"]
             lines += [f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5}  " + "  ".join(f"{n:>20}" for n in MEASURES)]
         cells = "  ".join(f"{_cell(one.claims[name]):>20}" for name in MEASURES)
-        shares = [f"{100 * share.mean:.0f} %" if share else "-" for share in one.shares.values()]
-        lines.append(f"{one.arm:32} {shares[0]:>5} {shares[1]:>7} {shares[2]:>5}  {cells}")
+        node, left, work = (f"{100 * share.mean:.0f} %" if share else "-" for share in one.shares.values())
+        lines.append(f"{one.arm:32} {node:>5} {left:>7} {work:>5}  {cells}")
     again = [one for one in results(rows) if one.arm == AGAIN]
     for one in again:
         seen = {name: claim.seen for name, claim in one.claims.items() if claim and claim.seen}
         words = ", ".join(f"{name} x{value:.2f}" for name, value in seen.items())
         lines.append(f"\nThe smallest difference that these rounds could have seen ({one.server}, {one.load}): {words}")
+    others = mean([row["others_ratio"] for row in rows])
+    if others:
+        lines.append(f"\nWhatever else runs on the machine used {100 * others.mean:.0f} % of its CPU meanwhile")
     legend = "; ".join(f"{name}: {words}" for name, words in MEASURES.items() if name != words)
-    return "\n".join([*lines, "", f"node: CPU used; of left: offline's CPU, of what all else left; work: {legend}"])
+    shares = "node: CPU used; of left: offline's CPU, of what all else left; work: offline's rate, of its rate alone"
+    return "\n".join([*lines, "", f"{shares}; {legend}"])
 
 
 def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

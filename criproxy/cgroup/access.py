@@ -4,6 +4,7 @@ It remembers what each file held after the last write, so that it can count what
 """
 
 import contextlib
+import errno
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -25,9 +26,15 @@ class FileAccess:
         self.roots = tuple(sorted(roots))
         self.tree = tree
         self._mounts = mounts
+        self._often: frozenset[str] = frozenset()
         self._last: dict[str, dict[str, str]] = {}
         """By directory, and by file of it."""
         self._lowering: str | None = None
+
+    def read_often(self, paths: Collection[str]) -> None:
+        """These cgroups are read again and again, each second and with each start of a pod: their files stay open."""
+        if not self._often.issuperset(paths):
+            self._often = frozenset(paths)
 
     def mount(self, controller: str) -> str | None:
         """None: there is no such hierarchy."""
@@ -52,9 +59,21 @@ class FileAccess:
 
     def read(self, row: KernelFile, path: str) -> Any:
         """The value that the kernel holds. None: the file is optional, and not there."""
-        if row.optional and not self.has(row, path):
+        held = self._held(row, path)
+        return None if held is None else _column(row, self.version).format.value(held)
+
+    def _held(self, row: KernelFile, path: str) -> str | None:
+        """The text that the kernel holds; None: the file is optional, and not there."""
+        column = row.column(self.version)
+        if row.optional and (column is None or self.mount(column.name.partition(".")[0]) is None):
             return None
-        return _column(row, self.version).format.value(self.tree.read(self.file(row, path)))
+        read = self.tree.read_often if path in self._often else self.tree.read
+        try:
+            return read(self.file(row, path))
+        except CgroupError as error:
+            if row.optional and error.errno == errno.ENOENT:
+                return None
+            raise
 
     def read_if_there(self, row: KernelFile, path: str) -> Any:
         """As `read`; None, too, when the cgroup has gone."""
@@ -71,10 +90,10 @@ class FileAccess:
 
     def settle(self, row: KernelFile, path: str, value: Any) -> list[LimitChange]:
         """Make the file hold the value; does nothing when the file is optional, and not there. Raises CgroupError."""
-        if row.optional and not self.has(row, path):
+        if (held := self._held(row, path)) is None:
             return []
         file, form = self.file(row, path), _column(row, self.version).format
-        want, old = form.text(value), form.held(self.tree.read(file))
+        want, old = form.text(value), form.held(held)
         if old == want:
             self._keep(file, old)
             return []

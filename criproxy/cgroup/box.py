@@ -5,7 +5,7 @@
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
-| cgroup-reader | readings of usage and signals, so that a blocked write does not blind the loop | a cgroup lock |
+| cgroup-reader | readings of usage (`_AT_ONCE_S`), signals: no blocked write blinds the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
@@ -17,7 +17,7 @@ read those attributes; each is replaced, or copied, as a whole.
 |---|---|---|---|
 | no box yet | None | None, or what was decided already | nothing |
 | bounded | set | the last decision; None: the floor | `_limits`, which are at most what is wanted, but for memory |
-| lifted, by `release` | set | None | no limit on CPU and memory; the rest stays |
+| lifted, by `release` | set | None | no limit on what is decided about (`BoxSettings.lifted`); the rest stays |
 | config not known (`only_lower`) | set | never above what was found first | as bounded |
 
 The rest is always in force: the lowest priority, the CPUs (`cpus`) and what else bounds the box by one file each
@@ -64,6 +64,7 @@ from criproxy.model import (
     UsageReading,
     type_unlimited,
 )
+from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.signals import SignalReading
 
@@ -78,13 +79,16 @@ STARTING_MOST_S: Final = 30.0
 ORPHAN_S: Final = 60.0
 """For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
 
+_AT_ONCE_S: Final = 0.001
+"""Without a box, the event loop itself reads usage, as it is /proc/meminfo and, on v2, /proc/stat alone: 30 us on two
+CPUs. Where that takes longer, as with hundreds of CPUs, kubelet's calls would wait for it: then a thread reads.
+"""
+
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
 
 _CACHE_S: Final = 3.0
 """For so long page cache is dropped at a time, and not begun again while a limit is to sink."""
-
-_LIFTED: Final = {CPU: UNLIMITED, MEMORY: UNLIMITED}
 
 
 class Held(Struct, frozen=True):
@@ -131,9 +135,14 @@ class BoxSettings(Struct, frozen=True):
     only_lower: bool = False
     hands_off: bool = False
 
+    @property
+    def lifted(self) -> Limits:
+        """No limit on any resource that is decided about, which are those of the floor; shares stay."""
+        return dict.fromkeys(self.floor, UNLIMITED)
+
 
 class Box:
-    """`cpus` returns, on the writer's thread, the CPUs that the box may run on. `clock`: monotonic, in s.
+    """`cpus` returns, on the writer's thread, the CPUs that the box may run on.
 
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
@@ -143,7 +152,7 @@ class Box:
         driver: CgroupDriver,
         settings: BoxSettings,
         cpus: Callable[[], Cpus | type_unlimited],
-        clock: Callable[[], float],
+        clock: MonotonicClock,
         *,
         timeout_s: float = 10.0,
     ) -> None:
@@ -168,9 +177,11 @@ class Box:
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
         self._memory: Held | None = None
+        self._reading_s = 0.0
+        """How long the node's usage took to be read, the last time."""
         self._held: dict[str, HeldLimit] = {}
         """By resource of `kernel_files.LIMITS`."""
-        self._pods: tuple[str, ...] = ()
+        self._pods: frozenset[str] = frozenset()
         self._empty = False
         """The last sweep has left no pod, and none has been let in since."""
         self._dropped: frozenset[str] = frozenset()
@@ -237,12 +248,12 @@ class Box:
     @property
     def starting(self) -> int:
         """How many pods have been let in and have no container yet that runs."""
-        oldest = self._clock() - STARTING_MOST_S
+        oldest = self._clock.monotonic_s() - STARTING_MOST_S
         return sum(admitted_s >= oldest for admitted_s in tuple(self._starting.values()))
 
     def expect(self, names: Iterable[str]) -> None:
         """These pods, which another process has admitted, are starting."""
-        expected = dict.fromkeys(names, self._clock())
+        expected = dict.fromkeys(names, self._clock.monotonic_s())
         self._admitted.update(expected)
         self._starting.update(expected)
 
@@ -318,7 +329,7 @@ class Box:
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
         path = self._path
-        if path is None:  # then it is two files of /proc or v1's root, which the kernel answers at once
+        if path is None and self._reading_s < _AT_ONCE_S:  # then no thread has to wake up for it, each second
             return self._usage(None)
         return await self._reader.run("read usage", lambda: self._usage(path))
 
@@ -403,7 +414,7 @@ class Box:
             reason="a cgroup write is blocked in the kernel" if stuck else self._fault,
             drift=self._drift,
             timeouts=self._writer.timeouts + self._reader.timeouts + self._reclaimer.timeouts,
-            pods=self._pods,
+            pods=tuple(sorted(self._pods)),
             wanted=self._wanted,
             memory=self._memory,
             cpus=self._confined,
@@ -467,10 +478,11 @@ class Box:
         self._settle_at(place.box.path)
         self._guarded(partial(self._bound, place.box.path, self._wanted or self._settings.floor))
         self._set_pod_limits(place, memory_bytes)
-        self._keep_to_cpus(place.box.path)  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
-        self._admitted[place.name] = self._starting[place.name] = self._clock()
+        if is_slice(place.box.path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
+            self._keep_to_cpus(place.box.path)
+        self._admitted[place.name] = self._starting[place.name] = self._clock.monotonic_s()
         self._driver.keep_anchors(place.box.path)
-        self._pods = tuple(sorted({*self._pods, place.name}))
+        self._pods |= {place.name}
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
         self._empty = False
@@ -527,11 +539,11 @@ class Box:
             self._release()
         else:
             self._take_over(path)
-        self._pods = self._driver.pods(path)
+        self._pods = frozenset(self._driver.pods(path))
 
     def _found_first(self, path: str) -> Limits:
         if self._found is None:
-            self._found = self._driver.read(path) if self._driver.exists(path) else _LIFTED
+            self._found = self._driver.read(path) if self._driver.exists(path) else self._settings.lifted
         return self._found
 
     def _take_over(self, path: str) -> None:
@@ -548,7 +560,8 @@ class Box:
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         if self._settings.only_lower and self._path is not None:
-            if (most := self._found_first(self._path)) == _LIFTED:
+            most = self._found_first(self._path)
+            if all(limit is UNLIMITED for limit in most.values()):
                 return ()
             limits = _at_most(limits, most)
         self._wanted = limits
@@ -565,7 +578,7 @@ class Box:
 
     def _release(self) -> tuple[LimitChange, ...]:
         self._wanted = None
-        return () if self._path is None else self._bound(self._path, _LIFTED)
+        return () if self._path is None else self._bound(self._path, self._settings.lifted)
 
     def _settle_at(self, path: str) -> None:
         if self._path is not None and self._path != path:
@@ -652,10 +665,10 @@ class Box:
     def _drop_caches(self, path: str, running: frozenset[str]) -> int:
         ended = [name for name in self._driver.pods(path) if name not in running and name not in self._admitted]
         self._dropped &= frozenset(ended)
-        box, until_s, dropped_bytes = parse_box(path), self._clock() + _CACHE_S, 0
+        box, until_s, dropped_bytes = parse_box(path), self._clock.monotonic_s() + _CACHE_S, 0
         for name in ended:
             while name not in self._dropped:
-                if self._sink_to is not None or self._clock() > until_s:
+                if self._sink_to is not None or self._clock.monotonic_s() > until_s:
                     return dropped_bytes
                 if (size := self._driver.drop_cache(box.pod(name))) is None:
                     self._dropped |= {name}
@@ -664,14 +677,15 @@ class Box:
         return dropped_bytes
 
     def _usage(self, path: str | None) -> UsageReading:
-        wanted = self._wanted
-        node, read_s = self._driver.node_usage(), self._clock()
+        wanted, began_s = self._wanted, self._clock.monotonic_s()
+        node, read_s = self._driver.node_usage(), self._clock.monotonic_s()
+        self._reading_s = read_s - began_s
         box = None if path is None else self._driver.usage(path)
         self._memory = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
         return UsageReading(node, box, read_s)
 
     def _sweep(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         for since, most_s in ((self._admitted, STARTING_S), (self._starting, STARTING_MOST_S)):
             for name, admitted_s in tuple(since.items()):
                 if admitted_s < now_s - most_s:
@@ -679,12 +693,12 @@ class Box:
         kept = known | self._admitted.keys()
         there = self._driver.pods(box.path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
-        self._pods = tuple(name for name in there if name not in removed)
+        self._pods = frozenset(there).difference(removed)
         self._empty = not self._pods
         return removed
 
     def _reap(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         kept = known | self._admitted.keys()
         orphans = [name for name in self._driver.pods(box.path) if name not in kept]
         self._orphaned_s = {name: self._orphaned_s.get(name, now_s) for name in orphans}

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
-from criproxy.model import LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import LimitChange, Limits, Unlimited, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 T = TypeVar("T")
@@ -34,10 +34,10 @@ def no_cpus(box: str) -> CgroupError:
     )
 
 
-class HeldLimit(Struct, frozen=True):
+class HeldLimit(Struct, frozen=True, rename={"used": "current"}):
     """A limit that the kernel holds, in the unit of its row, and how much is in use (None: the kernel has no file)."""
 
-    limit: Any
+    limit: int | float | Unlimited
     used: int | None
 
 

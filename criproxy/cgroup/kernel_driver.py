@@ -62,7 +62,7 @@ class KernelDriver:
         return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self.version == 2 else None
 
     def node_usage(self) -> Usage:
-        memory_bytes = files.node_working_set_bytes(self._tree.read(f"{self._proc}/meminfo"))
+        memory_bytes = files.node_working_set_bytes(self._tree.read_often(f"{self._proc}/meminfo"))
         return Usage(self._version.node_cpu_s(), memory_bytes)
 
     def usage(self, path: str) -> Usage | None:
@@ -85,7 +85,15 @@ class KernelDriver:
     def ensure(self, box: str) -> None:
         path = checked_box(box)
         self._expect(box)
+        self._access.read_often((path, *self._around(box)))
         self._version.ensure(path, by_systemd=is_slice(box))
+
+    def _around(self, box: str) -> list[str]:
+        """The cgroup of the online pods, and all above the box but the root."""
+        path, found = checked_box(box), [checked_path(parse_box(box).online)]
+        while path := path.rpartition("/")[0]:
+            found.append(path)
+        return found
 
     def _expect(self, path: str) -> None:
         if is_slice(path) and not self.exists(path):
@@ -117,14 +125,11 @@ class KernelDriver:
         return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
 
     def capacity(self, box: str, name: str) -> int | None:
-        row, path = LIMITS[name].limit, checked_box(box)
+        row = LIMITS[name].limit
         if not self.can_limit(box, name):
             return None
-        beside = [checked_path(parse_box(box).online)]
-        while path := path.rpartition("/")[0]:
-            beside.append(path)
-        held = [self._access.read(row, path) for path in beside]
-        node = [int(self._tree.read(f"{self._proc}/sys/kernel/{file}")) for file in LIMITS[name].node]
+        held = [self._access.read(row, path) for path in self._around(box)]
+        node = [int(self._tree.read_often(f"{self._proc}/sys/kernel/{file}")) for file in LIMITS[name].node]
         return min((*node, *(limit for limit in held if isinstance(limit, int))), default=None)
 
     def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:

@@ -20,12 +20,11 @@ class PressureListener:
     """`file` returns where to listen now: a cpu.pressure file, or None where the kernel has none.
 
     A trigger lives as long as its file stays open. Its event is POLLPRI, which the event loop does not poll for: so it
-    is put into an epoll instance, which in turn is readable. `clock`: monotonic, in s.
+    is put into an epoll instance, which in turn is readable.
     """
 
-    def __init__(self, file: Callable[[], str | None], clock: Callable[[], float]) -> None:
+    def __init__(self, file: Callable[[], str | None]) -> None:
         self._file = file
-        self._clock = clock
         self._fd = -1
         self._epoll: select.epoll | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,9 +33,11 @@ class PressureListener:
         self._reported = False
         self.note = "not listening"
 
-    def follow(self) -> None:
-        """Listen to the present file; looked at again every few seconds, since cgroups come and go."""
-        now_s = self._clock()
+    def follow(self, now_s: float) -> None:
+        """Listen to the present file; looked at again every few seconds, since cgroups come and go.
+
+        `now_s`: by any clock that only grows, always the same one.
+        """
         if now_s < self._next_s:
             return
         self._next_s = now_s + _RETRY_S

@@ -4,7 +4,9 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Collection, Iterator
+from typing import Final
 
 from criproxy.cgroup.driver import CgroupError
 
@@ -22,23 +24,67 @@ def if_there() -> Iterator[None]:
             raise
 
 
+_AT_ONCE_BYTES: Final = 1 << 14
+"""More than most files have, and less than what malloc asks the kernel for."""
+
+_MOST_OPEN: Final = 128
+"""Descriptors of a thread that stay open: some twenty of one box."""
+
+
 class Tree:
-    """Plain system calls: no descriptor outlives a call, since a directory of the same name may be another cgroup."""
+    """Plain system calls. A descriptor outlives a call in `read_often` alone, as a directory of the same name may be
+    another cgroup.
+    """
+
+    def __init__(self) -> None:
+        self._open = threading.local()
 
     def read(self, file: str) -> str:
-        with _named(f"read {file}"):
+        try:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts = []
-                while part := os.read(fd, 1 << 16):
+                while part := os.read(fd, _AT_ONCE_BYTES):
                     parts.append(part)
             finally:
                 os.close(fd)
-            return b"".join(parts).decode().strip()
+        except OSError as error:
+            raise _failed(f"read {file}", error) from error
+        return b"".join(parts).decode().strip()
+
+    def read_often(self, file: str) -> str:
+        """As `read`, in one system call: the file stays open, for this thread.
+
+        For files whose text the kernel makes in one piece: all but lists of processes. An open file of a cgroup that
+        has been removed answers ENODEV, whatever has its name by now: then that is read. Source: fs/kernfs/file.c,
+        kernfs_seq_start; fs/seq_file.c, seq_read_iter.
+        """
+        opened = self._opened()
+        fd = opened.get(file)
+        try:
+            if fd is None:
+                fd = opened[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            text = os.pread(fd, _AT_ONCE_BYTES, 0)
+        except OSError as error:
+            if (stale := opened.pop(file, None)) is None:
+                raise _failed(f"read {file}", error) from error
+            os.close(stale)
+            return self.read(file)
+        return text.decode().strip() if len(text) < _AT_ONCE_BYTES else self.read(file)
+
+    def _opened(self) -> dict[str, int]:
+        """By file, the descriptors that stay open; another box's, and those of many, are closed."""
+        opened: dict[str, int] | None = getattr(self._open, "files", None)
+        if opened is None:
+            opened = self._open.files = {}
+        elif len(opened) >= _MOST_OPEN:
+            while opened:
+                os.close(opened.popitem()[1])
+        return opened
 
     def head(self, file: str, most_bytes: int) -> str:
         """The first whole lines of a file that may be long."""
-        with _named(f"read {file}"):
+        try:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts: list[bytes] = []
@@ -48,41 +94,49 @@ class Tree:
                     left -= len(part)
             finally:
                 os.close(fd)
+        except OSError as error:
+            raise _failed(f"read {file}", error) from error
         data = b"".join(parts)
         return (data if left > 0 else data[: data.rfind(b"\n") + 1]).decode().strip()
 
     def write(self, file: str, value: str) -> None:
         """One write(2): the kernel takes a value whole or not at all."""
-        with _named(f"write {value!r} to {file}"):
+        try:
             fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.write(fd, value.encode())
             finally:
                 os.close(fd)
+        except OSError as error:
+            raise _failed(f"write {value!r} to {file}", error) from error
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
     def identity(self, directory: str) -> int | None:
         """Tells a cgroup from a later one of the same name; None when it does not exist."""
-        with _named(f"look at {directory}"):
-            try:
-                return os.stat(directory).st_ino
-            except FileNotFoundError:
-                return None
+        try:
+            return os.stat(directory).st_ino
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failed(f"look at {directory}", error) from error
 
     def mkdir(self, directory: str) -> bool:
         """Make one cgroup. False when it was there already."""
-        with _named(f"make cgroup {directory}"):
-            try:
-                os.mkdir(directory, 0o755)
-            except FileExistsError:
-                return False
+        try:
+            os.mkdir(directory, 0o755)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _failed(f"make cgroup {directory}", error) from error
         return True
 
     def rmdir(self, directory: str) -> None:
-        with _named(f"remove cgroup {directory}"):
+        try:
             os.rmdir(directory)
+        except OSError as error:
+            raise _failed(f"remove cgroup {directory}", error) from error
 
     def children(self, directory: str) -> tuple[str, ...]:
         """Names of the cgroups directly below; none when the directory does not exist."""
@@ -93,9 +147,13 @@ class Tree:
         return tuple(sorted(entry.name for entry in self._entries(directory) if entry.name.startswith(prefix)))
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
-        with _named(f"list {directory}"), contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-            return list(entries)
-        return []
+        try:
+            with os.scandir(directory) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _failed(f"list {directory}", error) from error
 
     def below(self, directory: str) -> list[str]:
         """The directory and all cgroups below it, parents first; without recursion, as containers nest at will."""
@@ -149,11 +207,6 @@ class Tree:
                     os.close(handle)
 
 
-@contextlib.contextmanager
-def _named(operation: str) -> Iterator[None]:
-    """Names the operation that an OSError is of."""
-    try:
-        yield
-    except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "unknown errno")
-        raise CgroupError(f"cannot {operation}: {name} ({error.strerror})", error.errno) from error
+def _failed(operation: str, error: OSError) -> CgroupError:
+    name = errno.errorcode.get(error.errno or 0, "unknown errno")
+    return CgroupError(f"cannot {operation}: {name} ({error.strerror})", error.errno)

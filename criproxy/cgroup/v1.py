@@ -69,8 +69,13 @@ class V1Hierarchies:
         """A hierarchy has its controllers everywhere."""
 
     def _make_all(self, root: str, path: str) -> None:
-        """With its parents. Of those that are there, a cpuset alone may lack something yet."""
-        if root != self._cpuset and self._tree.exists(root + path):
+        """With its parents. Of those that are there, a cpuset alone may lack something yet; one that has it has parents
+        that have it.
+        """
+        if root == self._cpuset:
+            if all(self.access.read_if_there(row, path) for row in (rows.CPUS, rows.MEMORY_NODES)):
+                return
+        elif self._tree.exists(root + path):
             return
         parent = ""
         for name in path.split("/")[1:]:

@@ -11,7 +11,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.driver import CgroupError, no_cpus
-from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, type_unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -40,7 +40,7 @@ class V2Hierarchy:
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
     def node_cpu_s(self) -> float:
-        idle_s = files.idle_cpu_seconds(self._tree.read(self._stat), self._ticks_per_s)
+        idle_s = files.idle_cpu_seconds(self._tree.read_often(self._stat), self._ticks_per_s)
         return self._busy.add(self._clock(), idle_s)
 
     def cpu_times(self, path: str) -> tuple[float, float]:
@@ -54,7 +54,7 @@ class V2Hierarchy:
     # --- directories -----------------------------------------------------------------------------------------------
 
     def ensure(self, box: str, *, by_systemd: bool) -> None:
-        if by_systemd:
+        if by_systemd or self._passes_all(box):
             return
         directory = self.mount
         for name in box.split("/")[1:]:
@@ -62,6 +62,16 @@ class V2Hierarchy:
             directory = f"{directory}/{name}"
             self.access.make(directory)
         self._enable_controllers(directory)
+
+    def _passes_all(self, box: str) -> bool:
+        """Whether the box passes on all controllers that there are, and so do all above it. Source: cgroup-v2.rst,
+        Top-down Constraint.
+        """
+        with if_there():
+            enabled = self._tree.read_often(f"{self.mount}{box}/cgroup.subtree_control").split()
+            available = self._tree.read_often(f"{self.mount}/cgroup.controllers").split()
+            return _CONTROLLERS.intersection(available).issubset(enabled)
+        return False
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
         if not by_systemd:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from criproxy.fronts.http2.client.connection import CallError, Connection
+from criproxy.fronts.cri.runtime import version_at
+from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
@@ -22,7 +23,6 @@ _LIMIT_S: Final = 90.0
 _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
-_VERSION: Final = "/runtime.v1.RuntimeService/Version"
 _UNANSWERED: Final = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 
 
@@ -69,14 +69,15 @@ def _pid(listen: Path) -> int | None:
 
 def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
     for _ in _polls(_LIMIT_S):
+        has_ended = not Path(f"/proc/{old}").exists()  # before it ends, another serves
         new = _pid(listen)
         if new is not None and new != old:
             return new
+        if has_ended:
+            raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
         status = _status(asked_at)
         if status is not None and status.pid == old and status.upgrade.failed > failed:
             raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
-        if not Path(f"/proc/{old}").exists():
-            raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
     raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
 
 
@@ -84,7 +85,7 @@ def _await_answer(listen: Path, new: int) -> None:
     error: OSError | None = None
     for _ in _polls(_ANSWER_S):
         try:
-            asyncio.run(_ask_version(listen))
+            asyncio.run(version_at(listen, _ANSWER_S))
             return
         except OSError as failure:
             if isinstance(failure, CallError) and failure.code not in _UNANSWERED:
@@ -104,11 +105,6 @@ def _polls(limit_s: float) -> Iterator[None]:
     while time.monotonic() < end_s:
         yield
         time.sleep(_POLL_S)
-
-
-async def _ask_version(socket: Path) -> None:
-    async with await Connection.dial(socket) as connection:
-        await connection.call(_VERSION, b"", _ANSWER_S)
 
 
 def _listener(path: Path) -> int | None:

@@ -21,8 +21,9 @@ class _Sleeper(Struct, eq=False):
 
 
 class Clock:
-    """The machine's, in seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `wall_s` is UTC
-    and may jump; `thread_cpu_s` is what the calling thread has used of a CPU. To sleep by it is for one event loop.
+    """The machine's, in seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `monotonic_s`
+    (CLOCK_MONOTONIC) stands still there; `wall_s` is UTC and may jump; `thread_cpu_s` is what the calling thread has
+    used of a CPU. To sleep by it is for one event loop.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,9 @@ class Clock:
 
     def boottime_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
 
     def wall_s(self) -> float:
         return time.time()

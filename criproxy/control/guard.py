@@ -30,11 +30,11 @@ import asyncio
 from typing import Final, Protocol
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, acquitted, watch
-from criproxy.model import GuardCeiling
+from criproxy.model import Counters, GuardCeiling
 
 _HURRY: Final = 0.5
 """After an alarm the next looks come after this share of the interval: the first has seen the step's beginning only."""
@@ -75,19 +75,13 @@ class PressureReports(Protocol):
     @property
     def note(self) -> str: ...
 
-    def follow(self) -> None:
-        """Listen where the box is now; cheap, to be called often."""
+    def follow(self, now_s: float) -> None:
+        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows."""
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
 
     def close(self) -> None: ...
-
-
-class GuardObserver(Protocol):
-    """Who counts each squeeze that was made (`guard_squeezes`), and that proved needless (`guard_false_alarms`)."""
-
-    def count(self, name: str) -> None: ...
 
 
 class GuardSettings(Struct, frozen=True):
@@ -101,39 +95,33 @@ _Reading = tuple[float, float, float]
 """When, and both counters at that moment: CPU seconds of the node and of the box."""
 
 
-class CpuGuard:
-    """See the module. `run` is its task; everything else is safe to call at any time."""
+class CpuGuard(Struct, eq=False):
+    """See the module. `run` is its task; everything else is safe to call at any time.
 
-    def __init__(
-        self,
-        box: GuardedBox,
-        pressure: PressureReports,
-        clock: Clock,
-        settings: GuardSettings,
-        *,
-        observer: GuardObserver,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
-        self._box = box
-        self._pressure = pressure
-        self._clock = clock
-        self._settings = settings
-        self._observer = observer
-        self._log = log
-        self._outlook: Outlook | None = None
-        self._awake = asyncio.Event()
-        self._watching = False
-        self._state = GuardState()
-        self._last: _Reading | None = None
-        self._failures = self._hurried = 0
-        self._costs_s = (0.0, 0.0)
-        """CPU time of the last two looks: the lesser counts, as one alone may have met anything."""
-        self._failing = self._innocent = False
-        self._noted = ""
+    `_costs_s`: CPU time of the last two looks. The lesser counts, as one alone may have met anything.
+    """
+
+    box: GuardedBox
+    pressure: PressureReports
+    clock: Clock
+    settings: GuardSettings
+    counters: Counters
+    log: structlog.typing.FilteringBoundLogger
+    _outlook: Outlook | None = None
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _watching: bool = False
+    _state: GuardState = GuardState()
+    _last: _Reading | None = None
+    _failures: int = 0
+    _hurried: int = 0
+    _costs_s: tuple[float, float] = (0.0, 0.0)
+    _failing: bool = False
+    _innocent: bool = False
+    _noted: str = ""
 
     def configure(self, settings: GuardSettings) -> None:
         """Take up new settings, from the next look on."""
-        self._settings = settings
+        self.settings = settings
         self.wake()
 
     def decided(self, outlook: Outlook) -> None:
@@ -157,7 +145,7 @@ class CpuGuard:
         return self._state.ceiling
 
     def status(self) -> GuardStatus:
-        state, enabled = self._state, self._settings.law is not None
+        state, enabled = self._state, self.settings.law is not None
         return GuardStatus(
             enabled=enabled,
             ceiling_cores=state.ceiling.cores if state.ceiling else None,
@@ -165,7 +153,7 @@ class CpuGuard:
             squeezes=state.squeezes,
             false_alarms=state.false_alarms,
             failures=self._failures,
-            pressure=self._pressure.note if enabled else "",
+            pressure=self.pressure.note if enabled else "",
         )
 
     async def run(self) -> None:
@@ -176,12 +164,12 @@ class CpuGuard:
                 self._awake.clear()
                 self._watching = True
                 while self._watching:
-                    await self._clock.repeat(self._look)
+                    await self.clock.repeat(self._look)
                     if self._watching:
                         await self._squeeze()
-                        await self._clock.sleep(self._pause_s())
+                        await self.clock.sleep(self._pause_s())
         finally:
-            self._pressure.close()
+            self.pressure.close()
 
     def _look(self) -> float | None:
         """In how many s to look again; None: the box must be squeezed, or there is nothing to watch. Never raises."""
@@ -194,7 +182,7 @@ class CpuGuard:
         return self._pause_s() if self._watching and self._state.squeezes == before else None
 
     def _pause_s(self) -> float:
-        interval_s = self._settings.interval_s
+        interval_s = self.settings.interval_s
         if self._hurried:
             return interval_s * _HURRY
         return max(interval_s, min(min(self._costs_s) / _CPU_SHARE, _RAREST_S))
@@ -205,8 +193,8 @@ class CpuGuard:
             return
         self._hurried = _HURRIED_LOOKS
         try:
-            await self._box.squeeze(self._state.ceiling.cores)
-            self._observer.count("guard_squeezes")
+            await self.box.squeeze(self._state.ceiling.cores)
+            self.counters.count("guard_squeezes")
         except Exception as error:
             self._failed(error)
         else:
@@ -214,33 +202,33 @@ class CpuGuard:
 
     def _judge(self) -> None:
         """One look: what it means for the ceiling. Raises what reading the counters does."""
-        law, outlook = self._settings.law, self._outlook
+        law, outlook = self.settings.law, self._outlook
         if law is None or outlook is None:
             self._rest()
             return
-        began_s = self._clock.thread_cpu_s()
+        began_s = self.clock.thread_cpu_s()
         reading = self._read()
-        self._costs_s = self._costs_s[1], self._clock.thread_cpu_s() - began_s
+        self._costs_s = self._costs_s[1], self.clock.thread_cpu_s() - began_s
         if reading is None:
             return
         sample = self._sample(reading, outlook.capacity_cores)
-        self._follow_pressure()
+        self._follow_pressure(reading[0])
         if sample is None:
             return
-        waits = self._pressure.take() and not self._innocent
+        waits = self.pressure.take() and not self._innocent
         before, self._state = self._state, watch(sample, waits, outlook, self._state, law)
         self._count_false_alarms(before)
 
     def _count_false_alarms(self, before: GuardState) -> None:
         if self._state.false_alarms > before.false_alarms:
-            self._observer.count("guard_false_alarms")
+            self.counters.count("guard_false_alarms")
 
     def _read(self) -> _Reading | None:
         """None: there is no pod to watch, so the guard rests, or the counters could not be read at one moment."""
         for _ in range(_TRIES):
-            from_s = self._clock.boottime_s()
-            times = self._box.cpu_times()
-            t_s = self._clock.boottime_s()
+            from_s = self.clock.boottime_s()
+            times = self.box.cpu_times()
+            t_s = self.clock.boottime_s()
             if times is None:
                 self._rest()
                 return None
@@ -259,11 +247,11 @@ class CpuGuard:
         node_cores, box_cores = node_s / seconds, box_s / seconds
         return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
 
-    def _follow_pressure(self) -> None:
-        self._pressure.follow()
-        if self._pressure.note != self._noted:
-            self._noted = self._pressure.note
-            self._log.info("guard_pressure", note=self._noted)
+    def _follow_pressure(self, now_s: float) -> None:
+        self.pressure.follow(now_s)
+        if self.pressure.note != self._noted:
+            self._noted = self.pressure.note
+            self.log.info("guard_pressure", note=self._noted)
 
     def _rest(self) -> None:
         """Nothing is held back while nothing is watched."""
@@ -271,10 +259,10 @@ class CpuGuard:
         if self._last is not None or self._state.ceiling is not None:
             self._last = None
             self._state = GuardState(squeezes=self._state.squeezes, false_alarms=self._state.false_alarms)
-            self._pressure.close()
+            self.pressure.close()
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if not self._failing:
             self._failing = True
-            self._log.error("guard_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+            self.log.error("guard_failed", error=f"{type(error).__name__}: {error}", exc_info=error)

@@ -35,14 +35,12 @@ class DecayedMass:
     """Mass per bucket that halves each half-life, and the bucket that the quantile lies in.
 
     Invariant once there is a sample: `below` is the mass of the buckets under `pointer`, and
-    below < quantile * total <= below + mass[pointer].
+    below < quantile * total <= below + mass[pointer]. The quantile is above 0 and below 1.
     """
 
     __slots__ = ("below", "half_life_s", "last_s", "mass", "pointer", "quantile", "ref_s", "total")
 
     def __init__(self, buckets: int, half_life_s: float, quantile: float) -> None:
-        if not 0.0 < quantile < 1.0 or not 0.0 < half_life_s < math.inf:
-            raise ValueError(f"quantile {quantile} must lie in (0, 1), half-life {half_life_s} s be positive")
         self.mass = array("d", bytes(8 * buckets))
         self.half_life_s = half_life_s
         self.quantile = quantile
@@ -161,18 +159,14 @@ class LevelHistogram:
     So it rises fast and falls slowly.
     """
 
-    __slots__ = ("buckets", "decayed", "saturated")
+    __slots__ = ("buckets", "decayed")
 
     def __init__(self, buckets: Buckets, half_life_s: float, percentile_ratio: float) -> None:
         self.buckets = buckets
         self.decayed = DecayedMass(buckets.count, half_life_s, percentile_ratio)
-        self.saturated = 0
-        """Samples that fell into the unbounded last bucket."""
 
     def add(self, t_s: float, value: float, weight: float = 1.0) -> None:
         bucket = bisect_right(self.buckets.edges, value) - 1 if value > 0.0 else 0
-        if bucket == self.buckets.count - 1:
-            self.saturated += 1
         self.decayed.add(t_s, bucket, weight * self.buckets.widths[bucket])
 
     def percentile(self) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.control.clock import Clock
@@ -18,7 +18,7 @@ from criproxy.control.policy import PolicySettings, PolicyState, decide
 from criproxy.control.predictor import Predictor, make_predictor
 from criproxy.control.resources import RESOURCES
 from criproxy.control.sampler import Sampler
-from criproxy.control.series import PredictorSettings, PredictorState, PredictorStatus
+from criproxy.control.series import PredictorSettings, PredictorState
 from criproxy.model import (
     CPU,
     MEMORY,
@@ -81,46 +81,37 @@ class TickObserver(Protocol):
     def ticks_missed(self, count: int) -> None: ...
 
 
-class Loop:
-    """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods."""
+class Loop(Struct, eq=False):
+    """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods.
 
-    def __init__(
-        self,
-        box: BoundedBox,
-        read_capacity: Callable[[], Capacity],
-        clock: Clock,
-        settings: LoopSettings,
-        *,
-        observer: TickObserver,
-        log: structlog.typing.FilteringBoundLogger,
-        guard: CpuGuard,
-        kept_free: Callable[[float], float] = lambda _: 0.0,
-        on_sample: Callable[[Snapshot, Limits], None] = lambda *_: None,
-    ) -> None:
-        """`kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used, and
-        what the policy gave last.
-        """
-        self._box = box
-        self._read_capacity = read_capacity
-        self._clock = clock
-        self._settings = settings
-        self._observer = observer
-        self._log = log
-        self._guard = guard
-        self._kept_free = kept_free
-        self._on_sample = on_sample
-        self._sampler = Sampler()
-        self._predictors = _predictors(settings.predictor)
-        self._state = PolicyState()
-        self._given: Limits = {}
-        """By the policy's last decision, before what is seen of harm was joined to it."""
-        self._seen = NOTHING_SEEN
-        self._predicted: tuple[Snapshot, Prediction] | None = None
-        """The last prediction, and the snapshot that it was made from."""
-        self._trouble: str | None = None
-        self._drifting = self._discarding = False
-        self.history = History()
-        self.failed_ticks = 0
+    `kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used, and what
+    the policy gave last. `_given`: by the policy's last decision, before what is seen of harm was joined to it.
+    `_predicted`: the last prediction, and the snapshot that it was made from.
+    """
+
+    box: BoundedBox
+    read_capacity: Callable[[], Capacity]
+    clock: Clock
+    settings: LoopSettings
+    observer: TickObserver
+    log: structlog.typing.FilteringBoundLogger
+    guard: CpuGuard
+    kept_free: Callable[[float], float] = lambda _: 0.0
+    on_sample: Callable[[Snapshot, Limits], None] = lambda *_: None
+    history: History = field(default_factory=History)
+    failed_ticks: int = 0
+    _sampler: Sampler = field(default_factory=Sampler)
+    _predictors: dict[str, Predictor] = {}
+    _state: PolicyState = PolicyState()
+    _given: Limits = {}
+    _seen: HarmSeen = NOTHING_SEEN
+    _predicted: tuple[Snapshot, Prediction] | None = None
+    _trouble: str | None = None
+    _drifting: bool = False
+    _discarding: bool = False
+
+    def __post_init__(self) -> None:
+        self._predictors = _predictors(self.settings.predictor)
 
     # --- one tick ---------------------------------------------------------------------------------------------------
 
@@ -129,43 +120,43 @@ class Loop:
 
         The first round has no rates yet and changes nothing.
         """
-        started_s = self._clock.boottime_s()
+        started_s = self.clock.boottime_s()
         try:
             snapshot = await self._sample()
             self._tell_discarded()
             if snapshot is None:
-                self._guard.wake()
+                self.guard.wake()
                 await self._fall_back()
             else:
-                self._on_sample(snapshot, self._given)
+                self.on_sample(snapshot, self._given)
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot, prediction
-                decision, changes = await self._apply(snapshot, prediction, self._box.starting)
-                self._observer.ticked(snapshot, decision, changes, self._clock.boottime_s() - started_s)
+                decision, changes = await self._apply(snapshot, prediction, self.box.starting)
+                self.observer.ticked(snapshot, decision, changes, self.clock.boottime_s() - started_s)
         except Exception as error:
             self._failed(error)
-            self._guard.wake()
+            self.guard.wake()
             with contextlib.suppress(Exception):  # the tick has failed, is counted and logged
                 await self._fall_back()
             with contextlib.suppress(Exception):  # an observer may be what failed
-                self._observer.tick_failed(self._clock.boottime_s() - started_s)
+                self.observer.tick_failed(self.clock.boottime_s() - started_s)
             return False
         self._recovered()
         return True
 
     async def _sample(self) -> Snapshot | None:
-        usages = await self._box.usage()
-        capacity = self._read_capacity()
-        return self._sampler.sample(self._clock.boottime_s(), usages, capacity)
+        usages = await self.box.usage()
+        capacity = self.read_capacity()
+        return self._sampler.sample(self.clock.boottime_s(), usages, capacity)
 
     def _predict(self, snapshot: Snapshot) -> Prediction:
-        t_s, wall_s = snapshot.t_s, self._clock.wall_s()
+        t_s, wall_s = snapshot.t_s, self.clock.wall_s()
         found = {}
         for name, sample in snapshot.of.items():
             now, hour = self._predictors[name], self._predictors[f"{name}{_HOUR}"]
             found[name] = ResourcePrediction(
                 level=_known(now.observe(t_s, wall_s, sample.online, sample.capacity)),
-                note=now.describe().note,
+                note=now.note,
                 hour=_known(hour.observe(t_s, wall_s, sample.online, sample.capacity)),
             )
         return found
@@ -174,29 +165,29 @@ class Loop:
         self, snapshot: Snapshot, prediction: Prediction, starting: int = 0
     ) -> tuple[Decision, tuple[LimitChange, ...]]:
         """Decide and apply. The new state holds even if applying fails: the next tick goes on towards it."""
-        settings = self._settings
-        kept = {MEMORY: self._kept_free(snapshot.of[MEMORY].capacity)}
+        settings = self.settings
+        kept = {MEMORY: self.kept_free(snapshot.of[MEMORY].capacity)}
         decision, self._state = decide(
             snapshot,
             prediction,
             self._state,
             settings.policy,
-            self._guard.ceiling(),
+            self.guard.ceiling(),
             starting=starting,
             kept=kept,
         )
         self._given = decision.limits
         cpu = self._cpu_evidence(snapshot, decision)
-        self._guard.decided(self._outlook(snapshot, decision, cpu))
+        self.guard.decided(self._outlook(snapshot, decision, cpu))
         decision = joined(decision, settings.policy.resources, self._seen, cpu)
         self._state = replace(self._state, before=decision.limits)
-        changes = () if settings.dry_run else await self._box.apply(decision.limits)
+        changes = () if settings.dry_run else await self.box.apply(decision.limits)
         self._tell_drift(changes)
-        self.history.add(DecisionRecord(self._clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
+        self.history.add(DecisionRecord(self.clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
     def _cpu_evidence(self, snapshot: Snapshot, decision: Decision) -> CpuEvidence | None:
-        if not self._settings.cpu_by_evidence:
+        if not self.settings.cpu_by_evidence:
             return None
         seen, capacity = self._seen, snapshot.of[CPU].capacity
         seen_s = None if seen.cpu_seen_s is None else snapshot.t_s - seen.cpu_seen_s
@@ -207,7 +198,7 @@ class Loop:
 
         By evidence, all of the node is expected of online, so that no use of it is an alarm, but only its waiting.
         """
-        laws, limit = self._settings.policy.resources, self._state.resources[CPU].limit
+        laws, limit = self.settings.policy.resources, self._state.resources[CPU].limit
         by_law = replace(decision.resources[CPU], limit=UNLIMITED if limit is None else limit, before=None)
         unguarded = joined(
             replace(decision, resources={CPU: by_law}),
@@ -224,8 +215,8 @@ class Loop:
         """Without a prediction for as long as one reaches ahead, nothing is known of online any more: the floor."""
         if self._predicted is None:
             return
-        last, t_s = self._predicted[0], self._clock.boottime_s()
-        if t_s - last.t_s <= self._settings.predictor.horizon_s:
+        last, t_s = self._predicted[0], self.clock.boottime_s()
+        if t_s - last.t_s <= self.settings.predictor.horizon_s:
             return
         note = f"no sample for {t_s - last.t_s:.0f} s"
         await self._apply(replace(last, t_s=t_s), dict.fromkeys(last.of, ResourcePrediction(None, note)))
@@ -234,9 +225,9 @@ class Loop:
         """Each to the observer; to the log once, until a reading was a measurement."""
         reason = self._sampler.discarded
         if reason:
-            self._observer.sample_discarded(reason)
+            self.observer.sample_discarded(reason)
             if not self._discarding:
-                self._log.warning("sample_discarded", reason=reason, limits="kept until the next sample")
+                self.log.warning("sample_discarded", reason=reason, limits="kept until the next sample")
         self._discarding = bool(reason)
 
     def _tell_drift(self, changes: tuple[LimitChange, ...]) -> None:
@@ -244,45 +235,45 @@ class Loop:
         drifted = [change for change in changes if change.drift]
         if drifted and not self._drifting:
             files = {change.file: f"{change.old} -> {change.new}" for change in drifted}
-            self._log.warning("box_drifted", files=files, consequence="put back; somebody else writes the box's limits")
+            self.log.warning("box_drifted", files=files, consequence="put back; somebody else writes the box's limits")
         self._drifting = bool(drifted)
 
     def _failed(self, error: Exception) -> None:
         self.failed_ticks += 1
         if self._trouble != type(error).__name__:
             self._trouble = type(error).__name__
-            self._log.error("tick_failed", error=f"{self._trouble}: {error}", limits="kept", exc_info=error)
+            self.log.error("tick_failed", error=f"{self._trouble}: {error}", limits="kept", exc_info=error)
 
     def _recovered(self) -> None:
         if self._trouble is not None:
-            self._log.info("tick_recovered", after=self._trouble, failed_ticks=self.failed_ticks)
+            self.log.info("tick_recovered", after=self._trouble, failed_ticks=self.failed_ticks)
             self._trouble = None
 
     # --- many ticks -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Tick by deadline until cancelled. Deadlines that a slow tick has overrun are skipped and counted."""
-        deadline_s = self._clock.boottime_s()
+        deadline_s = self.clock.boottime_s()
         while True:
             await self.tick()
-            interval_s = self._settings.interval_s
+            interval_s = self.settings.interval_s
             deadline_s += interval_s
-            late_s = self._clock.boottime_s() - deadline_s
+            late_s = self.clock.boottime_s() - deadline_s
             if late_s > 0.0:
                 missed = math.ceil(late_s / interval_s)
-                self._observer.ticks_missed(missed)
+                self.observer.ticks_missed(missed)
                 deadline_s += missed * interval_s
-            await self._clock.sleep(deadline_s - self._clock.boottime_s())
+            await self.clock.sleep(deadline_s - self.clock.boottime_s())
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
     def configure(self, settings: LoopSettings) -> None:
-        """From the next tick on. The predictors keep what still fits. Raises ValueError, changing nothing."""
-        if settings.predictor != self._settings.predictor:
+        """From the next tick on. The predictors keep what still fits."""
+        if settings.predictor != self.settings.predictor:
             old = self.checkpoint()
             self._predictors = _predictors(settings.predictor)
             self.restore(old, 0.0)
-        self._settings = settings
+        self.settings = settings
 
     def see(self, seen: HarmSeen) -> None:
         """What is known of harm to online from now on: the next decision keeps to it."""
@@ -292,7 +283,7 @@ class Loop:
         """Decide anew from the last sample, as what is seen can't wait for the next. Raises what the box does."""
         if self._predicted is not None:
             snapshot, prediction = self._predicted
-            await self._apply(snapshot, prediction, self._box.starting)
+            await self._apply(snapshot, prediction, self.box.starting)
 
     def checkpoint(self) -> dict[str, PredictorState]:
         """What a restart should keep, per resource."""
@@ -302,11 +293,8 @@ class Loop:
         """Take over a checkpoint whose times need `shift_s` added; what is of no use any more is logged."""
         for name, predictor in self._predictors.items():
             if name in states:
-                for lost in predictor.restore(states[name], self._clock.boottime_s(), shift_s):
-                    self._log.warning("predictor_starts_cold", resource=name, lost=lost)
-
-    def predictors(self) -> dict[str, PredictorStatus]:
-        return {name: predictor.describe() for name, predictor in self._predictors.items()}
+                for lost in predictor.restore(states[name], self.clock.boottime_s(), shift_s):
+                    self.log.warning("predictor_starts_cold", resource=name, lost=lost)
 
 
 def _predictors(settings: PredictorSettings) -> dict[str, Predictor]:

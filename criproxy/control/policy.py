@@ -53,15 +53,6 @@ class DynamicSettings(Struct, frozen=True):
     raise_after_s: float = 60.0
     max_raise_ratio: float | None = None
 
-    def __post_init__(self) -> None:
-        top = math.inf if self.ceiling is None else self.ceiling
-        if not (0.0 < self.floor <= top and self.floor < math.inf):
-            raise ValueError(f"floor {self.floor} must be above 0 and not above the ceiling {self.ceiling}")
-        if not 0.0 < self.watermark_ratio <= 1.0:
-            raise ValueError(f"watermark_ratio {self.watermark_ratio} must be above 0 and at most 1")
-        if not 0.0 <= self.reserve < math.inf:
-            raise ValueError(f"reserve {self.reserve} must be 0 or above")
-
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.floor, self.ceiling, self.reserve, self.watermark_ratio)
@@ -133,10 +124,6 @@ class _Facts(Struct, frozen=True):
     starting: int = 0
     kept: float = 0.0
     """What must stay free of the capacity."""
-
-    def amount(self, value: float) -> str:
-        """As an operator reads it."""
-        return self.row.words(value)
 
 
 def decide(
@@ -214,7 +201,7 @@ def _stepped(facts: _Facts, target: float, state: ResourceState, settings: Stati
     step = _STATIC_STEP_RATIO * facts.capacity
     if state.limit is None or target == settings.limit or not state.limit < target < state.limit + step:
         return target, ""
-    return state.limit, f", as a raise by less than {facts.amount(step)} waits"
+    return state.limit, f", as a raise by less than {facts.row.words(step)} waits"
 
 
 def moved(before: float | None, limit: float, row: Resource) -> str:
@@ -238,7 +225,7 @@ def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
     ceiling = min(max(guard.cores, floor), law)
     if ceiling >= law:
         return law, ""
-    gives = "no limit" if law == math.inf else facts.amount(law)
+    gives = "no limit" if law == math.inf else facts.row.words(law)
     return ceiling, f"the guard's ceiling ({guard.reason}), below what the policy gives, {gives}: "
 
 
@@ -249,10 +236,10 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     that was given on purpose is not to depend on it.
     """
     limit = math.inf if settings.limit is UNLIMITED else settings.limit
-    why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.amount(limit)}"
+    why = f"{settings.why}: {'unlimited' if limit == math.inf else facts.row.words(limit)}"
     if not 0.0 < facts.capacity < math.inf:
         return limit, why
-    most, words = facts.capacity - settings.reserve, f"all of {facts.amount(facts.capacity)}"
+    most, words = facts.capacity - settings.reserve, f"all of {facts.row.words(facts.capacity)}"
     words += _less(facts, settings.reserve)
     online, note = _expected(structs.replace(facts, predicted=None))
     if facts.kept and most > facts.capacity - facts.kept - online:
@@ -281,7 +268,7 @@ def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, s
 
 def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float, str]:
     """capacity x watermark - expected online usage - reserve, within floor and ceiling; the floor where not known."""
-    amount = facts.amount
+    amount = facts.row.words
     if not 0.0 < facts.capacity < math.inf:
         return settings.floor, f"{floor}, as the capacity is not known ({facts.capacity})"
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf or not math.isfinite(facts.online):
@@ -304,16 +291,16 @@ def _expected(facts: _Facts) -> tuple[float, str]:
     """What online is expected to use, within the capacity, and that in words: never less than what it uses now."""
     online = min(facts.online, facts.capacity) if math.isfinite(facts.online) else facts.capacity
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf:
-        return online, f"online's present use {facts.amount(online)}"
+        return online, f"online's present use {facts.row.words(online)}"
     expected = min(facts.predicted, facts.capacity)
-    words = f"predicted {facts.amount(expected)}"
+    words = f"predicted {facts.row.words(expected)}"
     if online > expected:
-        return online, f"{facts.amount(online)} that online uses now, more than the {words}"
+        return online, f"{facts.row.words(online)} that online uses now, more than the {words}"
     return expected, words
 
 
 def _free(facts: _Facts) -> str:
-    return f"{facts.amount(facts.capacity)} - {facts.amount(facts.kept)} kept free, lest kubelet evict pods"
+    return f"{facts.row.words(facts.capacity)} - {facts.row.words(facts.kept)} kept free, lest kubelet evict pods"
 
 
 def in_steps(row: Resource, target: float) -> float:
@@ -324,7 +311,7 @@ def in_steps(row: Resource, target: float) -> float:
 
 
 def _less(facts: _Facts, reserve: float) -> str:
-    return f" - reserve {facts.amount(reserve)}" if reserve else ""
+    return f" - reserve {facts.row.words(reserve)}" if reserve else ""
 
 
 def _approach(facts: _Facts, target: float, state: ResourceState, settings: DynamicSettings) -> tuple[float, str]:
@@ -334,7 +321,7 @@ def _approach(facts: _Facts, target: float, state: ResourceState, settings: Dyna
     by, since_s = target - state.limit, facts.t_s - state.changed_s
     threshold = settings.raise_threshold_ratio * facts.capacity
     if not (by > threshold or since_s >= settings.raise_after_s or state.limit < settings.floor):
-        amount = facts.amount
+        amount = facts.row.words
         return state.limit, (
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
             f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}"
@@ -343,7 +330,7 @@ def _approach(facts: _Facts, target: float, state: ResourceState, settings: Dyna
         stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, f", at most {facts.amount(reach - state.limit)} at a time"
+            return reach, f", at most {facts.row.words(reach - state.limit)} at a time"
     return target, ""
 
 

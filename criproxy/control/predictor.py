@@ -14,14 +14,7 @@ from msgspec import Struct
 
 from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, ErrorHistogram
-from criproxy.control.series import (
-    COLD_SAMPLES,
-    HistogramPredictor,
-    LearnedState,
-    PredictorSettings,
-    PredictorState,
-    PredictorStatus,
-)
+from criproxy.control.series import COLD_SAMPLES, HistogramPredictor, LearnedState, PredictorSettings, PredictorState
 
 CAPACITY_CHANGE_RATIO: Final = 0.05
 """A capacity that changed by more makes errors worthless that are scaled by it."""
@@ -71,11 +64,11 @@ class CalibratedPredictor:
     """
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
-        self._series = HistogramPredictor(settings, buckets)
+        self.series = HistogramPredictor(settings, buckets)
         self._alpha_ratio = settings.alpha_ratio
         self._cold_start_probes = settings.cold_start_probes
         self._experts = tuple(_Expert(name, self._no_errors()) for name in "ABS")
-        self._spoke = "A"
+        self.spoke = "A"
         self._probes: deque[array[float]] = deque()
         """Per probe: when issued, highest usage since (-1: none yet), then base, scale and forecast per expert."""
         self._probed_s = -math.inf
@@ -88,7 +81,7 @@ class CalibratedPredictor:
         """The last prediction, had it not to fall slowly."""
 
     def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
-        series = self._series
+        series = self.series
         if not series.accepts(t_s, wall_s, usage, capacity):
             return series.current(t_s)
         usage = max(usage, 0.0)
@@ -119,10 +112,10 @@ class CalibratedPredictor:
         a, b, s = self._experts
         a.aim(level, LEVEL_SCALE_RATIO * capacity, capacity)
         b.aim(usage, USAGE_SCALE_RATIO * capacity + self._volatility, capacity)
-        s.aim(max(level, self._day.peak(wall_s, self._series.horizon_s)), LEVEL_SCALE_RATIO * capacity, capacity)
+        s.aim(max(level, self._day.peak(wall_s, self.series.horizon_s)), LEVEL_SCALE_RATIO * capacity, capacity)
         best = a if a.loss <= b.loss else b
         best = best if best.loss <= s.loss else s
-        self._spoke = best.name
+        self.spoke = best.name
         return best.forecast
 
     def _issue(self, t_s: float, capacity: float) -> None:
@@ -135,7 +128,7 @@ class CalibratedPredictor:
 
     def _mature(self, t_s: float, usage: float, capacity: float) -> None:
         """Show the sample to the pending probes, and learn from those whose horizon has passed."""
-        horizon_s, probes = self._series.horizon_s, self._probes
+        horizon_s, probes = self.series.horizon_s, self._probes
         for probe in probes:
             if usage > probe[1] and t_s <= probe[0] + horizon_s:
                 probe[1] = usage
@@ -169,31 +162,32 @@ class CalibratedPredictor:
     def _no_errors(self) -> ErrorHistogram:
         return ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - self._alpha_ratio)
 
-    def describe(self) -> PredictorStatus:
-        learning = self._matured < self._cold_start_probes
-        falling = self._forecasted < self._series.prediction * (1.0 - FALLING_RATIO)
-        note = "falling slowly from an earlier, higher one" if falling else ""
-        if learning:
-            note = f"learning, {self._matured} of {self._cold_start_probes} probes"
-        return self._series.describe("calibrated", self._spoke, self._matured, note)
+    @property
+    def note(self) -> str:
+        if cold := self.series.note:
+            return cold
+        if self._matured < self._cold_start_probes:
+            return f"learning, {self._matured} of {self._cold_start_probes} probes"
+        falling = self._forecasted < self.series.prediction * (1.0 - FALLING_RATIO)
+        return "falling slowly from an earlier, higher one" if falling else ""
 
     def checkpoint(self) -> PredictorState:
         if self._scale_capacity == math.inf:
-            return self._series.checkpoint()
+            return self.series.checkpoint()
         learned = LearnedState(
-            horizon_s=self._series.horizon_s,
+            horizon_s=self.series.horizon_s,
             scale_capacity=self._scale_capacity,
             matured=self._matured,
             losses=[expert.loss for expert in self._experts],
             loss_s=self._loss_s,
             volatility=self._volatility,
             errors=[expert.errors.decayed.state() for expert in self._experts],
-            day=self._day.state(),
+            day=self._day.copy(),
         )
-        return self._series.checkpoint(learned)
+        return self.series.checkpoint(learned)
 
     def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
-        lost = self._series.restore(state, t_s, shift_s)
+        lost = self.series.restore(state, t_s, shift_s)
         if state.learned is None or state.last_s is None:
             return lost
         age_s = t_s - state.last_s - shift_s
@@ -206,8 +200,8 @@ class CalibratedPredictor:
         return lost
 
     def _restore_learned(self, learned: LearnedState, shift_s: float) -> None:
-        if learned.horizon_s != self._series.horizon_s:
-            raise ValueError(f"made for a horizon of {learned.horizon_s:g} s, now {self._series.horizon_s:g} s")
+        if learned.horizon_s != self.series.horizon_s:
+            raise ValueError(f"made for a horizon of {learned.horizon_s:g} s, now {self.series.horizon_s:g} s")
         numbers = (*learned.losses, learned.volatility, learned.matured)
         if (
             len(learned.errors) != len(self._experts)
@@ -220,8 +214,7 @@ class CalibratedPredictor:
         histograms = [self._no_errors() for _ in self._experts]
         for histogram, errors in zip(histograms, learned.errors, strict=True):
             histogram.decayed.load(errors, shift_s)
-        day = DayProfile()
-        day.load(learned.day)
+        day = learned.day.copy()
         for expert, histogram, loss in zip(self._experts, histograms, learned.losses, strict=True):
             expert.errors, expert.loss = histogram, loss
         self._day, self._scale_capacity = day, learned.scale_capacity
@@ -233,5 +226,4 @@ Predictor = HistogramPredictor | CalibratedPredictor
 
 
 def make_predictor(settings: PredictorSettings, buckets: Buckets) -> Predictor:
-    """Raises ValueError on settings out of bounds."""
     return (CalibratedPredictor if settings.kind == "calibrated" else HistogramPredictor)(settings, buckets)

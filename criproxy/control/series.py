@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from criproxy.control.dayprofile import DayProfileState
+from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, LevelHistogram, MassState
 
 Kind = Literal["histogram", "calibrated"]
@@ -33,20 +33,6 @@ class PredictorSettings(Struct, frozen=True):
     cold_start_probes: int = 24
 
 
-class PredictorStatus(Struct, frozen=True):
-    """What a predictor knows, for people. `note` says why it is careful, "" when it is not."""
-
-    kind: Kind
-    prediction: float
-    level: float | None
-    expert: str
-    samples: int
-    rejected_samples: int
-    saturated_samples: int
-    matured_probes: int
-    note: str
-
-
 class LearnedState(Struct, frozen=True):
     """The learned half of a calibrated predictor for a checkpoint; pending probes are left out on purpose."""
 
@@ -57,7 +43,7 @@ class LearnedState(Struct, frozen=True):
     loss_s: float | None
     volatility: float
     errors: list[MassState]
-    day: DayProfileState
+    day: DayProfile
 
 
 class PredictorState(Struct, frozen=True):
@@ -75,24 +61,21 @@ class PredictorState(Struct, frozen=True):
 class HistogramPredictor:
     """One resource of one node: max(area percentile, current usage), at most the capacity."""
 
-    __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "rejected", "samples", "usage")
+    __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "samples", "usage")
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
-        if not 0.0 < settings.horizon_s < math.inf:
-            raise ValueError(f"horizon_s {settings.horizon_s} must be positive")
         self.level = LevelHistogram(buckets, settings.half_life_s, settings.percentile_ratio)
         self.horizon_s = settings.horizon_s
         self.last_s: float | None = None
         self.capacity = self.prediction = math.inf
         self.usage = 0.0
-        self.samples = self.rejected = 0
+        self.samples = 0
 
     def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
         """Take a sample of online usage; returns the prediction, within 0 and capacity.
 
-        A sample that is not finite or not newer than the last one is counted and otherwise ignored: the last prediction
-        is held, and past the horizon it is the whole capacity. Usage below 0 counts as 0. Before any capacity is known
-        the prediction is inf.
+        A sample that is not finite or not newer than the last one is ignored: the last prediction is held, and past the
+        horizon it is the whole capacity. Usage below 0 counts as 0. Before any capacity is known the prediction is inf.
         """
         if not self.accepts(t_s, wall_s, usage, capacity):
             return self.current(t_s)
@@ -104,12 +87,10 @@ class HistogramPredictor:
 
     def accepts(self, t_s: float, wall_s: float, usage: float, capacity: float) -> bool:
         """Whether a sample counts: finite, and newer than the last."""
-        if 0.0 < capacity < math.inf:
-            self.capacity = capacity
-            if math.isfinite(t_s + wall_s + usage) and (self.last_s is None or t_s > self.last_s):
-                return True
-        self.rejected += 1
-        return False
+        if not 0.0 < capacity < math.inf:
+            return False
+        self.capacity = capacity
+        return math.isfinite(t_s + wall_s + usage) and (self.last_s is None or t_s > self.last_s)
 
     def hold(self, t_s: float, usage: float, prediction: float) -> float:
         """Keep what was predicted from the sample until the next one."""
@@ -122,20 +103,10 @@ class HistogramPredictor:
         expired = self.last_s is not None and t_s - self.last_s > self.horizon_s
         return self.capacity if expired else min(self.prediction, self.capacity)
 
-    def describe(
-        self, kind: Kind = "histogram", expert: str = "level", matured_probes: int = 0, note: str = ""
-    ) -> PredictorStatus:
-        return PredictorStatus(
-            kind=kind,
-            prediction=self.prediction,
-            level=self.level.percentile(),
-            expert=expert,
-            samples=self.samples,
-            rejected_samples=self.rejected,
-            saturated_samples=self.level.saturated,
-            matured_probes=matured_probes,
-            note=f"cold start, {self.samples} of {COLD_SAMPLES} samples" if self.samples < COLD_SAMPLES else note,
-        )
+    @property
+    def note(self) -> str:
+        """Why it is careful, for people; "" when it is not."""
+        return f"cold start, {self.samples} of {COLD_SAMPLES} samples" if self.samples < COLD_SAMPLES else ""
 
     def checkpoint(self, learned: LearnedState | None = None) -> PredictorState:
         """All that a restart should keep; after `restore` of it, predictions continue bit for bit."""

@@ -35,7 +35,6 @@ from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
-from criproxy.daemon.event_loop import EventLoop
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
@@ -48,10 +47,10 @@ from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
+from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
-from criproxy.kubelet.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.disk_watch import DiskWatch
@@ -63,6 +62,7 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
@@ -143,14 +143,14 @@ class Daemon:
         predecessor = Predecessor.of_environment(os.environ)
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
-        self._notifier = Notifier(notify_address(os.environ), lambda: time.monotonic_ns() // 1000)
+        self._notifier = Notifier(notify_address(os.environ), self._clock)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        self._box = Box(driver, settings.box(), cpus.cpus, time.monotonic)
+        self._box = Box(driver, settings.box(), cpus.cpus, self._clock)
         self._recorder = Recorder(
-            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
+            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         self._make_pods(settings, runtime)
@@ -186,11 +186,13 @@ class Daemon:
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
         self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log, self._inventory))
-        self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
+        stops = settings.reconciler(), shared, self._box, self._unbounded, PodStopper(runtime, log, self._inventory)
+        self._reconciler = stopper = Reconciler(*stops)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
-        self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
+        processes = self._placement_check.processes
+        self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
         self._services = ServiceChecks(
             settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
         )
@@ -204,10 +206,10 @@ class Daemon:
         """What bounds the box, and what answers harm."""
         self._guard = CpuGuard(
             self._box,
-            PressureListener(self._box.pressure_file, time.monotonic),
+            PressureListener(self._box.pressure_file),
             self._clock,
             settings.guard(),
-            observer=self._metrics,
+            counters=self._metrics,
             log=self._log,
         )
         self._loop = Loop(
@@ -258,7 +260,7 @@ class Daemon:
             pid=os.getpid(),
             interceptor=self._interceptor,
             metrics=self._metrics,
-            clock=time.monotonic,
+            clock=self._clock,
         )
 
     def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
@@ -296,7 +298,9 @@ class Daemon:
             attachment=partial(_attachment, config.proxy.listen_path),
         )
         operators = OperatorsHoldOffs(self._hold_offs, self._reload, self._box, self._inventory, self._unbounded)
-        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names, hold_offs=operators)
+        routes = Routes(
+            reporter, private.path, pod_names=config.observe.pod_names, hold_offs=operators, clock=self._clock
+        )
         return {
             inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
             outside: HttpServer(routes.public, PUBLIC_S).serve,

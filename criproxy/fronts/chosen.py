@@ -1,12 +1,12 @@
 """The engine that the config chooses, and what serves a client for a while whose relay breaks again and again."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
@@ -20,7 +20,7 @@ _FALLBACK: Final = "grpc"
 class ChosenEngine:
     """The `engine.Engine` of `kind`. The relay's fallback is the gRPC engine, on a socket for our own user alone.
 
-    `runtime` is the runtime's socket, `pid` our own. `clock` counts seconds.
+    `runtime` is the runtime's socket, `pid` our own.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ChosenEngine:
         pid: int,
         interceptor: Interceptor,
         metrics: CallMetrics,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self.name: Final = kind
         """What carries new connections, but for those of clients that `problem` names."""
@@ -43,7 +43,6 @@ class ChosenEngine:
         self._log = structlog.get_logger()
         self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
         self._making = asyncio.Lock()
-        self._spare: Engine | None = None
         self._fallback: Engine | None = None
         self._relay: RelayServer | None = None
         if kind != "grpc":
@@ -87,12 +86,12 @@ class ChosenEngine:
         async with self._making:
             if self._fallback is None:
                 try:
-                    self._spare = self._spare or self._grpc(self._private)
-                    await self._spare.start()
+                    spare = self._grpc(self._private)
+                    await spare.start()
                 except (SocketError, ImportError) as error:  # an upgrade removes the files that are imported here
                     self._log.error("no_fallback", error=str(error), consequence="new connections fail")
                     raise OSError(str(error)) from error
-                self._fallback = self._spare
+                self._fallback = spare
                 self._log.error("fallback_serves", engine="grpc", socket=str(self._private.own))
         return self._private.own
 

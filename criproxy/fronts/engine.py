@@ -41,7 +41,6 @@ class Interceptor(Protocol):
 
     def wants(self, method: str) -> bool:
         """Whether the unary call of this path (`/runtime.v1.RuntimeService/RunPodSandbox`) is to be opened."""
-        ...
 
     def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
         """What becomes of a request: at once, where nothing is to be waited for.
@@ -49,7 +48,6 @@ class Interceptor(Protocol):
         What either raises is a fault of the interceptor's own, and the engine passes the message as it came: an online
         pod is not to be hurt by it. What must not pass then, as it is an offline pod's, the interceptor refuses.
         """
-        ...
 
 
 class CallMetrics(Protocol):
@@ -62,15 +60,12 @@ class CallMetrics(Protocol):
 
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """A call has ended. `method` is a CRI method's name or "other", `code` a gRPC status code's name."""
-        ...
 
     def on_broken(self, reason: str) -> None:
         """A connection was closed, as what a peer sent could not be followed."""
-        ...
 
     def on_given_up(self, clients: int) -> None:
         """How many clients the gRPC engine serves for now, as their connections broke again and again."""
-        ...
 
 
 class Engine(Protocol):
@@ -80,7 +75,6 @@ class Engine(Protocol):
 
     async def start(self) -> None:
         """Listen. Raises SocketError."""
-        ...
 
     async def drain(self, limit_s: float) -> None:
         """The public name leads elsewhere now: send clients there, if that can be done, and lose no call.
@@ -88,11 +82,9 @@ class Engine(Protocol):
         Calls that come meanwhile are served as ever. Returns when all have ended but for streams that never end by
         themselves (`methods.is_endless`), or after `limit_s`. May be cancelled.
         """
-        ...
 
     async def stop(self, grace_s: float) -> None:
         """Give the socket up, answer new calls with UNAVAILABLE, give those in flight `grace_s`, and cut the rest.
 
         No client sees another error than UNAVAILABLE.
         """
-        ...

@@ -35,15 +35,13 @@ class Chain(Struct, frozen=True):
         merged: dict[tuple[str, str], tuple[Hook, Adjustment]] = {}
         for hook in self.hooks:
             for adjustment in hook.adjust(request):
-                place = (adjustment.field, adjustment.key)
-                other = merged.setdefault(place, (hook, adjustment))
+                other = merged.setdefault((adjustment.field, adjustment.key), (hook, adjustment))
                 if other[1].value != adjustment.value:
-                    raise HookConflictError(_conflict(*other, hook, adjustment))
+                    raise HookConflictError(
+                        f"hooks {other[0].name!r} and {hook.name!r} set {adjustment.place} to {other[1].value!r} and "
+                        f"{adjustment.value!r}"
+                    )
         return tuple(adjustment for _, adjustment in merged.values())
-
-
-def _conflict(hook: Hook, mine: Adjustment, other: Hook, wanted: Adjustment) -> str:
-    return f"hooks {hook.name!r} and {other.name!r} set {mine.place} to {mine.value!r} and {wanted.value!r}"
 
 
 def offline_chain() -> Chain:

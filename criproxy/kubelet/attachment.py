@@ -36,16 +36,14 @@ class SavedFile(Struct, frozen=True):
 class AttachRecord(Struct, frozen=True):
     """An attachment. `phase` "changing": whoever wrote this has not finished, and what it did must be undone.
 
-    `endpoint` is what kubelet had, from `origin`; `listen` is the socket it got. `copied` is the command that was
+    `endpoint` is what kubelet had; `listen` is the socket it got. `copied` is the command that was
     copied, from the file `copied_file` ("" for both: none was). `previous` is the attachment that is being renewed.
     `ran`: kubelet ran before.
     """
 
     phase: Literal["changing", "attached"]
-    unit: str
     listen: str
     endpoint: str
-    origin: str
     saved: tuple[SavedFile, ...]
     copied: str = ""
     copied_file: str = ""

@@ -31,8 +31,9 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 
 def command_line(root: Path) -> list[str]:
     """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
-    for path in _process_lists(root):
-        for pid in read(root, path).split():
+    units = (f"{hierarchy}{where}{UNIT}/cgroup.procs" for where in _SLICES for hierarchy in _HIERARCHIES)
+    for path in (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit)):
+        for pid in read(root, f"/{path.relative_to(root)}").split():
             if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     return words_of(root / f"proc/{int(pid)}")
@@ -102,11 +103,3 @@ def read(root: Path, path: str) -> bytes:
         return (root / path.lstrip("/")).read_bytes()
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return b""
-
-
-def _process_lists(root: Path) -> Iterator[str]:
-    """The files with the processes of the unit."""
-    for slices in _SLICES:
-        for hierarchy in _HIERARCHIES:
-            for path in (root / "sys/fs/cgroup").glob(f"{hierarchy}{slices}{UNIT}/cgroup.procs"):
-                yield f"/{path.relative_to(root)}"

@@ -6,7 +6,7 @@
 
 import enum
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -14,13 +14,10 @@ PLACEMENT_ANNOTATION: Final = "colocation.criproxy.io/placement"
 """Set on the sandbox of a placed pod; its value is the pod's cgroup_parent in the box."""
 
 
-class Unlimited(enum.Enum):
-    """The type of `UNLIMITED`."""
+class Unlimited(enum.StrEnum):
+    """The type of `UNLIMITED`, which people and JSON read as its value."""
 
     UNLIMITED = "unlimited"
-
-    def __repr__(self) -> str:
-        return "UNLIMITED"
 
 
 UNLIMITED: Final = Unlimited.UNLIMITED
@@ -51,7 +48,10 @@ class Pod(Struct, frozen=True):
 
 
 class Resources(Struct, frozen=True):
-    """Linux resources of a sandbox or a container; 0, "" and {} mean "not set". Source: CRI LinuxContainerResources."""
+    """What hooks look at of the resources of a sandbox or a container; 0, "" and {} mean "not set".
+
+    Source: CRI LinuxContainerResources.
+    """
 
     cpu_period_us: int = 0
     cpu_quota_us: int = 0
@@ -59,7 +59,6 @@ class Resources(Struct, frozen=True):
     memory_limit_bytes: int = 0
     oom_score_adj: int = 0
     cpuset_cpus: str = ""
-    cpuset_mems: str = ""
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +110,6 @@ class PodRequest(Struct, frozen=True):
 
     operation: Operation
     target: Target
-    pod: PodRef
     placement: str
     resources: Resources
     child_quota: bool
@@ -150,6 +148,13 @@ class Sandbox(Struct, frozen=True):
     placement: str | None
     cpu_shares: int = 0
     notice_s: int = 0
+
+
+class Finding(PodRef, frozen=True):
+    """A pod's container, or its sandbox (`container` ""): where it is outside the box, or why that is not known."""
+
+    container: str
+    detail: str
 
 
 # --- samples and limits --------------------------------------------------------------------------------------------
@@ -214,7 +219,7 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 PIDS: Final = "pids"
 
-Limit = float | type_unlimited
+Limit = float | Unlimited
 
 Limits = Mapping[str, Limit]
 """What bounds the box, by the name of the resource and in its unit (cores, bytes). Its priority (lowest weight,
@@ -288,6 +293,12 @@ class Decision(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         return {name: decided.limit for name, decided in self.resources.items()}
+
+
+class Counters(Protocol):
+    """Where events are counted. `name` and `labels` are those of docs/metrics.md."""
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 
 
 class AttachStatus(Struct, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.box import BoxState
 from criproxy.control.resources import bytes_in_words, cores_in_words
@@ -24,6 +24,7 @@ class Excess(Struct, frozen=True):
     since_s: float
     amount: float
     bound: float
+    reported: bool
 
 
 def memory_seen(state: BoxState) -> tuple[float, float] | None:
@@ -44,26 +45,25 @@ def cpu_seen(state: BoxState) -> tuple[float, float] | None:
 _SEEN: Final = {CPU: cpu_seen, MEMORY: memory_seen}
 
 
-class AboveBound:
+class AboveBound(Struct, eq=False):
     """Follows both resources from tick to tick, and logs when an excess lasts and when it has ended."""
 
-    def __init__(self) -> None:
-        self._excesses: dict[str, Excess] = {}
-        self._reported: set[str] = set()
-        self._log = structlog.get_logger()
+    _excesses: dict[str, Excess] = {}
+    _log: structlog.typing.FilteringBoundLogger = field(default_factory=structlog.get_logger)
 
     def look(self, state: BoxState, now_s: float) -> None:
         for resource, seen in _SEEN.items():
             before, found = self._excesses.get(resource), seen(state)
+            was_reported = before is not None and before.reported
             if found is None or found[0] <= found[1]:
                 self._excesses.pop(resource, None)
-                if resource in self._reported:
-                    self._reported.remove(resource)
+                if was_reported:
                     self._log.info("box_within_bound", resource=resource)
                 continue
-            excess = self._excesses[resource] = Excess(before.since_s if before else now_s, *found)
-            if resource not in self._reported and now_s - excess.since_s >= REPORTED_AFTER_S:
-                self._reported.add(resource)
+            since_s = before.since_s if before else now_s
+            excess = Excess(since_s, found[0], found[1], reported=now_s - since_s >= REPORTED_AFTER_S)
+            self._excesses[resource] = excess
+            if excess.reported and not was_reported:
                 fields = {"resource": resource, "amount": excess.amount, "bound": excess.bound}
                 self._log.warning("box_above_bound", **fields, detail=_words(resource, excess))
 

@@ -45,9 +45,6 @@ class BusyError(AskError):
     exit_status = 1
 
 
-ERRORS: Final = (NotRunningError, NotAllowedError, NotCriproxyError, BusyError)
-
-
 def ask(path: Path, question: str, timeout_s: float) -> str:
     """The body of the answer to a GET of `question`, at the socket `path`.
 

@@ -1,27 +1,28 @@
 """Reports to systemd how the daemon is: sd_notify, by hand, one datagram per message. Source: sd_notify(3)."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
+
+from criproxy.model.clock import MonotonicClock
 
 
 class Notifier:
     """Messages to the service manager named by `address` (NOTIFY_SOCKET); None: there is none, and nothing is sent.
 
-    No method raises or blocks: each returns whether the message was taken. `monotonic_us` is CLOCK_MONOTONIC in
-    microseconds.
+    No method raises or blocks: each returns whether the message was taken.
     """
 
-    def __init__(self, address: str | None, monotonic_us: Callable[[], int]) -> None:
+    def __init__(self, address: str | None, clock: MonotonicClock) -> None:
         self._address: Final = "\0" + address[1:] if address and address.startswith("@") else address or None
-        self._monotonic_us: Final = monotonic_us
+        self._clock: Final = clock
 
     def ready(self, status: str) -> bool:
         return self._send("READY=1", _status(status))
 
     def reloading(self) -> bool:
         """To be followed by `ready`. Source: systemd.service(5), Type=notify-reload."""
-        return self._send("RELOADING=1", f"MONOTONIC_USEC={self._monotonic_us()}")
+        return self._send("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic_s() * 1e6)}")
 
     def stopping(self) -> bool:
         return self._send("STOPPING=1")

@@ -1,12 +1,12 @@
 """What has happened in the daemon, as its parts tell it. It is made before them, and only the reporter reads it."""
 
-from collections.abc import Callable
 from typing import Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
+from criproxy.control.clock import Clock
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot
 from criproxy.model.modes import Mode, Modes
@@ -25,7 +25,7 @@ Colocation = Literal["on", "off", "pass-through"]
 
 
 class Recorder(Struct):
-    """The control loop's observer, and whom the reconciler, the config and a hand-over tell. `clock`: monotonic, in s.
+    """The control loop's observer, and whom the reconciler, the config and a hand-over tell.
 
     What is public may be read from any thread. `discarded`: how many readings in a row were no measurements, and why
     the last was none. `modes` are those that the config, the schedule and the command line bring about. `schedule`:
@@ -37,7 +37,7 @@ class Recorder(Struct):
     inventory: Inventory
     link: RuntimeLink
     notifier: Notifier
-    clock: Callable[[], float]
+    clock: Clock
     above: AboveBound = field(default_factory=AboveBound)
     tick_failures: int = 0
     tick_failed_last: bool = False
@@ -54,12 +54,16 @@ class Recorder(Struct):
     _last: tuple[Snapshot, Decision, Colocation] | None = None
 
     def __post_init__(self) -> None:
-        self.started_s = self._ticked_s = self._headline_s = self.clock()
+        self.started_s = self._ticked_s = self._headline_s = self.clock.monotonic_s()
 
     # --- the loop's observer ----------------------------------------------------------------------------------------
 
+    def begins(self) -> None:
+        """The loop begins, perhaps long after the process: a new process waits for its turn. No tick is overdue."""
+        self._ticked_s = self.clock.monotonic_s()
+
     def ticked(self, snapshot: Snapshot, decision: Decision, changes: tuple[LimitChange, ...], seconds: float) -> None:
-        self._ticked_s = self.clock()
+        self._ticked_s = self.clock.monotonic_s()
         self.tick_failed_last = False
         self.discarded = 0
         self._last = (snapshot, decision, self.colocation)
@@ -70,7 +74,7 @@ class Recorder(Struct):
             self.notifier.status(self.headline())
 
     def tick_failed(self, seconds: float) -> None:
-        self._ticked_s = self.clock()
+        self._ticked_s = self.clock.monotonic_s()
         self.tick_failures += 1
         self.tick_failed_last = True
         self._look_above()
@@ -83,7 +87,7 @@ class Recorder(Struct):
         self.above.look(replace(state, wanted=None, memory=None) if held_off else state, self._ticked_s)
 
     def sample_discarded(self, reason: str) -> None:
-        self._ticked_s = self.clock()
+        self._ticked_s = self.clock.monotonic_s()
         self.discarded, self.discarded_for = self.discarded + 1, reason
         self.metrics.count("samples_discarded")
 
@@ -132,7 +136,7 @@ class Recorder(Struct):
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon itself, in words; None: nothing is."""
-        stalled_s = self.clock() - self._ticked_s
+        stalled_s = self.clock.monotonic_s() - self._ticked_s
         return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
 
     def _in_force(self, decision: Decision, decided: Colocation) -> Decision:

@@ -2,10 +2,11 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
@@ -16,7 +17,6 @@ from criproxy.control.interference.ladder import Rung
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.model import MEMORY, UNLIMITED, AttachStatus, PodRef
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
@@ -38,11 +38,10 @@ from criproxy.observe.status import (
     ScheduleStatus,
     ServiceStatus,
     Status,
-    StrayContainer,
     latest_decisions,
     resource_status,
-    share_status,
 )
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
@@ -50,7 +49,7 @@ from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OutsideLoad, OverheadWatch
-from criproxy.pods.placement_check import Finding, PlacementCheck
+from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
@@ -137,7 +136,7 @@ class Reporter(Struct, frozen=True):
             ladder_rung={one.resource: float(_RUNGS.index(one.rung)) for one in harm.rungs},
             signal={one.name: math.nan if one.value is None else one.value for one in harm.signals},
             signal_bar={one.name: one.bar for one in harm.signals},
-            box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock()),
+            box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
         return metrics.registry.render()
 
@@ -151,11 +150,11 @@ class Reporter(Struct, frozen=True):
 
     def status(self) -> Status:
         info, check, recorder = self.link.info, self.placement_check, self.recorder
-        attached, modes = self.attachment(), self._modes()
+        attached, modes, running = self.attachment(), self._modes(), self.inventory.running_pods
         return Status(
             version=__version__,
             pid=os.getpid(),
-            uptime_s=recorder.clock() - recorder.started_s,
+            uptime_s=recorder.clock.monotonic_s() - recorder.started_s,
             dry_run=Mode.DRY_RUN in modes,
             colocation=recorder.colocation,
             schedule=ScheduleStatus(recorder.schedule, modes.why.get(Mode.CLOSED, "") if recorder.modes.judges else ""),
@@ -167,14 +166,14 @@ class Reporter(Struct, frozen=True):
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(OfflinePod(*_who(one.pod), one.placement or "") for one in self.inventory.running_pods),
+            pods=tuple(OfflinePod(**asdict(one.pod), placement=one.placement or "") for one in running),
             guard=self.guard.status(),
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self.unbounded.pods().values()),
             problems=tuple(self._problems(modes, attached)),
             engine=self.engine.name,
             cgroup=self._cgroup_status(),
-            placement=PlacementStatus(check.verified, _strays(check.unbounded), _strays(check.unknown)),
+            placement=PlacementStatus(check.verified, check.unbounded, check.unknown),
             decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
@@ -188,7 +187,12 @@ class Reporter(Struct, frozen=True):
                 for one in self.hold_offs.in_force()
             ),
             services=tuple(
-                ServiceStatus(*_who(one.pod), str(one.check.asked) if one.check else "", one.percent, one.problem)
+                ServiceStatus(
+                    **asdict(one.pod),
+                    asked=str(one.check.asked) if one.check else "",
+                    percent=one.percent,
+                    problem=one.problem,
+                )
                 for one in self.services.services()
             ),
         )
@@ -229,7 +233,7 @@ class Reporter(Struct, frozen=True):
             yield "the config file has errors, so the one before holds"
         if recorder.tick_failed_last:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
-        yield from recorder.above.problems(recorder.clock())
+        yield from recorder.above.problems(recorder.clock.monotonic_s())
         yield from self.relief.problems()
         if self.interference.closed:
             yield f"no offline pod is let in: {self.interference.closed}"
@@ -268,7 +272,7 @@ class Reporter(Struct, frozen=True):
             tick_failures=self.recorder.tick_failures,
             resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
-            shares=share_status(box.in_use),
+            shares=box.in_use,
         )
 
 
@@ -279,13 +283,8 @@ def _used(box: BoxState) -> dict[str, float | None]:
 
 def _overhead(load: OutsideLoad) -> OverheadStatus:
     loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
-    pods = tuple(PodOverhead(*_who(one.pod), one.shim_cores, one.log_bytes_per_s) for one in loudest)
-    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, pods)
-
-
-def _strays(found: Iterable[Finding]) -> tuple[StrayContainer, ...]:
-    return tuple(StrayContainer(*_who(one.pod), one.container, one.detail) for one in found)
-
-
-def _who(pod: PodRef) -> tuple[str, str, str]:
-    return pod.namespace, pod.name, pod.uid
+    pods = [
+        PodOverhead(**asdict(one.pod), shim_cores=one.shim_cores, log_bytes_per_s=one.log_bytes_per_s)
+        for one in loudest
+    ]
+    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))

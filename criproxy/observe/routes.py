@@ -12,10 +12,8 @@ An answer that reads files of others (kubelet's, a disk's) is made in a thread: 
 """
 
 import asyncio
-import contextlib
 import math
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,6 +23,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.control.clock import Clock
 from criproxy.observe import why
 from criproxy.observe.http import Answer
 from criproxy.observe.report import Reporter
@@ -39,8 +38,12 @@ PRIVATE_S: Final = 15.0
 
 _RECENT_S: Final = 1.0
 _EVERY_S: Final = 0.1
+"""At most ten statuses a second are made."""
+
 _BUILD_S: Final = 10.0
 """Less than root's client waits, so that it gets an answer."""
+
+_NEVER: Final = (-math.inf, Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, ""))
 
 _PATHS: Final = "/metrics /healthz /readyz"
 
@@ -57,51 +60,40 @@ class TakesHoldOffs(Protocol):
     async def release(self, of: str) -> str: ...
 
 
-class Routes:
+class Routes(Struct, eq=False):
     """`public` answers over TCP, `private` at the socket `private_path`. `pod_names`: TCP has /status as well.
 
-    `obey` does what root asks for there.
-
-    The reporter's `status` and `why` are called from a thread, the others from the event loop.
+    `obey` does what root asks for there. The reporter's `status` and `why` are called from a thread, the others from
+    the event loop. `_last`: by path, when the last answer was begun, and that answer.
     """
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        private_path: Path,
-        *,
-        pod_names: bool,
-        hold_offs: TakesHoldOffs,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._reporter = reporter
-        self._pod_names = pod_names
-        self._hold_offs = hold_offs
-        self._clock = clock
-        self._moved = f"ask at {private_path}, as root: `criproxy status`, or curl --unix-socket {private_path} "
-        self._worker: Worker | None = None
-        with contextlib.suppress(RuntimeError):  # it is tried again when there is a question
-            self._worker = self._thread()
-        self._status = _Shared(self._build_status, clock)
-        self._recent: dict[str, tuple[float, Answer]] = {}
-        """The last answer to a path, and when it was made."""
+    reporter: Reporter
+    private_path: Path
+    pod_names: bool
+    hold_offs: TakesHoldOffs
+    clock: Clock
+    _worker: Worker = field(default_factory=lambda: Worker("observe", _BUILD_S))
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _last: dict[str, tuple[float, Answer]] = {}
 
     async def public(self, path: str, query: str) -> Answer:
         match path:
             case "/metrics":
-                return self._of_late(path) or self._built_metrics()
-            case "/status" if self._pod_names:
-                return self._of_late(path) or await self._status.get()
+                begun_s, answer = self._last.get(path, _NEVER)
+                return answer if self.clock.monotonic_s() - begun_s < _RECENT_S else self._metrics()
+            case "/status" if self.pod_names:
+                return await self._status(self.clock.monotonic_s() - _RECENT_S)
             case "/status" | "/why":
-                return Answer.text(HTTPStatus.GONE, f"{self._moved}http://localhost{path}")
+                words = f"ask at {self.private_path}, as root: `criproxy status`, or curl --unix-socket"
+                return Answer.text(HTTPStatus.GONE, f"{words} {self.private_path} http://localhost{path}")
         return self._common(path, _PATHS)
 
     async def private(self, path: str, query: str) -> Answer:
         match path:
             case "/metrics":
-                return self._built_metrics()
+                return self._metrics()
             case "/status":
-                return await self._status.get()
+                return await self._status(self.clock.monotonic_s())
             case "/why":
                 return await self._why(query)
         return self._common(path, f"{_PATHS} /status /why")
@@ -111,9 +103,9 @@ class Routes:
         of = asked.get("of", "")
         try:
             if path == "/hold-off":
-                done = await self._hold_offs.hold(of, float(asked.get("seconds", "nan")), asked.get("reason", ""))
+                done = await self.hold_offs.hold(of, float(asked.get("seconds", "nan")), asked.get("reason", ""))
             elif path == "/release":
-                done = await self._hold_offs.release(of)
+                done = await self.hold_offs.release(of)
             else:
                 return Answer.text(HTTPStatus.NOT_FOUND, "POST takes /hold-off and /release")
         except ValueError as error:
@@ -125,27 +117,29 @@ class Routes:
     def _common(self, path: str, paths: str) -> Answer:
         match path:
             case "/":
-                return Answer.text(HTTPStatus.OK, f"{self._reporter.page()}\n{paths}")
+                return Answer.text(HTTPStatus.OK, f"{self.reporter.page()}\n{paths}")
             case "/healthz":
-                return _probe(self._reporter.unhealthy())
+                return _probe(self.reporter.unhealthy())
             case "/readyz":
-                return _probe(self._reporter.unready())
+                return _probe(self.reporter.unready())
         return Answer.text(HTTPStatus.NOT_FOUND, paths)
 
-    def _built_metrics(self) -> Answer:
-        answer = Answer(HTTPStatus.OK, METRICS, self._reporter.metrics())
-        self._recent["/metrics"] = self._clock(), answer
+    def _metrics(self) -> Answer:
+        answer = Answer(HTTPStatus.OK, METRICS, self.reporter.metrics())
+        self._last["/metrics"] = self.clock.monotonic_s(), answer
         return answer
 
-    def _of_late(self, path: str) -> Answer | None:
-        made_s, answer = self._recent.get(path, (-math.inf, None))
-        return answer if self._clock() - made_s < _RECENT_S else None
-
-    async def _build_status(self) -> Answer:
-        answer = await self._aside(lambda: Answer(HTTPStatus.OK, JSON, to_json(self._reporter.status()).encode()))
-        if answer.status is HTTPStatus.OK:
-            self._recent["/status"] = self._clock(), answer
-        return answer
+    async def _status(self, since_s: float) -> Answer:
+        """One that was begun then or later. Who waits shares it with all who came before it was begun."""
+        async with self._turn:
+            begun_s, answer = self._last.get("/status", _NEVER)
+            if begun_s < since_s:
+                await asyncio.sleep(max(0.0, begun_s + _EVERY_S - self.clock.monotonic_s()))
+                begun_s = self.clock.monotonic_s()
+                answer = await self._aside(lambda: to_json(self.reporter.status()))
+                if answer.status is HTTPStatus.OK:
+                    self._last["/status"] = begun_s, answer
+            return answer
 
     async def _why(self, query: str) -> Answer:
         """`?at=SECONDS`, since 1970, for another moment than now."""
@@ -156,46 +150,14 @@ class Routes:
         if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
             return Answer.text(HTTPStatus.BAD_REQUEST, "at is a moment in seconds since 1970")
         asked_s = at_s[0] if at_s else None
-        return await self._aside(lambda: Answer(HTTPStatus.OK, JSON, why.to_json(self._reporter.why(asked_s)).encode()))
+        return await self._aside(lambda: why.to_json(self.reporter.why(asked_s)))
 
-    async def _aside(self, build: Callable[[], Answer]) -> Answer:
-        """What `build` makes, in a thread."""
+    async def _aside(self, build: Callable[[], str]) -> Answer:
+        """The JSON that `build` makes, in a thread."""
         try:
-            worker = self._thread()
-        except RuntimeError as error:
-            return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}: ask again later")
-        try:
-            return await worker.run("make the answer", build)
+            return Answer(HTTPStatus.OK, JSON, (await self._worker.run("make the answer", build)).encode())
         except StuckError as error:
             return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}: a file that it reads hangs")
-
-    def _thread(self) -> Worker:
-        """Raises RuntimeError while the machine has none left."""
-        if self._worker is None:
-            self._worker = Worker("observe", _BUILD_S)
-        return self._worker
-
-
-class _Shared(Struct):
-    """One answer for all who wait for it, begun after the last of them has asked; at most ten a second."""
-
-    build: Callable[[], Awaitable[Answer]]
-    clock: Callable[[], float]
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _not_before_s: float = -math.inf
-    _next: asyncio.Task[Answer] | None = None
-
-    async def get(self) -> Answer:
-        if self._next is None:
-            self._next = asyncio.create_task(self._begin())
-        return await asyncio.shield(self._next)
-
-    async def _begin(self) -> Answer:
-        async with self._turn:
-            await asyncio.sleep(max(0.0, self._not_before_s - self.clock()))
-            self._next = None
-            self._not_before_s = self.clock() + _EVERY_S
-            return await self.build()
 
 
 def _probe(problem: str | None) -> Answer:

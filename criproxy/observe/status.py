@@ -15,7 +15,7 @@ from criproxy.control.history import DecisionRecord
 from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, Snapshot
+from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Finding, Limit, Limits, PodRef, Snapshot
 
 
 class BypassStatus(Struct, frozen=True):
@@ -39,9 +39,6 @@ class HoldOffStatus(Struct, frozen=True):
     reason: str
 
 
-ShownLimit = float | Literal["unlimited"]
-
-
 class ResourceStatus(Struct, frozen=True):
     """A resource at the last tick, in its unit; what is not known, or not sampled, is None.
 
@@ -56,22 +53,15 @@ class ResourceStatus(Struct, frozen=True):
     box: float | None
     prediction: float | None
     hour: float | None
-    limit: ShownLimit
+    limit: Limit
     reason: str
-    in_force: ShownLimit | None = None
+    in_force: Limit | None = None
     throttled_ratio: float | UnsetType = UNSET
     used: float | UnsetType | None = UNSET
 
 
 _AMOUNTS: Final = ("capacity", "node", "online", "box", "prediction", "hour", "limit", "in_force", "used")
 """Keys that end with the resource's unit in JSON."""
-
-
-class ShareStatus(Struct, frozen=True):
-    """What the box has a share of: how much is in use, and how much may be."""
-
-    current: int | None
-    limit: int | Literal["unlimited"]
 
 
 class BoxStatus(Struct, frozen=True):
@@ -88,7 +78,7 @@ class BoxStatus(Struct, frozen=True):
     tick_failures: int
     resources: Mapping[str, ResourceStatus]
     cpus: str = ""
-    shares: Mapping[str, ShareStatus] = {}
+    shares: Mapping[str, HeldLimit] = {}
 
 
 class RuntimeStatus(Struct, frozen=True):
@@ -118,15 +108,7 @@ class ScheduleStatus(Struct, frozen=True):
     closed: str
 
 
-class _OfPod(Struct, frozen=True):
-    """What is told of a pod begins with who it is."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-class OfflinePod(_OfPod, frozen=True):
+class OfflinePod(PodRef, frozen=True):
     """A pod in the box."""
 
     placement: str
@@ -139,17 +121,7 @@ class CgroupStatus(Struct, frozen=True):
     driver: Literal["cgroupfs", "systemd"] | None
 
 
-class StrayContainer(_OfPod, frozen=True):
-    """A container of the box, or a pod's sandbox (`container` ""), that runs elsewhere, or where nobody can tell.
-
-    `detail` says where, or why that is not known.
-    """
-
-    container: str
-    detail: str
-
-
-class ServiceStatus(_OfPod, frozen=True):
+class ServiceStatus(PodRef, frozen=True):
     """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
 
     asked: str
@@ -161,11 +133,11 @@ class PlacementStatus(Struct, frozen=True):
     """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
     verified: int
-    misplaced: tuple[StrayContainer, ...]
-    unknown: tuple[StrayContainer, ...]
+    misplaced: tuple[Finding, ...]
+    unknown: tuple[Finding, ...]
 
 
-class PodOverhead(_OfPod, frozen=True):
+class PodOverhead(PodRef, frozen=True):
     """What is done outside the box for one pod: its shim's CPU, and what its logs grow by."""
 
     shim_cores: float
@@ -192,7 +164,7 @@ class DecisionStatus(Struct, frozen=True):
 
     decided_s: float
     applied: bool
-    limits: Mapping[str, ShownLimit]
+    limits: Limits
     reasons: Mapping[str, str]
 
 
@@ -253,25 +225,13 @@ def resource_status(
             **{key: getattr(snapshot.of.get(name), key, None) for key in ("capacity", "node", "online", "box")},
             prediction=decided.prediction.level,
             hour=decided.prediction.hour,
-            limit=shown_limit(decided.limit),
+            limit=decided.limit,
             reason=decided.reason,
-            in_force=None if held is None or name not in held else shown_limit(held[name]),
+            in_force=(held or {}).get(name),
             throttled_ratio=snapshot.throttled_ratio if name == CPU else UNSET,
             used=(used or {}).get(name, UNSET),
         )
         for name, decided in decision.resources.items()
-    }
-
-
-def shown_limit(limit: Limit) -> ShownLimit:
-    return "unlimited" if limit is UNLIMITED else limit
-
-
-def share_status(in_use: Mapping[str, HeldLimit]) -> dict[str, ShareStatus]:
-    return {
-        name: ShareStatus(held.used, "unlimited" if held.limit is UNLIMITED else held.limit)
-        for name in SHARES
-        if (held := in_use.get(name))
     }
 
 
@@ -291,19 +251,13 @@ def latest_decisions(records: Sequence[DecisionRecord], count: int) -> tuple[Dec
 
 def _shown(record: DecisionRecord) -> tuple[dict[str, str], bool]:
     limits = record.decision.limits.items()
-    return {
-        name: "unlimited" if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits
-    }, record.applied
+    shown = {name: limit if limit is UNLIMITED else RESOURCES[name].words(limit) for name, limit in limits}
+    return shown, record.applied
 
 
 def _decision(record: DecisionRecord) -> DecisionStatus:
-    resources = record.decision.resources
-    return DecisionStatus(
-        decided_s=record.wall_s,
-        applied=record.applied,
-        limits={name: shown_limit(decided.limit) for name, decided in resources.items()},
-        reasons={name: decided.reason for name, decided in resources.items()},
-    )
+    reasons = {name: decided.reason for name, decided in record.decision.resources.items()}
+    return DecisionStatus(record.wall_s, record.applied, record.decision.limits, reasons)
 
 
 def to_json(status: Status) -> str:

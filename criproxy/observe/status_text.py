@@ -85,10 +85,10 @@ def _lines(status: Status) -> Iterator[str]:
     if status.interference is not None:
         yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
-    yield from _listed([f"{pod.namespace}/{pod.name}" for pod in status.pods])
+    yield from _listed([str(pod) for pod in status.pods])
     if status.services:
         yield _row("services", "what online pods say of themselves (100 % is their threshold)")
-        yield from _listed([f"{one.namespace}/{one.name}: {_service(one)}" for one in status.services])
+        yield from _listed([f"{one}: {_service(one)}" for one in status.services])
     yield from _disk_lines(status.disks)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
@@ -127,7 +127,7 @@ def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
     yield _row("overhead", f"runtime {runtime}; {logs}")
     for pod in overhead.pods:
         shown = f"shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}"
-        yield f"  {pod.namespace}/{pod.name}: {shown}"
+        yield f"  {pod}: {shown}"
 
 
 def _megabytes(bytes_per_s: float) -> str:
@@ -139,7 +139,7 @@ def _placement_lines(placement: PlacementStatus) -> Iterator[str]:
     yield _row("placement", f"{placement.verified} containers verified, {misplaced} misplaced, {unknown} not known")
     for head, strays in (("misplaced", placement.misplaced), ("not known", placement.unknown)):
         named = [(one, f"container {one.container}" if one.container else "sandbox") for one in strays]
-        yield from _listed([f"{head}: {one.namespace}/{one.name}, {what}: {one.detail}" for one, what in named])
+        yield from _listed([f"{head}: {one}, {what}: {one.detail}" for one, what in named])
 
 
 def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _box_lines(box: BoxStatus) -> Iterator[str]:
         if (found := box.shares.get(name)) is None:
             yield f"  {share.title} are not bounded, as there is no {share.bounded_by}, or not yet"
         else:
-            yield f"  {share.title}: {found.current}, limit {found.limit}"
+            yield f"  {share.title}: {found.used}, limit {found.limit}"
     if not box.resources:
         yield "  no sample yet"
         return

@@ -11,8 +11,7 @@ from msgspec import Struct
 from criproxy.control.history import History, Past
 from criproxy.control.interference.responder import Move
 from criproxy.control.resources import RESOURCES, Resource
-from criproxy.model import Bounds, GuardCeiling, Limits
-from criproxy.observe.status import ShownLimit, shown_limit
+from criproxy.model import Bounds, GuardCeiling, Limit, Limits
 from criproxy.observe.status_text import printable
 
 _WIDTH: Final = 11
@@ -25,8 +24,8 @@ class ResourceWhy(Struct, frozen=True):
     what the kernel holds, `used` what that bounds; None: not known, as for a moment in the past.
     """
 
-    limit: ShownLimit
-    before: ShownLimit | None
+    limit: Limit
+    before: Limit | None
     reason: str
     since_s: float | None
     since_reason: str | None
@@ -35,7 +34,7 @@ class ResourceWhy(Struct, frozen=True):
     predicted: float | None
     note: str
     bounds: Bounds
-    in_force: ShownLimit | None = None
+    in_force: Limit | None = None
     used: float | None = None
 
 
@@ -90,8 +89,8 @@ def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> Dec
     for name, decided in decision.resources.items():
         sample, since = snapshot.of.get(name), past.since[name]
         resources[name] = ResourceWhy(
-            limit=shown_limit(decided.limit),
-            before=None if decided.before is None else shown_limit(decided.before),
+            limit=decided.limit,
+            before=decided.before,
             reason=decided.reason,
             since_s=None if since is None else since.wall_s,
             since_reason=None if since is None else since.decision.resources[name].reason,
@@ -100,7 +99,7 @@ def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> Dec
             predicted=decided.prediction.level,
             note=decided.prediction.note,
             bounds=decided.bounds,
-            in_force=shown_limit(held[name]) if name in held else None,
+            in_force=held.get(name),
             used=used.get(name),
         )
     return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources)
@@ -172,7 +171,7 @@ def _lines(why: Why) -> Iterator[str]:
 def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:
     amount = row.words
 
-    def words(value: ShownLimit | None, none: str) -> str:
+    def words(value: Limit | None, none: str) -> str:
         return none if value is None else value if isinstance(value, str) else amount(value)
 
     since = "since before the record begins" if why.since_s is None else f"since {_clock(why.since_s)}"

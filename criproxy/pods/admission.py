@@ -195,12 +195,9 @@ class AdmitsPods(Protocol):
         `memory_bytes`: the pod's memory limit by the request, 0: it names none. `cpu_shares`: what it asks for where
         kubelet has given it the lowest. Raises AdmissionError.
         """
-        ...
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Take up what kubelet has set on its own cgroup of the pod by now; as `admit`."""
-        ...
 
     def forget(self, name: str) -> None:
         """The pod's start is over: the inventory knows its sandbox."""
-        ...

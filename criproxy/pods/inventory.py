@@ -4,8 +4,9 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
@@ -39,21 +40,20 @@ class PodObserver:
         """Everything was listed anew."""
 
 
-class Inventory:
+class Inventory(Struct, eq=False):
     """Sandboxes and containers by id. A placement must exist in `cgroups`.
 
     An annotation alone proves nothing, since a pod may carry any: it must also name the pod's own cgroup in a box.
     """
 
-    def __init__(self, runtime: Runtime, cgroups: CgroupDriver) -> None:
-        self._runtime: Final = runtime
-        self._cgroups: Final = cgroups
-        self._observers: list[PodObserver] = []
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._containers: dict[str, ListedContainer] = {}
-        self._running: set[str] = set()
-        self._outside: dict[str, Pod] = {}
-        self._journals: list[list[_Edit]] = []
+    runtime: Runtime
+    cgroups: CgroupDriver
+    _observers: list[PodObserver] = []
+    _sandboxes: dict[str, Sandbox] = {}
+    _containers: dict[str, ListedContainer] = {}
+    _running: set[str] = set()
+    _outside: dict[str, Pod] = {}
+    _journals: list[list[_Edit]] = []
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
@@ -73,14 +73,19 @@ class Inventory:
     @property
     def running(self) -> tuple[Running, ...]:
         """What runs in the box: sandboxes and their containers, each under its own id."""
-        placed = {sandbox.id: sandbox for sandbox in self.placed}
-        sandboxes = [Running(sandbox, sandbox.id, "") for sandbox in placed.values()]
-        containers = [
-            Running(placed[container.sandbox_id], container_id, container.name)
-            for container_id, container in self._containers.items()
-            if container.sandbox_id in placed
-        ]
-        return tuple(one for one in (*sandboxes, *containers) if one.id in self._running)
+        return self.running_of((*self._sandboxes, *self._containers))
+
+    def running_of(self, ids: Iterable[str]) -> tuple[Running, ...]:
+        """Those of `running` that have these ids."""
+        found = (self._boxed(id) for id in ids if id in self._running)
+        return tuple(one for one in found if one is not None)
+
+    def _boxed(self, id: str) -> Running | None:
+        container = self._containers.get(id)
+        sandbox = self._sandboxes.get(id if container is None else container.sandbox_id)
+        if sandbox is None or sandbox.placement is None:
+            return None
+        return Running(sandbox, id, "" if container is None else container.name)
 
     def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
         """The containers of any sandbox that run, as far as known."""
@@ -112,10 +117,10 @@ class Inventory:
         journal: list[_Edit] = []
         self._journals.append(journal)
         try:
-            sandboxes = await self._runtime.sandboxes()
-            containers = await self._runtime.containers()
+            sandboxes = await self.runtime.sandboxes()
+            containers = await self.runtime.containers()
         finally:
-            self._journals.remove(journal)
+            self._journals = [other for other in self._journals if other is not journal]
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
         self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
         self._containers = {listed.id: listed for listed in containers}
@@ -139,7 +144,7 @@ class Inventory:
             return known
         if not sandbox_id:
             return None
-        for listed in await self._runtime.sandboxes(sandbox_id):
+        for listed in await self.runtime.sandboxes(sandbox_id):
             if listed.id.startswith(sandbox_id):
                 return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
         return None
@@ -148,7 +153,7 @@ class Inventory:
         """The sandbox of a container, asked for like `sandbox`."""
         known = self._containers.get(container_id)
         if known is None and container_id:
-            for listed in await self._runtime.containers(container_id):
+            for listed in await self.runtime.containers(container_id):
                 if listed.id.startswith(container_id):
                     known = self._containers.setdefault(listed.id, listed)
         return await self.sandbox(known.sandbox_id) if known is not None else None
@@ -214,6 +219,6 @@ class Inventory:
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:
-            return parse_placement(placement).is_of(pod.uid) and self._cgroups.exists(placement)
+            return parse_placement(placement).is_of(pod.uid) and self.cgroups.exists(placement)
         except (ValueError, CgroupError):
             return False

@@ -19,20 +19,17 @@ ASKED_MOST: Final = 5
 
 
 class KubeletsDriver(Struct):
-    """`driver` is None until a pod has shown it; the last one's cgroup was in `_learned_below`."""
+    """`driver` is None until a pod has shown it."""
 
     inventory: Inventory
     runtime: Runtime
     proc_cgroups: ProcCgroupReader
     log: FilteringBoundLogger
     driver: Driver | None = None
-    _learned_below: str = ""
 
     def pod_starts(self, pod: Pod) -> None:
-        below = pod.cgroup_parent.rpartition("/")[0]
-        if self.driver is None or below != self._learned_below:
-            with contextlib.suppress(ValueError):
-                self.driver, self._learned_below = kubelets_place(pod).box.driver, below
+        with contextlib.suppress(ValueError):
+            self.driver = kubelets_place(pod).box.driver
 
     async def find(self) -> None:
         """Look at the pods that run, unless the driver is known. Never raises."""

@@ -112,9 +112,6 @@ class MemoryRelief(Struct):
         )
         before = self._verdict
         self._verdict, self._above_since_s = judge(self._evidence, self._above_since_s)
-        self._log_change(before)
-
-    def _log_change(self, before: Verdict) -> None:
         if self._verdict.over and not before.over:
             remedy = "an offline pod is stopped" if self._stops else f"none: {ON_OVER_LIMIT}"
             self.shared.log.warning("memory_over_limit", detail=self._words(), remedy=remedy)

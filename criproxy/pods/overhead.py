@@ -17,10 +17,10 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
 
 EVERY_S: Final = 10.0
 """From one look to the next."""
@@ -133,14 +133,13 @@ def in_words(load: OutsideLoad, pod: PodLoad, max_cores: float) -> str:
     )
 
 
-class OverheadReader:
+class OverheadReader(Struct):
     """Reads the counters, on a thread: a log's disk may be slow to answer. Raises OSError."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
-        self._shims: dict[str, tuple[int, int]] = {}
-        """By the id of what they look after: a process outside the box."""
+    proc: Path = Path("/proc")
+    _ticks_per_s: int = os.sysconf("SC_CLK_TCK")
+    _shims: dict[str, tuple[int, int]] = {}
+    """By the id of what they look after: a process outside the box."""
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         """`runtime_pid` 0: not known."""
@@ -156,7 +155,7 @@ class OverheadReader:
         return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
     def _stat(self, pid: int) -> ProcessStat | None:
-        return read_stat(self._proc, pid, self._ticks_per_s)
+        return read_stat(self.proc, pid, self._ticks_per_s)
 
     def _count(self, one: Running, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         if shim not in shims:  # containers of a pod have one in common
@@ -182,7 +181,7 @@ class OverheadReader:
 
     def _in_box(self, pid: int, box: str) -> bool:
         try:
-            return not astray((self._proc / str(pid) / "cgroup").read_text(errors="replace"), box)
+            return not astray((self.proc / str(pid) / "cgroup").read_text(errors="replace"), box)
         except (FileNotFoundError, ProcessLookupError):
             return False
 
@@ -197,12 +196,15 @@ def _file(path: str) -> os.stat_result | None:
 
 
 class OverheadWatch(Struct):
-    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread."""
+    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread.
+
+    `processes`: the first one of what runs in the box, by id, as far as the runtime was asked.
+    """
 
     max_cores: float
     shared: PodsShared
-    processes: PlacementCheck
-    stopper: StopsPods
+    processes: Mapping[str, Process]
+    stopper: Reconciler
     reader: OverheadReader
     worker: Worker
     load: OutsideLoad = OutsideLoad()
@@ -227,7 +229,7 @@ class OverheadWatch(Struct):
 
     async def _look(self) -> None:
         running = self.shared.inventory.running
-        watched = tuple((one, process) for one in running if (process := self.processes.process(one.id)) is not None)
+        watched = tuple((one, self.processes[one.id]) for one in running if one.id in self.processes)
         runtime_pid = self.shared.runtime.pid
         after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
         now_s = self.shared.clock.boottime_s()

@@ -8,14 +8,16 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
-from criproxy.model import PodRef
+from criproxy.model import Finding
 from criproxy.pods.inventory import PodObserver
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
 """What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
@@ -38,25 +40,17 @@ _OTHER_DRIVER: Final = (
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
 
 
-class Finding(Struct, frozen=True):
-    """Of a container, or of a pod's sandbox (`container` ""): where it is, or why that is not known."""
-
-    pod: PodRef
-    container: str
-    detail: str
-
-
 class PlacementCheck(PodObserver, Struct):
     """Others find here what the runtime has said of processes, so that it is asked only once."""
 
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
-    stopper: StopsPods
+    stopper: Reconciler
+    processes: dict[str, Process] = {}
+    """The first one of each sandbox and container, as the runtime answered last."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _everything: bool = False
     _fresh: set[str] = set()
-    _processes: dict[str, Process] = {}
-    """As the runtime answered last."""
     _pids: dict[str, int] = {}
     """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
     _bare: set[str] = set()
@@ -83,10 +77,6 @@ class PlacementCheck(PodObserver, Struct):
         """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
-    def process(self, id: str) -> Process | None:
-        """The first process of this sandbox or container, as the runtime has said last; None when it was not asked."""
-        return self._processes.get(id)
-
     def configure(self, _: frozenset[str]) -> None:
         """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
@@ -108,25 +98,24 @@ class PlacementCheck(PodObserver, Struct):
 
     async def round(self) -> None:
         """Look at what is due. Never raises: a failure is logged once, and the next look at everything tries again."""
-
-        def log(error: Exception) -> None:
-            known = isinstance(error, ConnectionError)
-            self.shared.log.warning("placement_not_verified", error=str(error), exc_info=None if known else error)
-
+        log = self.shared.log
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
-        with self._trouble.logged_by(log):
-            running = {one.id: one for one in self.shared.inventory.running}
-            self._forget_others(running)
-            due = [one for one in running.values() if everything or one.id in fresh]
+        with self._trouble.logged_by(
+            lambda e: log.warning("placement_not_verified", error=str(e), exc_info=not isinstance(e, ConnectionError))
+        ):
+            inventory = self.shared.inventory
+            due = inventory.running if everything else inventory.running_of(fresh)
+            if everything:
+                self._forget_others({one.id for one in due})
             if failures := await self._check(due, fresh):
                 raise failures[0]
 
-    def _forget_others(self, running: Collection[str]) -> None:
-        for known in (self._processes, self._pids, self._unknown, self._unbounded):
+    def _forget_others(self, running: set[str]) -> None:
+        for known in (self.processes, self._pids, self._unknown, self._unbounded):
             for gone in known.keys() - running:
                 known.pop(gone, None)
-        self._bare &= set(running)
+        self._bare &= running
 
     async def _check(self, due: Iterable[Running], fresh: Collection[str]) -> list[Exception]:
         """Returns what failed for single ones; that must not keep the others."""
@@ -197,7 +186,7 @@ class PlacementCheck(PodObserver, Struct):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self._processes[one.id] = await self.shared.runtime.process_of(one)
+        process = self.processes[one.id] = await self.shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:
@@ -209,11 +198,11 @@ class PlacementCheck(PodObserver, Struct):
         return "" if process.handler in {"", *_ON_HOST} else process.handler
 
     def _unverifiable(self, one: Running, why: str) -> None:
-        self._unknown[one.id] = Finding(one.sandbox.pod, one.container, why)
+        self._unknown[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=why)
         self.shared.log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
-        self._unbounded[one.id] = Finding(one.sandbox.pod, one.container, where)
+        self._unbounded[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
         self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)

@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopsPods
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 EVERY_S: Final = 60.0
 
@@ -21,7 +22,7 @@ class RealtimeWatch(Struct):
     """`found`: which pods, and in words what runs in them; it may be asked for from any thread."""
 
     shared: PodsShared
-    stopper: StopsPods
+    stopper: Reconciler
     threads: RealtimeThreads
     worker: Worker
     found: Mapping[PodRef, str] = {}

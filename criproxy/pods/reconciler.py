@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.naming import BoxPath, parse_placement
@@ -44,32 +44,35 @@ class ReconcilerSettings(Struct, frozen=True):
     why: str = "colocation was switched off"
 
 
-class Reconciler(PodObserver):
-    """A `StopsPods` for the pods of the box. Lists of the runtime are used only while it is ready."""
+class Reconciler(PodObserver, Struct, eq=False):
+    """Stops single pods of the box, too. Lists of the runtime are used only while it is ready.
 
-    def __init__(self, settings: ReconcilerSettings, shared: PodsShared, box: Box, unbounded: UnboundedPods) -> None:
-        self._settings = settings
-        self._shared = shared
-        self._log = shared.log
-        self._box = box
-        self._unbounded = unbounded
-        self._stopper = PodStopper(shared.runtime, shared.log, shared.inventory)
-        self.swept = 0
-        """How many cgroups of pods were removed."""
-        self._due = asyncio.Event()
-        self._to_stop: dict[str, str] = {}
-        """Why single pods shall stop, by sandbox id."""
-        self._trouble, self._tend_trouble, self._cache_trouble = Trouble(), Trouble(), Trouble()
-        shared.inventory.watch(self)
+    `swept`: how many cgroups of pods were removed. `_to_stop`: why single pods shall stop, by sandbox id.
+    """
+
+    settings: ReconcilerSettings
+    shared: PodsShared
+    box: Box
+    unbounded: UnboundedPods
+    stopper: PodStopper
+    swept: int = 0
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _to_stop: dict[str, str] = {}
+    _trouble: Trouble = field(default_factory=Trouble)
+    _tend_trouble: Trouble = field(default_factory=Trouble)
+    _cache_trouble: Trouble = field(default_factory=Trouble)
+
+    def __post_init__(self) -> None:
+        self.shared.inventory.watch(self)
 
     def configure(self, settings: ReconcilerSettings) -> None:
         """Take up new settings; a round follows at once."""
-        self._settings = settings
+        self.settings = settings
         self._due.set()
 
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
-        await self._shared.inventory.refresh()
+        await self.shared.inventory.refresh()
         self._know_shares()
         await self._adopt()
         self._due.set()
@@ -95,30 +98,29 @@ class Reconciler(PodObserver):
 
     async def _rounds(self) -> None:
         """When something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
-        list_at_s = self._shared.clock.boottime_s() + EVERY_S
+        list_at_s = self.shared.clock.boottime_s() + EVERY_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, list_at_s - self._shared.clock.boottime_s())):
+                async with asyncio.timeout(max(0.0, list_at_s - self.shared.clock.boottime_s())):
                     await self._due.wait()
                 await asyncio.sleep(_AFTER_REMOVAL_S)
-                list_at_s = min(list_at_s, self._shared.clock.boottime_s() + AGAIN_S)
+                list_at_s = min(list_at_s, self.shared.clock.boottime_s() + AGAIN_S)
             self._due.clear()
-            if refresh := self._shared.clock.boottime_s() >= list_at_s:
-                list_at_s = self._shared.clock.boottime_s() + EVERY_S
+            if refresh := self.shared.clock.boottime_s() >= list_at_s:
+                list_at_s = self.shared.clock.boottime_s() + EVERY_S
             await self.round(refresh=refresh)
 
     async def round(self, *, refresh: bool) -> None:
         """One round. Never raises: a failure is logged once, and the next round tries again."""
-
-        def log(error: Exception) -> None:
-            self._log.warning("upkeep_failed", error=str(error), exc_info=not isinstance(error, ConnectionError))
-
-        with self._trouble.logged_by(log):
+        log = self.shared.log
+        with self._trouble.logged_by(
+            lambda e: log.warning("upkeep_failed", error=str(e), exc_info=not isinstance(e, ConnectionError))
+        ):
             await self._release()
-            if not self._shared.runtime.ready:
+            if not self.shared.runtime.ready:
                 return
             if refresh:
-                await self._shared.inventory.refresh()
+                await self.shared.inventory.refresh()
             await self._adopt()
             if refresh:
                 await self._reap()
@@ -128,75 +130,77 @@ class Reconciler(PodObserver):
             try:
                 await self._stop_pods()
             finally:  # a pod that does not stop keeps no other from it
-                await self._unbounded.look()
+                await self.unbounded.look()
 
     async def _tend(self) -> None:
         """Whether or not the box's limits are ours to set."""
         while True:
             await self.tend_once()
-            await self._shared.clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
+            await self.shared.clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
 
     async def tend_once(self) -> None:
         """Never raises: a failure is logged once."""
-        harm = "kubelet may restart offline pods"
-        with self._tend_trouble.logged_by(lambda e: self._log.error("anchors_failed", error=str(e), consequence=harm)):
-            if changed := await self._box.tend():
-                self._log.info("anchors_changed", slices=list(changed))
+        log, harm = self.shared.log, "kubelet may restart offline pods"
+        with self._tend_trouble.logged_by(lambda e: log.error("anchors_failed", error=str(e), consequence=harm)):
+            if changed := await self.box.tend():
+                self.shared.log.info("anchors_changed", slices=list(changed))
 
     async def _sweep(self) -> None:
-        running = {parse_placement(one.placement).name for one in self._shared.inventory.running_pods if one.placement}
-        with self._cache_trouble.logged_by(lambda e: self._log.warning("page_cache_stays", error=str(e))):
-            if size_bytes := await self._box.drop_caches(running):
-                self._shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
-                self._log.info("page_cache_dropped", bytes=size_bytes, reason="pods that have ended have left it")
-        swept = await self._box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
+        running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
+        with self._cache_trouble.logged_by(lambda e: self.shared.log.warning("page_cache_stays", error=str(e))):
+            if size_bytes := await self.box.drop_caches(running):
+                self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
+                reason = "pods that have ended have left it"
+                self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
+        swept = await self.box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
-        self._shared.counters.count("box_swept", by=len(swept))
+        self.shared.counters.count("box_swept", by=len(swept))
         if swept:
-            self._log.info("pod_cgroups_removed", pods=list(swept))
+            self.shared.log.info("pod_cgroups_removed", pods=list(swept))
 
     async def _carry(self) -> None:
-        hold_offs = self._shared.holds.hold_offs
+        hold_offs = self.shared.holds.hold_offs
         if hold_offs.of_box() is not None:
             return
-        placed = self._shared.inventory.placed
+        placed = self.shared.inventory.placed
         self._know_shares()
         left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
-        if carried := await self._box.carry(left):
-            self._log.info("pod_limits_carried", pods=list(carried), reason="kubelet has set others on its own cgroup")
+        if carried := await self.box.carry(left):
+            reason = "kubelet has set others on its own cgroup"
+            self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
 
     def _know_shares(self) -> None:
-        placed = self._shared.inventory.placed
-        self._box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
+        placed = self.shared.inventory.placed
+        self.box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
 
     async def _reap(self) -> None:
-        if killed := await self._box.reap(self._shared.inventory.uids):
-            self._log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
+        if killed := await self.box.reap(self.shared.inventory.uids):
+            self.shared.log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
     def _placements(self) -> list[str]:
-        return [s.placement for s in self._shared.inventory.placed if s.placement is not None]
+        return [s.placement for s in self.shared.inventory.placed if s.placement is not None]
 
     async def _adopt(self) -> None:
         if boxes := {parse_placement(place).box for place in self._placements()}:
             await self._adopt_box(min(boxes, key=lambda box: box.path))
 
     async def _adopt_box(self, box: BoxPath) -> None:
-        if not self._settings.adopt or self._box.path is not None:
+        if not self.settings.adopt or self.box.path is not None:
             return
         try:
-            await self._box.adopt(box, lifted=self._settings.when_off == "release")
+            await self.box.adopt(box, lifted=self.settings.when_off == "release")
         except AdmissionError as error:  # calls must pass all the same
-            self._log.error("box_not_adopted", error=str(error))
+            self.shared.log.error("box_not_adopted", error=str(error))
 
     async def _release(self) -> None:
-        if self._settings.when_off == "release" and (changes := await self._box.release()):
-            self._log.info("box_released", files=[change.file for change in changes])
+        if self.settings.when_off == "release" and (changes := await self.box.release()):
+            self.shared.log.info("box_released", files=[change.file for change in changes])
 
     async def _stop_pods(self) -> None:
         """Stop the pods of the box that shall."""
-        placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.placed}
+        placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
-        everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
+        everything = dict.fromkeys(placed, self.settings.why) if self.settings.when_off == "evict" else {}
         wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
-        covers = self._shared.holds.hold_offs.covers
-        await self._stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})
+        covers = self.shared.holds.hold_offs.covers
+        await self.stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})

@@ -54,44 +54,31 @@ class Process(Struct, frozen=True):
     log: str = ""
 
 
-class PodCounters(Protocol):
-    """Where it is counted what was done with pods. `name` and `labels` are those of docs/metrics.md."""
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None: ...
-
-
 class Runtime(Protocol):
     """Each call raises ConnectionError when the runtime gives no answer, and ValueError when that makes no sense."""
 
     @property
     def ready(self) -> bool:
         """Whether its lists can be relied upon now."""
-        ...
 
     @property
     def pid(self) -> int:
         """Its process; 0 when that is not known."""
-        ...
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         """All of them, or those whose id begins like this."""
-        ...
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         """All of them, or those whose id begins like this."""
-        ...
 
     async def process_of(self, running: Running) -> Process:
         """The first process of a sandbox or container. Raises UnknownError when it is not there any more."""
-        ...
 
     async def stop(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers at once (SIGKILL); one that is not there is stopped."""
-        ...
 
     async def give_notice(self, container_id: str, notice_s: int) -> None:
         """Send a container its stop signal (SIGTERM, if its image names no other); return once it has ended.
 
         After `notice_s` it is killed.
         """
-        ...

@@ -7,8 +7,9 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
+from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import PodCounters, Runtime
+from criproxy.pods.runtime import Runtime
 from criproxy.pods.stopping import Holds
 
 
@@ -18,7 +19,7 @@ class PodsShared(Struct, frozen=True):
     inventory: Inventory
     runtime: Runtime
     holds: Holds
-    counters: PodCounters
+    counters: Counters
     clock: Clock
     log: FilteringBoundLogger
 
@@ -34,8 +35,8 @@ class Trouble(Struct):
         try:
             yield
         except Exception as error:
-            if str(error) != self.last:
+            if (words := str(error) or type(error).__name__) != self.last:
                 log(error)
-            self.last = str(error)
+            self.last = words
         else:
             self.last = ""

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
-from criproxy.model import PodRef, Sandbox
+from criproxy.model import PodRef
 from criproxy.pods.hold_offs import HoldOffs
-from criproxy.pods.runtime import ListedContainer, Runtime
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.runtime import Runtime
 
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
@@ -22,20 +23,6 @@ HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
 
-class StopsPods(Protocol):
-    """Whoever stops single pods of the box, and tries again until they have stopped."""
-
-    def stop(self, sandbox: Sandbox, why: str) -> None: ...
-
-
-class KnowsPods(Protocol):
-    """The inventory, as far as a stop needs it."""
-
-    def notice_s(self, sandbox_id: str) -> int: ...
-
-    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]: ...
-
-
 class PodStopper(Struct):
     """Stops sandboxes at the runtime, each once, and those again that did not stop.
 
@@ -45,7 +32,7 @@ class PodStopper(Struct):
 
     runtime: Runtime
     log: FilteringBoundLogger
-    pods: KnowsPods
+    pods: Inventory
     _stopped: set[str] = set()
     _noticed: dict[str, asyncio.Task[None]] = {}
 
@@ -100,15 +87,15 @@ class Holds(Struct):
 
     `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
     the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
-    holds criproxy off is not stopped.
+    holds criproxy off is not stopped. `resting`: another process serves by now, and judges for itself.
     """
 
     clock: Clock
     hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
     closed: str = ""
+    resting: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
-    _resting: bool = False
 
     def stops(self, setting: str, pod: PodRef) -> bool:
         """Whether this pod is stopped by that setting now."""
@@ -131,17 +118,9 @@ class Holds(Struct):
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
-        if self._resting:
+        if self.resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
         return self.closed
-
-    def rest(self) -> None:
-        """Another process serves from now on, and judges for itself."""
-        self._resting = True
-
-    def resume(self) -> None:
-        """This process serves, as no other does."""
-        self._resting = False

@@ -86,7 +86,7 @@ def _samples(on: Stage, play: Play) -> Iterator[Sample]:
         on.check()
         now, cpu = on.meter.read(), on.cpu()
         online, box = now.cores_since(before, "online"), now.cores_since(before, "box")
-        limit = None if cpu is None or cpu.limit == "unlimited" else cpu.limit
+        limit = None if cpu is None or isinstance(cpu.limit, str) else cpu.limit
         yield Sample(
             t_s=now.at_s - start,
             wanted_cores=_mean_wanted(play, before.at_s - start, now.at_s - start),

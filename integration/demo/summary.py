@@ -47,6 +47,7 @@ class Summary:
     `other_core_s` is what ran besides online and offline pods; `shortfall` is the worst sample for online.
     """
 
+    capacity_core_s: float
     offline_core_s: float
     idle_core_s: float
     wanted_core_s: float
@@ -64,6 +65,11 @@ class Summary:
         return self.offline_core_s / self.idle_core_s if self.idle_core_s else 0.0
 
     @property
+    def utilisation(self) -> float:
+        """The share of the machine's CPU that was used, by whomever."""
+        return (self.offline_core_s + self.online_core_s + self.other_core_s) / self.capacity_core_s
+
+    @property
     def online_share(self) -> float:
         """The share of what online wanted that it got; a little above 1 is start-up and noise."""
         return self.online_core_s / self.wanted_core_s if self.wanted_core_s else 1.0
@@ -75,6 +81,7 @@ def summarise(samples: Sequence[Sample], setting: Setting) -> Summary:
         raise ValueError(f"{len(samples)} samples make no summary: at least 2 are needed")
     worst = max(samples[1:], key=lambda sample: sample.wanted_cores - sample.online_cores)
     return Summary(
+        capacity_core_s=setting.capacity_cores * (samples[-1].t_s - samples[0].t_s),
         offline_core_s=_integral(samples, lambda sample: sample.box_cores),
         idle_core_s=_integral(samples, lambda sample: max(setting.capacity_cores - sample.rest_cores, 0.0)),
         wanted_core_s=_integral(samples, lambda sample: sample.wanted_cores),
@@ -135,6 +142,8 @@ def in_words(summary: Summary, setting: Setting) -> tuple[str, ...]:
         _squeezes(summary.squeezes),
         _overlaps(summary.overlaps),
         f"Its limit held the box back (it was throttled) for {summary.throttled_ratio:.0%} of the CPUs' time.",
+        f"In short: {summary.utilisation:.0%} of the CPU was used; offline got {summary.idle_share:.0%} of what "
+        f"was left, and online lost {max(0.0, 1.0 - summary.online_share):.0%} of what it wanted.",
     )
 
 

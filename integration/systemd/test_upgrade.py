@@ -126,7 +126,7 @@ def churned(kind: str) -> Callable[[int], Spec]:
 def test_watchdog_and_death_of_the_new_process_are_seen(say: Say) -> None:
     """The process that took over is systemd's main process like any other: hung or killed, it is started anew."""
     done = subprocess.run(["criproxy", "upgrade"], capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stderr}{journal('criproxy.service')[-5000:]}"
     say(done.stdout.strip())
     pid = main_pid()
     interval_s = int(show("criproxy.service", "WatchdogUSec").removesuffix("s"))

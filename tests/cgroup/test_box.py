@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
+from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 
 FLOOR = {"cpu": 0.1, "memory": 64 << 20}
@@ -30,22 +30,14 @@ SLICE = parse_kubelet_parent("kubepods-besteffort-poda.slice")
 T = TypeVar("T")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def driver() -> FakeDriver:
     return FakeDriver()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 class Allowed:
@@ -63,12 +55,12 @@ def allowed() -> Allowed:
     return Allowed()
 
 
-def made(driver: FakeDriver, clock: Clock, settings: BoxSettings = SETTINGS, timeout_s: float = 60.0) -> Box:
+def made(driver: FakeDriver, clock: FakeClock, settings: BoxSettings = SETTINGS, timeout_s: float = 60.0) -> Box:
     return Box(driver, settings, lambda: UNLIMITED, clock, timeout_s=timeout_s)
 
 
 @pytest.fixture
-def box(driver: FakeDriver, clock: Clock, allowed: Allowed) -> Iterator[Box]:
+def box(driver: FakeDriver, clock: FakeClock, allowed: Allowed) -> Iterator[Box]:
     box = Box(driver, SETTINGS, allowed, clock, timeout_s=60.0)
     yield box
     box.close()
@@ -96,10 +88,21 @@ def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: F
     run(lambda: box.admit(A, 0))
 
     in_order = [name for name, *_ in driver.log]
+    assert "confine" in in_order[: in_order.index("ensure_pod")]
+    assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
+
+
+def test_slice_is_kept_to_its_cpus_after_its_pod_has_entered_too(
+    box: Box, driver: FakeDriver, allowed: Allowed
+) -> None:
+    allowed.cpus = frozenset({0, 2})
+
+    run(lambda: box.admit(SLICE, 0))
+
+    in_order = [name for name, *_ in driver.log]
     pod = in_order.index("ensure_pod")
     assert "confine" in in_order[:pod]
     assert in_order[pod + 1] == "confine", "on v1, systemd may have taken the box's cpuset away meanwhile"
-    assert (driver.cpus["/offline"], box.state().cpus) == ({0, 2}, "0,2")
 
 
 def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
@@ -207,7 +210,7 @@ def test_tend_keeps_the_anchors_of_the_box(box: Box, driver: FakeDriver) -> None
 
 @pytest.mark.parametrize(("version", "place"), [(2, A), (1, SLICE)], ids=["without-systemd", "v1"])
 def test_tend_where_nothing_needs_an_anchor_asks_nobody(
-    driver: FakeDriver, clock: Clock, version: int, place: PodParent
+    driver: FakeDriver, clock: FakeClock, version: int, place: PodParent
 ) -> None:
     driver.version = version
     box = made(driver, clock)
@@ -260,7 +263,7 @@ def kubelets(driver: FakeDriver) -> PodLimits:
     return limits
 
 
-def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: Clock) -> None:
+def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
     run(lambda: box.admit(A, 0))
     first = box.state().in_use["pids"]
@@ -273,7 +276,7 @@ def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: Fak
     assert [change.file for change in changes] == ["pids.max"]  # type: ignore[attr-defined]
 
 
-def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: Clock) -> None:
+def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), box.release)
@@ -282,7 +285,7 @@ def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock:
     assert (driver.boxes["/offline"], box.state().in_use["pids"]) == (LIFTED, HeldLimit(250, 7))
 
 
-def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: Clock) -> None:
+def test_pids_of_an_adopted_box_are_bounded(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
 
     run(lambda: box.adopt(A.box))
@@ -309,7 +312,7 @@ def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
     assert driver.boxes["/offline"]["cpu"] == 0.5
 
 
-def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: Clock) -> None:
+def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver, clock: FakeClock) -> None:
     driver.boxes["/offline"], driver.limits["/offline", "pids"] = FLOOR, 50
     box = made(driver, clock, BoxSettings(FLOOR, {"pids": 0.33}, only_lower=True))
     run(lambda: box.adopt(A.box), lambda: box.apply(FLOOR))
@@ -317,7 +320,7 @@ def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver,
     assert driver.limits["/offline", "pids"] == 50
 
 
-def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver, clock: Clock) -> None:
+def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
 
     run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
@@ -331,7 +334,38 @@ def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver,
     assert box.state().limits == DECIDED
 
 
-def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: Clock) -> None:
+def test_usage_without_a_box_is_read_by_a_thread_where_that_takes_long(
+    box: Box, driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of CPUs make /proc/stat long; kubelet's calls are not to wait for it each second."""
+    read, took_s = driver.node_usage, iter((0.0005, 0.002, 0.002, 0.0005, 0.0005))
+
+    def slowly() -> Usage:
+        clock.advance(next(took_s))
+        return read()
+
+    monkeypatch.setattr(driver, "node_usage", slowly)
+    threads = []
+    for _ in range(5):
+        driver.threads.clear()
+        run(box.usage)
+        threads.append(driver.threads["node_usage"] == {"cgroup-reader"})
+    assert threads == [False, False, True, True, False]
+
+
+def test_what_is_lifted_is_all_that_is_decided_about(driver: FakeDriver, clock: FakeClock) -> None:
+    box = made(driver, clock, BoxSettings({**FLOOR, "pids": 100}, {"pids": 0.25}))
+
+    run(lambda: box.admit(A, 0))
+    floor = driver.limits["/offline", "pids"]
+    run(box.release)
+    box.close()
+
+    assert (floor, driver.limits["/offline", "pids"]) == (100, UNLIMITED)
+    assert box.state().limits == {**LIFTED, "pids": UNLIMITED}
+
+
+def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock)
     box.configure(BoxSettings(DECIDED, {"pids": 0.5}))
 
@@ -494,7 +528,9 @@ def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
     assert box.cpu_times() == (node_s, 2.0)
 
 
-def test_cpu_times_are_of_a_box_that_may_have_pods(box: Box, driver: FakeDriver, clock: Clock, tmp_path: Path) -> None:
+def test_cpu_times_are_of_a_box_that_may_have_pods(
+    box: Box, driver: FakeDriver, clock: FakeClock, tmp_path: Path
+) -> None:
     driver.counters = str(tmp_path)
     for cgroup in ("kubepods", "offline"):
         (tmp_path / cgroup).mkdir()
@@ -652,9 +688,11 @@ def test_usage_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(bo
 # --- sweep -------------------------------------------------------------------------------------------------------
 
 
-def test_sweep_removes_empty_pods_that_the_runtime_does_not_know(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_sweep_removes_empty_pods_that_the_runtime_does_not_know(
+    box: Box, driver: FakeDriver, clock: FakeClock
+) -> None:
     run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
-    clock.now_s += STARTING_S + 1
+    clock.now += STARTING_S + 1
 
     (removed,) = run(lambda: box.sweep({"poda"}))
 
@@ -662,9 +700,9 @@ def test_sweep_removes_empty_pods_that_the_runtime_does_not_know(box: Box, drive
     assert driver.pods("/offline") == box.state().pods == ("poda",)
 
 
-def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0))
-    clock.now_s += STARTING_S - 1
+    clock.now += STARTING_S - 1
 
     (removed,) = run(lambda: box.sweep(set()))
 
@@ -672,14 +710,14 @@ def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, 
     assert driver.pods("/offline") == ("poda",)
 
 
-def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box, clock: Clock) -> None:
+def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
     both = box.starting
     box.forget("poda")
     box.started("poda")
     box.started("poda")
     one = box.starting
-    clock.now_s += STARTING_MOST_S + 1
+    clock.now += STARTING_MOST_S + 1
 
     assert (both, one, box.starting) == (2, 1, 0)
 
@@ -701,14 +739,14 @@ def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeD
     assert run(lambda: box.sweep(set())) == [("poda",)]
 
 
-def test_sweep_keeps_a_pod_that_another_process_has_admitted(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_sweep_keeps_a_pod_that_another_process_has_admitted(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": PodLimits(), "podb": PodLimits()}
     box.expect(["poda"])
     assert box.admitted == ("poda",)
 
     assert run(lambda: box.adopt(parse_box("/offline")), lambda: box.sweep(set()))[1] == ("podb",)
 
-    clock.now_s += STARTING_S + 1
+    clock.now += STARTING_S + 1
     assert run(lambda: box.sweep(set())) == [("poda",)]
 
 
@@ -725,25 +763,25 @@ def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDr
     asyncio.run(play())
 
 
-def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: Clock) -> None:
+def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0))
-    clock.now_s += STARTING_S + 1
+    clock.now += STARTING_S + 1
     run(lambda: box.admit(A, 0))
 
     assert run(lambda: box.sweep(set())) == [()]
 
 
-def test_sweep_keeps_a_pod_with_processes(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_sweep_keeps_a_pod_with_processes(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0))
     driver.busy = {"poda"}
-    clock.now_s += STARTING_S + 1
+    clock.now += STARTING_S + 1
 
     assert run(lambda: box.sweep(set())) == [()]
     assert box.state().pods == ("poda",)
 
 
 def test_processes_of_a_pod_that_is_gone_are_killed_after_a_while_and_its_place_goes(
-    box: Box, driver: FakeDriver, clock: Clock
+    box: Box, driver: FakeDriver, clock: FakeClock
 ) -> None:
     run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
     box.forget("poda")
@@ -751,25 +789,25 @@ def test_processes_of_a_pod_that_is_gone_are_killed_after_a_while_and_its_place_
     driver.busy = {"poda", "podb"}
 
     assert run(lambda: box.reap({"b"})) == [()]
-    clock.now_s += ORPHAN_S - 1
+    clock.now += ORPHAN_S - 1
     assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [(), ()]
-    clock.now_s += 1
+    clock.now += 1
     assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [("poda",), ("poda",)]
     assert [step for step in driver.log if step[0] == "kill_pod"] == [("kill_pod", "/offline/poda")]
 
 
-def test_pod_that_came_back_is_not_killed_for_having_been_gone(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_pod_that_came_back_is_not_killed_for_having_been_gone(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0))
     box.forget("poda")
     driver.busy = {"poda"}
     for uids in (set(), {"a"}, set()):
         assert run(partial(box.reap, uids)) == [()]
-        clock.now_s += ORPHAN_S - 1
+        clock.now += ORPHAN_S - 1
 
 
-def test_pod_that_is_starting_is_not_killed(box: Box, clock: Clock) -> None:
+def test_pod_that_is_starting_is_not_killed(box: Box, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0), lambda: box.reap(set()))
-    clock.now_s += ORPHAN_S
+    clock.now += ORPHAN_S
     assert run(lambda: box.reap(set())) == [()]
 
 
@@ -784,7 +822,7 @@ def test_sweep_without_a_box_removes_nothing(box: Box) -> None:
 # --- calls that block --------------------------------------------------------------------------------------------
 
 
-def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDriver, clock: Clock) -> None:
+def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, timeout_s=2.0)
     driver.gate.clear()
 
@@ -952,7 +990,7 @@ def test_reclaim_that_fails_is_told_by_the_next_apply_and_tried_again(box: Box, 
     assert box.state().limits == LOW
 
 
-def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: Clock) -> None:
+def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, timeout_s=0.05)
 
     async def steps() -> BoxState:
@@ -978,7 +1016,7 @@ def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDrive
     assert driver.threads["reclaim"] == {"cgroup-reclaimer"}
 
 
-def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Clock) -> None:
+def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: FakeClock) -> None:
     box = Box(AbsentDriver("no cgroup mount"), SETTINGS, lambda: UNLIMITED, clock, timeout_s=60.0)
 
     run(lambda: box.apply(DECIDED))
@@ -1019,7 +1057,7 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     driver: FakeDriver, kubelets: PodLimits, version: int, weight: int
 ) -> None:
     driver.version = version
-    box = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
 
     run(lambda: box.admit(B, 0, 2048))
@@ -1028,7 +1066,7 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     run(lambda: box.update_pod(B, 4096))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
 
-    after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, time.monotonic)
+    after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
     after_restart.know_shares({"podb": 2048})
     run(lambda: after_restart.adopt(B.box))
     assert run(after_restart.carry) == [()]
@@ -1077,14 +1115,14 @@ def test_page_cache_of_ended_pods_is_dropped_to_the_end_and_once(box: Box, drive
     assert run(lambda: box.drop_caches({"poda", "podb"}), lambda: box.drop_caches({"podb"})) == [0, 2], "it ran again"
 
 
-def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: Clock) -> None:
+def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     run(lambda: box.admit(A, 0))
     box.forget("poda")
     driver.caches = {"poda": 10}
     drop = driver.drop_cache
 
     def slow(pod: str) -> int | None:
-        clock.now_s += 2.0
+        clock.now += 2.0
         return drop(pod)
 
     driver.drop_cache = slow  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import UNLIMITED, AdmissionError, Limits, type_unlimited
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import NO_LIMIT_V1, FakeKernel
 
 BOX, POD = "/offline", "/offline/poda"
@@ -213,7 +214,7 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
         return Node(tmp_path / str(number), version, lacks)
 
     for number, node in interrupted(make):
-        box = Box(node.driver, BoxSettings(SMALL), lambda: UNLIMITED, lambda: 0.0, timeout_s=60.0)
+        box = Box(node.driver, BoxSettings(SMALL), lambda: UNLIMITED, FakeClock(), timeout_s=60.0)
         try:
             asyncio.run(box.admit(PLACE, 0))
         except AdmissionError:

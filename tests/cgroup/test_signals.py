@@ -20,6 +20,7 @@ from criproxy.control.interference.signals import values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED
 from criproxy.model.signals import DiskIo, MemoryRoom, Missing, RunQueue, Stall, ThreadTimes, Throttling
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 
 BOX, ONLINE = "/offline", "/kubepods"
@@ -537,7 +538,7 @@ def test_box_reads_signals_on_its_reading_thread(node: Node, monkeypatch) -> Non
 
     monkeypatch.setattr(node.reader, "read", noting)
     driver = detect(node.kernel, str(node.root))
-    box = Box(driver, BoxSettings({"cpu": 1.0, "memory": 1 << 30}), lambda: UNLIMITED, lambda: 0.0)
+    box = Box(driver, BoxSettings({"cpu": 1.0, "memory": 1 << 30}), lambda: UNLIMITED, FakeClock())
 
     before, after = asyncio.run(_read_through(box, node))
 

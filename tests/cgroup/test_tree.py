@@ -1,13 +1,83 @@
-"""Ending processes by pid, and none that only has the pid of one."""
+"""Files that stay open; ending processes by pid, and none that only has the pid of one."""
 
 import contextlib
+import errno
+import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from criproxy.cgroup import tree as module
+from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were opened, in order."""
+    files: list[str] = []
+    real: Callable[..., int] = os.open
+
+    def open_(file: str, flags: int) -> int:
+        files.append(file)
+        return real(file, flags)
+
+    monkeypatch.setattr(os, "open", open_)
+    return files
+
+
+@pytest.mark.parametrize("text", ["7", "a b\nc d", "", "0," * 20_000], ids=["number", "lines", "nothing", "long"])
+def test_file_that_is_read_often_is_read_as_any_other(tmp_path: Path, text: str) -> None:
+    tree, file = Tree(), tmp_path / "file"
+    for now in (text, "9", text):
+        file.write_text(f"{now}\n")
+        assert tree.read_often(str(file)) == tree.read(str(file)) == now
+
+
+def test_file_that_is_read_often_is_opened_once_a_thread(tmp_path: Path, opened: list[str]) -> None:
+    tree, file = Tree(), tmp_path / "file"
+    file.write_text("1")
+    reads = [lambda: tree.read_often(str(file))] * 3
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: [read() for read in reads])
+        thread.start()
+        thread.join()
+    assert opened == [str(file)] * 2
+
+
+def test_file_of_a_cgroup_that_has_gone_is_opened_anew(
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel answers ENODEV then, for the file that is still open."""
+    tree, file = Tree(), tmp_path / "file"
+    file.write_text("of the old one")
+    tree.read_often(str(file))
+    file.unlink()
+    with monkeypatch.context() as gone:
+        gone.setattr(os, "pread", _gone)
+        with pytest.raises(CgroupError, match=f"cannot read {file}: ENOENT") as raised:
+            tree.read_often(str(file))
+        assert raised.value.errno == errno.ENOENT
+        file.write_text("of the new one")
+        assert tree.read_often(str(file)) == "of the new one"
+    assert tree.read_often(str(file)) == "of the new one"
+    assert len(opened) == 5, "once, anew and not there, opened and gone, anew, and once more"
+
+
+def _gone(*_: int) -> bytes:
+    raise OSError(errno.ENODEV, "No such device")
+
+
+def test_files_that_stay_open_are_not_many(tmp_path: Path) -> None:
+    tree = Tree()
+    for number in range(3 * module._MOST_OPEN):
+        (tmp_path / str(number)).write_text(str(number))
+        assert tree.read_often(f"{tmp_path}/{number}") == str(number)
+    assert len(tree._opened()) <= module._MOST_OPEN
 
 
 @pytest.fixture

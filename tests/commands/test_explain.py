@@ -12,14 +12,12 @@ from criproxy.commands.explain import command
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.config.settings import Config
-from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 
 CGROUPFS, SYSTEMD = BoxPath("/offline"), BoxPath("offline.slice")
 NODE = NodeFacts(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
-    chain=offline_chain(),
     child_quota=False,
     box=CGROUPFS,
     origin="by a flag of kubelet's",
@@ -117,7 +115,7 @@ def test_driver_that_nobody_tells_gives_both_places_and_an_online_pod_one_text(
         document = {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "c"}]}}
         (tmp_path / "pod.json").write_text(json.dumps(document))
         shown.append(command.run(str(tmp_path / "pod.json"), Config()))
-    unknown = "or the other one: neither a running criproxy nor kubelet's configuration says which"
+    unknown = "if that is kubelet's: neither a running criproxy nor kubelet's configuration says so"
     assert f"place          /offline/podu1 (cgroupfs driver, {unknown})\n" in shown[0]
     assert f"place          offline-podu1.slice (systemd driver, {unknown})\n" in shown[0]
     assert shown[1].count("class ") == 1

@@ -67,7 +67,7 @@ def test_driver_is_what_kubelet_was_told(
     assert cgroup_driver(root) == (driver, origin)
     boxes = {"systemd": (SYSTEMD,), "cgroupfs": (CGROUPFS,), "": DEFAULT_BOXES}[driver]
     found, known = places(tmp_path / "nobody", root)
-    assert (found, known.partition(":")[0]) == (boxes, f"by {origin}" if origin else "or the other one")
+    assert (found, known.partition(":")[0]) == (boxes, f"by {origin}" if origin else "if that is kubelet's")
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,24 @@ def test_process_that_took_over_before_a_silent_runtime_is_told(listen: Path, mo
             told = why(listen)
         assert told.startswith(f"pid {news[0].pid} has taken over, and the runtime does not answer through it: ")
         assert old.poll() is None
+
+
+def test_process_that_takes_over_and_ends_the_old_one_while_the_status_is_asked_for_is_found(
+    listen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without calls to finish the old one ends at once, and the status is answered when the new one is at it."""
+    monkeypatch.setattr(module, "_ANSWER_S", 0.5)
+    with ExitStack() as stack:
+        old = stack.enter_context(serving(listen, "waits"))
+        news: list[subprocess.Popen[bytes]] = []
+        asked: list[Path] = []
+
+        def status(at: Path) -> None:
+            asked.append(at)
+            if len(asked) == 2:  # the first time, nobody was signalled yet
+                news.append(stack.enter_context(serving(listen, "waits")))
+                old.kill()
+                old.wait()
+
+        monkeypatch.setattr(module, "_status", status)
+        assert why(listen).startswith(f"pid {news[0].pid} has taken over")

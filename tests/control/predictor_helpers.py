@@ -23,6 +23,16 @@ def feed(target, usages, start=T, step=1.0, capacity=CAPACITY):
     return [target.observe(start + i * step, start + i * step, u, capacity) for i, u in enumerate(usages)]
 
 
+def level_of(target):
+    """The level that a predictor of either kind has learned; None: none."""
+    return getattr(target, "series", target).level.percentile()
+
+
+def matured_probes(target):
+    learned = target.checkpoint().learned
+    return learned.matured if learned else 0
+
+
 def noisy(count, mean=4.0, seed=7):
     source = random.Random(seed)
     return [max(0.0, source.gauss(mean, 0.3 * mean)) for _ in range(count)]

@@ -68,7 +68,7 @@ class FakePressure:
     reports: int = 0
     closed: int = 0
 
-    def follow(self):
+    def follow(self, now_s):
         self.note = "listening"
 
     def take(self):
@@ -84,7 +84,7 @@ class FakeObserver:
     guard_squeezes: int = 0
     guard_false_alarms: int = 0
 
-    def count(self, name):
+    def count(self, name, *labels, by=1):
         setattr(self, name, getattr(self, name) + 1)
 
 
@@ -97,7 +97,7 @@ class Bench:
             self.pressure,
             self.clock,
             settings,
-            observer=self.observer,
+            counters=self.observer,
             log=self.log,
         )
 

@@ -137,7 +137,7 @@ def test_checkpoint_after_a_reboot_is_taken_over_by_the_predictor(file, states, 
     loaded, shift = file.load()
     predictor = make_predictor(PredictorSettings(), CPU_BUCKETS)
     assert predictor.restore(loaded.predictors["cpu"], clock.now, shift) == ()
-    assert predictor.describe().samples == 3000
+    assert predictor.checkpoint().samples == 3000
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from criproxy.control.histogram import MEMORY_BUCKETS
 from criproxy.control.predictor import LEARNED_MAX_AGE_S
-from tests.control.predictor_helpers import CAPACITY, T, feed, noisy, predictor, restored
+from tests.control.predictor_helpers import CAPACITY, T, feed, level_of, matured_probes, noisy, predictor, restored
 
 
 def saved(kind="calibrated", **changes):
@@ -19,8 +19,8 @@ def test_restore_by_age_keeps_level_for_four_half_lives_and_errors_for_a_week(ag
     state, target = saved(), predictor(horizon_s=60.0)
     lost = restored(target, state, T + 2999 + age)
     keeps_level, keeps_errors = 0.0 <= age <= 3600.0, 0.0 <= age <= LEARNED_MAX_AGE_S
-    assert (target.describe().level is not None) == keeps_level
-    assert (target.describe().matured_probes > 0) == keeps_errors
+    assert (level_of(target) is not None) == keeps_level
+    assert (matured_probes(target) > 0) == keeps_errors
     assert len(lost) == (not keeps_level) + (not keeps_errors)
 
 
@@ -58,15 +58,15 @@ def test_restore_after_a_reboot_moves_all_times():
 def test_restore_under_other_settings_keeps_what_still_fits(changes, kept_level, kept_errors):
     target = predictor(**{"horizon_s": 60.0, **changes})
     restored(target, saved(), T + 3000)
-    assert (target.describe().level is not None) == kept_level
-    assert (target.describe().matured_probes > 0) == kept_errors
+    assert (level_of(target) is not None) == kept_level
+    assert (matured_probes(target) > 0) == kept_errors
 
 
 def test_restore_between_the_kinds_keeps_the_level():
     calibrated, histogram = predictor(horizon_s=60.0), predictor("histogram", horizon_s=60.0)
     restored(histogram, saved(), T + 3000)
     restored(calibrated, saved("histogram"), T + 3000)
-    assert histogram.describe().level == calibrated.describe().level is not None
+    assert level_of(histogram) == level_of(calibrated) is not None
 
 
 def test_restore_of_other_buckets_starts_cold():
@@ -106,12 +106,12 @@ def test_restore_of_a_contradicting_margin_keeps_the_level_only(break_it):
     state, target = saved(), predictor(horizon_s=60.0)
     lost = target.restore(replace(state, learned=break_it(state.learned)), T + 3000, 0.0)
     assert [words.split(":")[0] for words in lost] == ["learned margin"]
-    assert target.describe().level is not None
-    assert target.describe().matured_probes == 0
+    assert level_of(target) is not None
+    assert matured_probes(target) == 0
 
 
 @pytest.mark.parametrize("change", [{"usage": -1.0}, {"prediction": -1.0}, {"capacity": 0.0}, {"samples": -1}], ids=str)
 def test_restore_of_a_contradicting_level_starts_without(change):
     target = predictor("histogram", horizon_s=60.0)
     assert len(target.restore(replace(saved("histogram"), **change), T + 3000, 0.0)) == 1
-    assert target.describe().samples == 0
+    assert target.checkpoint().samples == 0

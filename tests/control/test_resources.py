@@ -12,7 +12,7 @@ from criproxy.control.resources import RESOURCES, SHARES, Resource, Sampling, Sh
 from criproxy.control.sampler import Sampler
 from criproxy.model import Capacity, ResourcePrediction, ResourceSample, Snapshot, Usage, UsageReading
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import from_json, latest_decisions, resource_status, share_status, to_json
+from criproxy.observe.status import from_json, latest_decisions, resource_status, to_json
 from criproxy.observe.status_text import render
 from criproxy.observe.why import answer
 from criproxy.observe.why import from_json as why_from_json
@@ -113,7 +113,7 @@ def test_row_is_in_the_metrics(disk):
 
 def test_row_of_a_share_is_in_the_status_and_the_metrics(monkeypatch):
     monkeypatch.setitem(SHARES, "files", Share("files", "open files", "files controller"))
-    shares = share_status({"files": HeldLimit(80, 5)})
+    shares = {"files": HeldLimit(80, 5)}
     status = replace(STATUS, box=replace(STATUS.box, shares=shares))
     assert json.loads(to_json(status))["box"]["files"] == {"current": 5, "limit": 80}
     assert json.loads(to_json(status))["box"]["pids"] is None

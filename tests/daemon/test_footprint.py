@@ -25,13 +25,14 @@ from criproxy import cli
 from criproxy.daemon import footprint
 with footprint.fewer_modules():
     from criproxy.daemon import daemon
-import asyncio, time
+import asyncio
 from pathlib import Path
+from criproxy.control.clock import Clock
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.socket import ListenSocket
 async def make(kind):
     listen = ListenSocket(Path("/nowhere/c.sock"), 1)
-    return ChosenEngine(kind, Path("/nowhere/r.sock"), listen, pid=1, interceptor=None, metrics=None, clock=time.time)
+    return ChosenEngine(kind, Path("/nowhere/r.sock"), listen, pid=1, interceptor=None, metrics=None, clock=Clock())
 """
 
 

@@ -11,19 +11,20 @@ import pytest
 from criproxy.config import Config, Loaded
 from criproxy.daemon import reload as module
 from criproxy.daemon.reload import FileWatch, Reload
+from tests.fakes.clock import FakeClock
 
 
-class Clock:
-    """Time passes in its sleeps alone, and ends with the fifth. `shared`: which of them may end with another's."""
+class Clock(FakeClock):
+    """Ends with the fifth sleep. `shared`: which of them may end with another's."""
 
     def __init__(self):
-        self.now_s = 0.0
+        super().__init__(boottime_s=0.0)
         self.shared = []
 
     async def sleep(self, seconds, slack_s=0.0):
         if len(self.shared) == 4:
             raise TimeoutError
-        self.now_s += seconds
+        await super().sleep(seconds, slack_s)
         self.shared.append(slack_s > 0.0)
 
 
@@ -43,7 +44,7 @@ def reload_of(watch, clock):
 def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
-    watch = SimpleNamespace(changed=lambda: looks.append(clock.now_s), settling=False)
+    watch = SimpleNamespace(changed=lambda: looks.append(clock.now), settling=False)
     reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
         asyncio.run(reload.look_around())

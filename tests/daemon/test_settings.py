@@ -168,11 +168,6 @@ def test_policy_static_is_the_static_limits_also_before_the_first_decision() -> 
     assert (safe["cpu"], safe["memory"]) == (1.5, GIB)
 
 
-def test_policy_with_a_floor_above_the_ceiling_raises() -> None:
-    with pytest.raises(ValueError, match="ceiling"):
-        policy(Config(cpu=Cpu(min_cores=2.0, max_cores=1.0)))
-
-
 @pytest.mark.parametrize(("interval_s", "horizon_s"), [(0.1, 60.0), (20.0, 60.0), (60.0, 180.0)])
 def test_predictor_looks_ahead_a_minute_or_three_ticks(interval_s: float, horizon_s: float) -> None:
     assert predictor(Config(control=Control(interval_s=interval_s))).horizon_s == horizon_s

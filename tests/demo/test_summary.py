@@ -95,6 +95,9 @@ def test_in_words_says_all_numbers() -> None:
     assert "squeezed once at 0:01: from 1.50 to 0.40 cores within 1.0 s" in text
     assert "Once online rose faster than predicted" in text and "after 1.0 s" in text
     assert "throttled) for 90%" in text
+    assert text.endswith(
+        "90% of the CPU was used; offline got 71% of what was left, and online lost 11% of what it wanted."
+    )
 
 
 def test_in_words_of_a_calm_play_says_that_nothing_happened() -> None:

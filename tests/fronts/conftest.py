@@ -9,15 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.fronts.event_loop import EventLoop
 from tests.fronts.rig import WAYS, Rig, build_rig
 
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[asyncio.Runner]:
-    """One loop for all. What was imported by then is left out of `quiet_log`'s collections: most of their time."""
+    """One loop for all, as the daemon's is.
+
+    What was imported by then is left out of `quiet_log`'s collections: most of their time.
+    """
     gc.collect()
     gc.freeze()
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, EventLoop)
+        loop.use_timerfd()
         yield runner
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpc import aio
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.fronts.engine import AnswerError, Engine, Forward, Verdict
 from criproxy.fronts.grpc.server import GrpcServer
@@ -115,9 +116,9 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         server: Engine
         if engine in ("relay", "blind"):
-            server = RelayServer(interceptor, metrics, listen, runtime.path, time.monotonic, blind=engine == "blind")
+            server = RelayServer(interceptor, metrics, listen, runtime.path, Clock(), blind=engine == "blind")
         else:
-            server = GrpcServer(interceptor, metrics, listen, runtime.path, time.monotonic)
+            server = GrpcServer(interceptor, metrics, listen, runtime.path, Clock())
         await server.start()
         stack.push_async_callback(server.stop, 0)
         listen.publish()

@@ -5,7 +5,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame
 from criproxy.fronts.socket import ListenSocket
+from tests.fakes.clock import ClockAhead
 from tests.fakes.runtime import OPTIONS, FakeRuntime, Seen, receive_all
 from tests.fronts.relay.talk import SETTINGS
 from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
@@ -47,15 +47,6 @@ for _ in range(5):
 """
 
 
-class Clock:
-    """The system's, some time ahead."""
-
-    ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead_s
-
-
 @dataclass
 class Stage:
     directory: Path
@@ -63,7 +54,7 @@ class Stage:
     listen: ListenSocket
     engine: ChosenEngine
     metrics: FakeMetrics
-    clock: Clock
+    clock: ClockAhead
     interceptor: FakeInterceptor = field(default_factory=FakeInterceptor)
 
     @property
@@ -116,7 +107,7 @@ async def stage(directory: Path, kind: Kind) -> AsyncIterator[Stage]:
     await runtime.start()
     listen = ListenSocket(directory / "proxy.sock", PID)
     interceptor, metrics = FakeInterceptor({RUN: lambda message: Forward(message + b"!")}), FakeMetrics()
-    clock = Clock()
+    clock = ClockAhead()
     engine = ChosenEngine(kind, runtime.path, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=clock)
     await engine.start()
     listen.publish()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.fronts.cri import codec
 from criproxy.hooks import offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRef, PodRequest
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRequest
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"
@@ -56,7 +56,6 @@ def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, An
         call = PodRequest(
             operation,
             part.target,
-            PodRef("1", "ns", "n"),
             PLACE,
             part.resources,
             child_quota=False,

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.grpc.server import GrpcServer, accepted
 from criproxy.fronts.relay.server import RelayServer
@@ -62,9 +63,9 @@ class Node:
         listen = ListenSocket(self.directory / "proxy.sock", 1 + len(self.engines), succeeds=True)
         engine: Engine
         if self.relay:
-            engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, time.monotonic)
+            engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, Clock())
         else:
-            engine = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, time.monotonic)
+            engine = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, Clock())
         await engine.start()
         listen.publish()
         self.engines.append(engine)

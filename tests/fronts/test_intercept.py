@@ -166,7 +166,7 @@ class Bench(PodObserver):
             self.chain,
             self.inventory,
             self.box,
-            cpu_manager=self.cpu_manager,
+            cpu_manager=self.cpu_manager,  # type: ignore[arg-type]
             kubelets_driver=self.kubelets_driver,
             holds=self.holds,  # type: ignore[arg-type]
             counters=self.counters,

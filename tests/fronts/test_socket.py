@@ -288,14 +288,15 @@ async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) ->
 
 
 KILLED = """
-import asyncio, os, pathlib, structlog, time
+import asyncio, os, pathlib, structlog
 from tests.fronts.rig import FakeInterceptor, FakeMetrics, ignore
+from criproxy.control.clock import Clock
 from criproxy.fronts.grpc.server import GrpcServer
 from criproxy.fronts.socket import ListenSocket
 async def main():
     directory = pathlib.Path.cwd()
     listen = ListenSocket(directory / "proxy.sock", os.getpid())
-    server = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, directory / "runtime.sock", time.monotonic)
+    server = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, directory / "runtime.sock", Clock())
     await server.start()
     listen.publish()
     print("listening", flush=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.hooks.batch import ANNOTATION, BatchHook, asked_by, of_pod
-from criproxy.model import Asked, Operation, PodRef, PodRequest, Resources, Target
+from criproxy.model import Asked, Operation, PodRequest, Resources, Target
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 GIB = 1 << 30
@@ -31,7 +31,6 @@ def wants(cpu: object = None, memory: object = None) -> dict[str, dict[str, obje
 def changes(annotations: dict[str, str], resources: Resources = BEST_EFFORT, **call: object) -> dict:
     facts = {"operation": Operation.CREATE_CONTAINER, "target": Target.CONTAINER, "container": "main", **call}
     request = PodRequest(
-        pod=PodRef("1", "batch", "job"),
         placement="/offline/pod1",
         resources=resources,
         child_quota=True,

@@ -3,7 +3,7 @@
 import pytest
 
 from criproxy.hooks import offline_chain
-from criproxy.model import Operation, PodRef, PodRequest, Resources, Target
+from criproxy.model import Operation, PodRequest, Resources, Target
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[
     call = PodRequest(
         operation=Operation.CREATE_CONTAINER,
         target=Target.CONTAINER,
-        pod=PodRef("1", "batch", "job"),
         placement="/offline/pod1",
         resources=Resources(),
         child_quota=True,

@@ -1,5 +1,7 @@
 """Values that the tests of this folder show."""
 
+from msgspec.structs import asdict
+
 from criproxy.control.history import DecisionRecord
 from criproxy.model import UNLIMITED, Bounds, Decision, PodRef, ResourceDecision, ResourcePrediction, Sandbox
 from criproxy.observe.status import (
@@ -51,7 +53,7 @@ STATUS = Status(
         tick_failures=3,
         resources=resource_status(SNAPSHOT, DECISION, used={"memory": None}),
     ),
-    pods=(OfflinePod(SANDBOX.pod.namespace, SANDBOX.pod.name, SANDBOX.pod.uid, SANDBOX.placement or ""),),
+    pods=(OfflinePod(**asdict(SANDBOX.pod), placement=SANDBOX.placement or ""),),
     engine="grpc",
     cgroup=CgroupStatus(1, "cgroupfs"),
     decisions=latest_decisions([DecisionRecord(1.7e9, SNAPSHOT, DECISION)], 1),

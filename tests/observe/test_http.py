@@ -255,24 +255,6 @@ def test_status_that_hangs_is_told_and_leaves_the_rest_alone(path: Path, monkeyp
         _wait(lambda: client.fetch(path, "/status", 20)[0] == 200)
 
 
-@pytest.mark.slow
-def test_thread_that_cannot_be_made_costs_one_answer_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("criproxy.observe.routes.Worker", no_thread)
-        served = Served(path, WELL).open()
-        try:
-            for _ in range(40):
-                assert client.fetch(path, "/status", 20) == (503, "can't start new thread: ask again later\n")
-            assert served.ask("/metrics")[0] == 200
-            patch.undo()
-            assert client.fetch(path, "/status", 20)[0] == 200
-        finally:
-            served.end()
-
-
 # --- where -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_s
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -23,7 +24,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
     ("send", "datagram"),
     [
         pytest.param(lambda n: n.ready("box at 2 cores"), "READY=1\nSTATUS=box at 2 cores", id="ready"),
-        pytest.param(lambda n: n.reloading(), "RELOADING=1\nMONOTONIC_USEC=42", id="reloading"),
+        pytest.param(lambda n: n.reloading(), "RELOADING=1\nMONOTONIC_USEC=42000001", id="reloading"),
         pytest.param(lambda n: n.stopping(), "STOPPING=1", id="stopping"),
         pytest.param(lambda n: n.main_pid(42), "MAINPID=42", id="main-pid"),
         pytest.param(lambda n: n.watchdog(), "WATCHDOG=1", id="watchdog"),
@@ -35,7 +36,7 @@ def test_message_is_one_datagram(
     manager: tuple[str, socket.socket], send: Callable[[Notifier], bool], datagram: str
 ) -> None:
     address, receiver = manager
-    assert send(Notifier(address, lambda: 42))
+    assert send(Notifier(address, FakeClock(boottime_s=42.000001)))
     assert receiver.recv(4096).decode() == datagram
 
 
@@ -48,7 +49,7 @@ def test_message_is_one_datagram(
     ],
 )
 def test_message_that_nobody_takes_is_false(address: str | None) -> None:
-    assert not Notifier(address, lambda: 0).ready("x")
+    assert not Notifier(address, FakeClock()).ready("x")
 
 
 @pytest.mark.parametrize(

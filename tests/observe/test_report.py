@@ -24,7 +24,7 @@ from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
@@ -35,13 +35,12 @@ from criproxy.observe.status import (
     HoldOffStatus,
     OverheadStatus,
     PodOverhead,
-    ShareStatus,
     Status,
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.overhead import OutsideLoad, PodLoad
-from criproxy.pods.placement_check import Finding
+from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 from tests.rows import laws, limited, predictions, snapshot
 
@@ -168,7 +167,7 @@ class Bypass:
 
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
-        self.now_s = 1000.0
+        self.clock = FakeClock()
         self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
@@ -178,21 +177,21 @@ class Bench:
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = SimpleNamespace(problem="")
-        self.hold_offs = no_hold_offs(SimpleNamespace(boottime_s=lambda: self.now_s, wall_s=lambda: 5e6 + self.now_s))
+        self.hold_offs = no_hold_offs(self.clock)
         self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
         self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        metrics, clock = Metrics("1"), lambda: self.now_s
+        metrics = Metrics("1")
         self.recorder = Recorder(
             metrics,
             self.box,  # type: ignore[arg-type]
             self.inventory,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             notifier=self.notifier,  # type: ignore[arg-type]
-            clock=clock,
+            clock=self.clock,
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
@@ -226,7 +225,7 @@ class Bench:
         self.recorder.scheduled(Modes(why), "")
 
     def tick(self, after_s: float = 1.0) -> None:
-        self.now_s += after_s
+        self.clock.advance(after_s)
         self.recorder.ticked(SNAPSHOT, decision(), (), 0.01)
 
     def status(self) -> Status:
@@ -253,14 +252,23 @@ class Bench:
 def test_health_is_lost_when_the_loop_stalls(interval_s: float, silent_s: float, healthy: bool) -> None:
     bench = Bench(replace(ON, control=Control(interval_s=interval_s)))
     bench.tick()
-    bench.now_s += silent_s
+    bench.clock.now += silent_s
     assert (bench.endpoints.unhealthy() is None) == healthy
+
+
+def test_health_of_a_process_that_waited_long_for_its_turn_is_good_when_it_begins() -> None:
+    bench = Bench()
+    bench.clock.now += 60.0
+    bench.recorder.begins()
+    assert bench.endpoints.unhealthy() is None
+    bench.clock.now += 32.0
+    assert bench.endpoints.unhealthy() is not None
 
 
 def test_health_holds_while_ticks_fail_and_they_are_counted() -> None:
     bench = Bench()
     for _ in range(100):
-        bench.now_s += 1.0
+        bench.clock.now += 1.0
         bench.recorder.tick_failed(0.01)
     assert bench.endpoints.unhealthy() is None
     assert bench.status().box.tick_failures == 100
@@ -299,7 +307,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("batch", "job", "u", "/offline/podu")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu")]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 
@@ -388,18 +396,18 @@ def test_attachment_that_is_lost_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pids", "told", "limit"),
+    ("pids", "limit"),
     [
-        pytest.param(HeldLimit(10813, 12), ShareStatus(12, 10813), 10813.0, id="bounded"),
-        pytest.param(HeldLimit(UNLIMITED, 12), ShareStatus(12, "unlimited"), math.inf, id="unlimited"),
-        pytest.param(None, None, math.nan, id="no-controller"),
+        pytest.param(HeldLimit(10813, 12), 10813.0, id="bounded"),
+        pytest.param(HeldLimit(UNLIMITED, 12), math.inf, id="unlimited"),
+        pytest.param(None, math.nan, id="no-controller"),
     ],
 )
-def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, told: ShareStatus | None, limit: float) -> None:
+def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, limit: float) -> None:
     bench = Bench()
     bench.box.pids = pids
 
-    assert bench.status().box.shares.get("pids") == told
+    assert bench.status().box.shares.get("pids") == pids
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
 
@@ -435,10 +443,10 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
-    bench.check.unknown = (Finding(POD, "", "why"), Finding(POD, "side", "why"))
+    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
+    bench.check.unknown = (Finding("u", "batch", "job", "", "why"), Finding("u", "batch", "job", "side", "why"))
     placement = bench.status().placement
-    assert [astuple(one) for one in placement.misplaced] == [("batch", "job", "u", "main", "/elsewhere")]
+    assert [astuple(one) for one in placement.misplaced] == [("u", "batch", "job", "main", "/elsewhere")]
     assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
     assert bench.metric("criproxy_misplaced_containers") == 1
     assert bench.metric("criproxy_unverified_containers") == 2
@@ -533,7 +541,7 @@ def test_status_of_a_node_that_is_well_has_no_problem() -> None:
 
 
 def _stall(bench: Bench) -> None:
-    bench.now_s += 100.0
+    bench.clock.now += 100.0
 
 
 def _lose_runtime(bench: Bench) -> None:
@@ -557,7 +565,7 @@ def _fail_tick(bench: Bench) -> None:
 
 
 def _misplace(bench: Bench) -> None:
-    bench.check.unbounded = (Finding(POD, "main", "/elsewhere"),)
+    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:
@@ -609,7 +617,7 @@ def test_impossible_samples_are_counted_and_a_problem_from_the_third_in_a_row_un
     for _ in range(2):
         bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
     before = bench.status().problems
-    bench.now_s += 100.0
+    bench.clock.now += 100.0
     bench.recorder.sample_discarded("the node's CPU counter says 9.00 cores, of 4.00")
 
     assert before == ()
@@ -668,7 +676,7 @@ def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
         "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
         "the runtime works too much",
     ]
-    pods = (PodOverhead("batch", "job", "u", 0.25, 2e7),)
+    pods = (PodOverhead("u", "batch", "job", 0.25, 2e7),)
     assert status.overhead == OverheadStatus(0.75, 0.25, 2e7, pods)
     assert bench.metric("criproxy_runtime_overloaded") == 1
     assert bench.metric("criproxy_realtime_pods") == 1
@@ -759,14 +767,15 @@ def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel
     bench.box.limits, bench.box.wanted = {"cpu": 3.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": GIB}
     bench.configure(ON, HELD_OFF="an operator holds criproxy off the box: repair")
     bench.hold_offs._all = {
-        "": HoldOff("", "box", bench.now_s + 7200.0, "repair"),
-        "u": HoldOff("u", "batch/job", bench.now_s + 60.0, "debug"),
+        "": HoldOff("", "box", bench.clock.now + 7200.0, "repair"),
+        "u": HoldOff("u", "batch/job", bench.clock.now + 60.0, "debug"),
     }
+    end_s = bench.clock.wall + 7200.0
     bench.tick(1.0)
     bench.tick(60.0)
 
     status = bench.status()
-    assert status.hold_offs == (HoldOffStatus("box", "", 5e6 + 1000.0 + 7200.0, "repair"),)
+    assert status.hold_offs == (HoldOffStatus("box", "", end_s, "repair"),)
     assert (status.modes, status.problems) == (("held off",), ())
     assert (status.box.resources["cpu"].limit, status.box.resources["memory"].limit) == (3.5, "unlimited")
     assert "hold-off      box until " in render(status)

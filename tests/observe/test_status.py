@@ -6,26 +6,25 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.disk_weight import DiskWeight
+from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.interference.responder import InterferenceStatus, Move, RungStatus, SignalStatus
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.model import AttachStatus
+from criproxy.model import AttachStatus, Finding
 from criproxy.observe.status import (
     CgroupStatus,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
     ScheduleStatus,
-    ShareStatus,
-    StrayContainer,
     from_json,
     to_json,
 )
 from criproxy.observe.status_text import WIDTH, render
 from tests.observe.status_samples import STATUS
 
-STRAY = StrayContainer("batch", "job", "u", "main", "/elsewhere")
+STRAY = Finding("u", "batch", "job", "main", "/elsewhere")
 
 
 def test_json_comes_back_as_it_went() -> None:
@@ -74,7 +73,7 @@ def test_text_shows(shown: str) -> None:
     ("change", "shown"),
     [
         pytest.param(
-            {"box": replace(STATUS.box, shares={"pids": ShareStatus(12, 10813)})},
+            {"box": replace(STATUS.box, shares={"pids": HeldLimit(10813, 12)})},
             "\n  processes and threads: 12, limit 10813\n",
             id="pids",
         ),
@@ -112,7 +111,7 @@ def test_text_shows(shown: str) -> None:
             id="misplaced",
         ),
         pytest.param(
-            {"overhead": OverheadStatus(0.9375, 0.01, 2e7, (PodOverhead("batch", "job", "u", 0.01, 2e7),))},
+            {"overhead": OverheadStatus(0.9375, 0.01, 2e7, (PodOverhead("u", "batch", "job", 0.01, 2e7),))},
             "overhead      runtime 0.94 cores; for offline pods: shims 0.01 cores, logs 20.00 MB/s\n"
             "  batch/job: shim 0.01 cores, logs 20.00 MB/s\n",
             id="overhead",
@@ -147,7 +146,7 @@ def test_text_of_decisions_tells_why_of_what_changed() -> None:
 def test_text_fits_a_terminal_whatever_it_tells() -> None:
     words = "a long story of why " * 20
     decision = replace(STATUS.decisions[0], reasons={"cpu": words, "memory": ""})
-    stray = StrayContainer("n" * 63, "p" * 253, "u", "c" * 63, f"/system.slice/{'x' * 300}")
+    stray = Finding("u", "n" * 63, "p" * 253, "c" * 63, f"/system.slice/{'x' * 300}")
     status = replace(STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ()))
     lines = render(status).splitlines()
     assert [line.split() for line in lines if len(line) > WIDTH] == [

@@ -88,6 +88,36 @@ def test_refresh_learned_meanwhile_wins_over_the_list() -> None:
     assert len(inventory) == 4
 
 
+class Gates(Gate):
+    """Each list waits for its own gate, in the order in which they were asked for."""
+
+    def __init__(self, sandboxes: bytes, containers: bytes) -> None:
+        super().__init__(sandboxes, containers)
+        self.gates: list[asyncio.Event] = []
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        if method == "ListPodSandbox":
+            self.gates.append(gate := asyncio.Event())
+            await gate.wait()
+        return self.answers[method]
+
+
+def test_refresh_that_another_one_overtakes_keeps_what_is_learned_after_that() -> None:
+    async def play() -> None:
+        runtime = Gates(_sandboxes("a"), b"")
+        inventory = inventory_of(runtime, Cgroups())
+        slow, quick = (asyncio.create_task(inventory.refresh()) for _ in range(2))
+        await asyncio.sleep(0)
+        runtime.gates[1].set()
+        await quick
+        inventory.sandbox_started(Sandbox("new", POD, PLACE))
+        runtime.gates[0].set()
+        await slow
+        assert {sandbox.id for sandbox in inventory.placed} == {"a", "new"}
+
+    asyncio.run(play())
+
+
 def test_refresh_forgets_what_the_runtime_no_longer_lists() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())

@@ -17,6 +17,7 @@ from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
+from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
@@ -30,19 +31,6 @@ def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
 
 
-class Clock:
-    now_s = 1000.0
-
-    def boottime_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 @dataclass
 class Box:
     held: Held | None = field(default_factory=lambda: Held(501 * MIB, 128 * MIB))
@@ -54,14 +42,15 @@ class Box:
 
 class Bench:
     def __init__(self, *, active: bool = True, stop: bool = True) -> None:
-        self.clock, self.box = Clock(), Box()
+        self.clock, self.box = FakeClock(), Box()
         self.hard = HARD
         self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT] if active and stop else []))  # type: ignore[arg-type]
+        stops_by = frozenset([ON_OVER_LIMIT] if active and stop else [])
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
         nobody: Any = None
         self.relief = MemoryRelief(
             active,
-            PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),
             self.box,  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]
@@ -71,8 +60,8 @@ class Bench:
     def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
         """So many seconds."""
         for _ in range(count):
-            self.clock.now_s += 1.0
-            self.relief.sampled(snapshot(self.clock.now_s, available, box), self.given)
+            self.clock.now += 1.0
+            self.relief.sampled(snapshot(self.clock.now, available, box), self.given)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()

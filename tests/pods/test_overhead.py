@@ -27,6 +27,7 @@ from criproxy.pods.overhead import (
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
+from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ class Bench:
     stops: bool = False
     loud: bool = True
     fails: Exception | None = None
-    now_s: float = 1000.0
+    clock: FakeClock = field(default_factory=FakeClock)
     counters: OverheadCounters = field(default_factory=lambda: OverheadCounters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
     stopped: list[tuple[str, str]] = field(default_factory=list)
     counted: list[tuple[str, float]] = field(default_factory=list)
@@ -223,12 +224,12 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.holds = Holds(self, no_hold_offs(self), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))
         self.overhead = OverheadWatch(
             MAX_CORES,
-            PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            stopper=self,
+            PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            {one.id: Process(20, log="/var/log/x") for one in self.running},
+            stopper=self,  # type: ignore[arg-type]
             reader=self,  # type: ignore[arg-type]
             worker=self,  # type: ignore[arg-type]
         )
@@ -239,9 +240,6 @@ class Bench:
 
     def stop(self, sandbox: Sandbox, why: str) -> None:
         self.stopped.append((sandbox.id, why))
-
-    def process(self, id: str) -> Process | None:
-        return Process(20, log="/var/log/x")
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         assert (runtime_pid, [one.id for one, _ in watched]) == (5, [one.id for one in self.running])
@@ -255,17 +253,11 @@ class Bench:
     def count(self, name: str, *, by: float) -> None:
         self.counted.append((name, by))
 
-    def boottime_s(self) -> float:
-        return self.now_s
-
-    async def sleep(self, seconds: float) -> None:
-        raise asyncio.CancelledError
-
     def look(self, seconds: float) -> None:
         """Looks for so long."""
         with structlog.testing.capture_logs() as log:
             for _ in range(round(seconds / EVERY_S)):
-                self.now_s += EVERY_S
+                self.clock.now += EVERY_S
                 runtime, size_bytes = self.counters.runtime, self.counters.logs["ca"][2]
                 assert runtime is not None
                 more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
@@ -335,7 +327,7 @@ def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
     bench.holds.configure(frozenset())
     assert bench.holds.held(A.pod) == ""
     bench.holds.configure(frozenset([ON_RUNTIME_OVERLOAD]))
-    bench.now_s += HOLD_S
+    bench.clock.now += HOLD_S
     assert bench.holds.held(A.pod) == ""
 
 
@@ -362,5 +354,7 @@ def test_what_is_not_there_any_more_is_forgotten() -> None:
 
 
 def test_run_looks_after_each_sleep() -> None:
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Bench().overhead.run())
+    bench = Bench()
+    bench.clock.stop_after = 1
+    with pytest.raises(Stop):
+        asyncio.run(bench.overhead.run())

@@ -12,6 +12,7 @@ from criproxy.model import PodRef, Sandbox
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
+from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
@@ -27,13 +28,13 @@ class Bench:
     says: dict[str, str] | Exception = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     running_pods: tuple[Sandbox, ...] = PLACED
-    now_s: float = 0.0
+    clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self, no_hold_offs(self), frozenset([ON_UNBOUNDED] if self.stops else []))  # type: ignore[arg-type]
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if self.stops else []))
         self.watch = RealtimeWatch(
-            PodsShared(self, self, self.holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
-            self,
+            PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )
@@ -49,12 +50,6 @@ class Bench:
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
-
-    def boottime_s(self) -> float:
-        return self.now_s
-
-    async def sleep(self, seconds: float) -> None:
-        raise asyncio.CancelledError
 
     def look(self, says: dict[str, str] | Exception) -> list[Any]:
         self.says = says
@@ -83,7 +78,7 @@ def test_pod_that_was_stopped_is_not_let_in_at_once() -> None:
     bench = Bench(stops=True)
     bench.look({"s1": FIFO})
     held = bench.holds.held(POD), bench.holds.held(OTHER)
-    bench.now_s += HOLD_S
+    bench.clock.now += HOLD_S
     assert "not let in for 300 s" in held[0]
     assert (held[1], bench.holds.held(POD)) == ("", "")
 
@@ -97,5 +92,7 @@ def test_failure_is_told_once_and_keeps_what_is_known() -> None:
 
 
 def test_run_looks_after_each_sleep() -> None:
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Bench().watch.run())
+    bench = Bench()
+    bench.clock.stop_after = 1
+    with pytest.raises(Stop):
+        asyncio.run(bench.watch.run())

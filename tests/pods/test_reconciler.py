@@ -15,7 +15,7 @@ from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Holds, PodStopper
 from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
@@ -136,6 +136,7 @@ class Bench:
             PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
+            PodStopper(self.runtime, structlog.get_logger(), self.runtime),  # type: ignore[arg-type]
         )
 
     def boottime_s(self) -> float:

@@ -8,30 +8,24 @@ from structlog.testing import capture_logs
 from criproxy.model import PodRef
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds, PodStopper
+from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
 POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
 
-class Clock:
-    now_s = 1000.0
-
-    def boottime_s(self) -> float:
-        return self.now_s
-
-
-def holds() -> tuple[Holds, Clock]:
-    clock = Clock()
-    return Holds(clock, no_hold_offs(clock)), clock  # type: ignore[arg-type]
+def holds() -> tuple[Holds, FakeClock]:
+    clock = FakeClock()
+    return Holds(clock, no_hold_offs(clock)), clock
 
 
 def test_pod_is_held_for_its_time_and_no_other_one_is() -> None:
     held, clock = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
-    clock.now_s += 20.0
+    clock.now += 20.0
     assert held.held(POD) == ("it was stopped, as it printed (colocation.on_unbounded), so it is not let in for 40 s")
     assert held.held(OTHER) == ""
-    clock.now_s += 40.0
+    clock.now += 40.0
     assert held.held(POD) == ""
 
 
@@ -57,9 +51,9 @@ def test_nobody_is_held_here_while_another_process_serves() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     held.close("the box is over")
-    held.rest()
+    held.resting = True
     assert (held.held(POD), held.held(OTHER)) == ("", "")
-    held.resume()
+    held.resting = False
     assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
 
 
@@ -70,7 +64,8 @@ def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None
             super().__setattr__(name, value)
 
     seen: list[object] = []
-    held = Watched(Clock(), no_hold_offs(Clock()))  # type: ignore[arg-type]
+    clock = FakeClock()
+    held = Watched(clock, no_hold_offs(clock))
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}
 

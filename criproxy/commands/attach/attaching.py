@@ -6,7 +6,7 @@ import functools
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, NodeError
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
-from criproxy.commands.attach.plan import attach_plan, begun, endpoint_before, finished
+from criproxy.commands.attach.plan import attach_plan, begun, finished
 from criproxy.commands.attach.steps import Steps, say
 from criproxy.kubelet.attachment import DROPIN, AttachRecord
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
@@ -20,9 +20,11 @@ def attach(steps: Steps) -> None:
         kubelet = look(steps.host)
         if kubelet is None:
             raise NodeError(byhand.advice(steps.proxy.listen, list(steps.host.processes())))
-        _check_record(steps)
-        listen = steps.proxy.listen
-        before = endpoint_before(kubelet, listen, steps.proxy.runtime, steps.host.read)
+        known, listen = steps.host.load(), steps.proxy.listen
+        _check_record(steps, known)
+        before = kubelet.endpoint
+        if socket_path(before) == listen:
+            before = known.endpoint if known else f"unix://{steps.proxy.runtime}"
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(kubelet.endpoint) == listen:
             say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
@@ -37,8 +39,7 @@ def attach(steps: Steps) -> None:
             _change(steps, plan, kubelet, before)
 
 
-def _check_record(steps: Steps) -> None:
-    known = steps.host.load()
+def _check_record(steps: Steps, known: AttachRecord | None) -> None:
     if known is not None and known.phase == "attached" and known.listen != steps.proxy.listen:
         raise NodeError(
             f"kubelet is attached to {known.listen}, and {steps.proxy.config_file} says {steps.proxy.listen}: "

@@ -44,7 +44,7 @@ def detach(steps: Steps) -> None:
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
     """Whether the endpoint is a flag of what starts kubelet: then a restart would change nothing."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(NodeError):
         takes_a_flag = kubelet.command is not None and kubelet.command.takes_a_flag()
         return kubelet.origin == UNNAMED and not takes_a_flag
     return False

@@ -41,12 +41,6 @@ def write(command: Command, listen: str, before: str) -> str:
     )
 
 
-def endpoint_before(text: str) -> str:
-    """The endpoint that a drop-in of ours remembers; "" when it does not."""
-    found = re.search(rf"^{re.escape(_BEFORE)}(\S+)$", text, re.MULTILINE)
-    return found[1] if found else ""
-
-
 def listen_of(text: str) -> str:
     """The socket that a drop-in of ours sends kubelet to; "" when it is none of ours."""
     if not text.startswith(MARK):

@@ -62,15 +62,10 @@ class Machine:
         """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
         import asyncio
 
-        from criproxy.fronts.cri.runtime import RuntimeInfo, ask_version
-        from criproxy.fronts.http2.client.connection import Connection
-
-        async def ask() -> RuntimeInfo:
-            async with await Connection.dial(Path(socket)) as connection:
-                return await ask_version(connection.call, _VERSION_S)
+        from criproxy.fronts.cri.runtime import version_at
 
         try:
-            info = asyncio.run(ask())
+            info = asyncio.run(version_at(Path(socket), _VERSION_S))
         except OSError as error:  # a ConnectionError, too
             raise NodeError(f"{socket}: {error}") from error
         return f"{info.name} {info.version}"
@@ -126,13 +121,12 @@ class UnitState(Struct, frozen=True):
     environment_files: tuple[str, ...]
 
 
-class Host:
+class Host(Struct):
     """The host below `root`. OSErrors of its files become NodeErrors."""
 
-    def __init__(self, machine: Machine, root: Path = Path("/")) -> None:
-        self.machine = machine
-        self.root = root
-        self._oom_groups: list[Path] = []
+    machine: Machine
+    root: Path = Path("/")
+    _oom_groups: list[Path] = []
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")

@@ -50,9 +50,12 @@ class Command(Struct, frozen=True):
     def takes_a_flag(self) -> bool:
         """Whether a flag added at the end is kubelet's: the command is kubelet, no shell is before it.
 
-        Raises ValueError for a quote that is never closed.
+        Raises NodeError for a quote that is never closed.
         """
-        words = shlex.split(self.text)
+        try:
+            words = shlex.split(self.text)
+        except ValueError as error:
+            raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
         names = [posixpath.basename(word.lstrip(_PREFIXES)) for word in words]
         before_flags = next((at for at, word in enumerate(words) if at and word.startswith("-")), len(words))
         at = next((at for at, name in enumerate(names[:before_flags]) if _KUBELET.fullmatch(name)), None)

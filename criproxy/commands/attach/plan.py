@@ -24,20 +24,10 @@ Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
 
 
-def endpoint_before(kubelet: NodeKubelet, listen: str, runtime: str, read: Read) -> str:
-    """The endpoint that kubelet had without us; `runtime` where it uses us already and no drop-in of ours names it."""
-    if socket_path(kubelet.endpoint) != listen:
-        return kubelet.endpoint
-    return dropin.endpoint_before(text_of(read(DROPIN))) or f"unix://{runtime}"
-
-
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
     """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
     command, text = kubelet.command, text_of(read(DROPIN))
-    try:
-        takes_a_flag = command is not None and command.takes_a_flag()
-    except ValueError as error:
-        raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
+    takes_a_flag = command is not None and command.takes_a_flag()
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
     is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
@@ -98,15 +88,14 @@ def detach_plan(
 ) -> EditPlan:
     """How to take this kubelet off criproxy; no edits: no file sends it there. Raises NodeError.
 
-    `listens` are all sockets of criproxy; `runtime` is the endpoint to go back to where neither the record nor our
-    drop-in has one. What nobody has changed since goes back to the bytes that were there; else only what is ours is
-    taken out. Where there is no record, every file that kubelet has its endpoint from is looked at.
+    `listens` are all sockets of criproxy; `runtime` is the endpoint to go back to where no record has one. What nobody
+    has changed since goes back to the bytes that were there; else only what is ours is taken out. Where there is no
+    record, every file that kubelet has its endpoint from is looked at.
     """
     changed: dict[str, bytes | None] = {}
     notes: list[str] = []
     text = text_of(read(DROPIN))
     if listen := dropin.listen_of(text):
-        runtime = dropin.endpoint_before(text) or runtime
         copied = record.copied if record else ""
         left = dropin.taken_out(text, listen, copied or (kubelet.command.text if kubelet.command else ""))
         changed[DROPIN] = None if left is None else _bytes(left)
@@ -148,10 +137,8 @@ def begun(
     copied = kubelet.command if plan.writes(DROPIN) else None
     return AttachRecord(
         phase="changing",
-        unit=UNIT,
         listen=listen,
         endpoint=before,
-        origin=kubelet.origin,
         saved=tuple(SavedFile(edit.path, edit.before, sha256(edit.after or b"")) for edit in plan.edits),
         copied=copied.text if copied else "",
         copied_file=copied.file if copied else "",

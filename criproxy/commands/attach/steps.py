@@ -5,7 +5,7 @@ Kubelet is well when its unit runs and keeps running, it says so itself, and wha
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -47,11 +47,9 @@ class Steps(Struct, frozen=True):
     proxy: RunningCriproxy
     dry_run: bool
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> contextlib.AbstractContextManager[None]:
         """Nobody else attaches or detaches meanwhile; a dry run does not mind."""
-        with contextlib.nullcontext() if self.dry_run else self.host.lock():
-            yield
+        return contextlib.nullcontext() if self.dry_run else self.host.lock()
 
     def write(self, plan: EditPlan) -> None:
         """Make the edits, and have systemd read them."""

@@ -11,7 +11,6 @@ from criproxy.cgroup.naming import BOX, BoxPath, parse_box
 from criproxy.commands.explain.explain import NodeFacts, explain, render
 from criproxy.commands.explain.manifest import ManifestError, read_manifests
 from criproxy.config.settings import Config
-from criproxy.hooks import offline_chain
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe import client
 from criproxy.observe.status import from_json
@@ -30,13 +29,13 @@ def run(pod: str, config: Config) -> str:
     except ManifestError as error:
         raise ValueError(f"{pod}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{pod}: {error}; give a Pod manifest in JSON or YAML") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{pod}: {why}; give a Pod manifest in JSON or YAML") from error
     boxes, origin = places(Path(config.proxy.status_path))
     nodes = [
         NodeFacts(
             enabled=config.colocation.enabled,
             rules=config.colocation.offline_rules(),
-            chain=offline_chain(),
             child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
             box=box,
             origin=origin,
@@ -61,7 +60,7 @@ def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...],
     driver, origin = cgroup_driver(root)
     if boxes := _by_name(driver):
         return boxes, f"by {origin}"
-    return DEFAULT_BOXES, "or the other one: neither a running criproxy nor kubelet's configuration says which"
+    return DEFAULT_BOXES, "if that is kubelet's: neither a running criproxy nor kubelet's configuration says so"
 
 
 def _by_name(driver: str) -> tuple[BoxPath, ...]:

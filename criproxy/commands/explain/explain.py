@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
-from criproxy.hooks import Chain
+from criproxy.hooks import offline_chain
 from criproxy.hooks.batch import asked_by
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.model import Adjustment, PodRequest
@@ -24,7 +24,6 @@ class NodeFacts(Struct, frozen=True):
 
     enabled: bool
     rules: OfflineRules
-    chain: Chain
     child_quota: bool
     box: BoxPath
     origin: str
@@ -54,7 +53,7 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     except ValueError as error:
         return Explanation(why, str(error))
     calls = [replace(one, placement=place, child_quota=node.child_quota) for one in manifest.requests]
-    return Explanation(why, None, place, tuple((call, node.chain.adjust(call)) for call in calls))
+    return Explanation(why, None, place, tuple((call, offline_chain().adjust(call)) for call in calls))
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -99,8 +98,7 @@ def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, s
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for change in changes:
-            field = f"{change.field}[{change.key}]" if change.key else change.field
-            yield (target, field, _old(manifest, change), _shown(change.value), change.reason)
+            yield (target, change.place, _old(manifest, change), _shown(change.value), change.reason)
             target = ""
 
 

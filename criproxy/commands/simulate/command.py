@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
 from msgspec import Struct
@@ -157,11 +157,19 @@ def _ratio(text: str) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; the results go to stdout, what was wrong with the input and the progress to stderr."""
+    """See `carry_out`."""
     if SIGNALS in arguments:
         return signals_command.main([one for one in arguments if one != SIGNALS])
+    return carry_out(simulate, arguments)
+
+
+def carry_out(command: Callable[[Options, Bar], None], arguments: Sequence[str]) -> int:
+    """Carry out a command that takes these options, and may raise SimulateError. Returns the exit status.
+
+    The results go to stdout, what was wrong with the input and the progress to stderr.
+    """
     try:
-        simulate(parse(arguments), Bar(sys.stderr))
+        command(parse(arguments), Bar(sys.stderr))
     except SimulateError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -44,7 +44,7 @@ class Plan(Struct, frozen=True):
 
 
 def predict(trace: Trace, plan: Plan) -> "array[float]":
-    """The prediction after each sample, in the trace's unit. Raises ValueError on a plan out of bounds."""
+    """The prediction after each sample, in the trace's unit."""
     settings = PredictorSettings(
         kind=plan.kind,
         alpha_ratio=plan.alpha_ratio,
@@ -65,7 +65,7 @@ def predict(trace: Trace, plan: Plan) -> "array[float]":
 
 
 def limit(trace: Trace, predictions: Sequence[float], plan: Plan) -> "array[float]":
-    """The box's limit that the policy sets after each sample, in the trace's unit. Raises ValueError as `predict`."""
+    """The box's limit that the policy sets after each sample, in the trace's unit."""
     law = DynamicSettings(floor=plan.floor, watermark_ratio=plan.watermark_ratio)
     name, settings = plan.resource, PolicySettings({plan.resource: law})
     unit, capacity, state = plan.unit, trace.capacity * plan.unit, PolicyState()
@@ -102,7 +102,6 @@ class Replayed(Struct, frozen=True):
 
 
 def run(trial: Trial) -> Replayed:
-    """Raises ValueError on a plan out of bounds."""
     trace, scores, courses = trial.trace, [], []
     highest = highest_ahead(trace, trial.plans[0])
     predicted: dict[float, array[float]] = {}

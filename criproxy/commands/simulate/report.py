@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -132,7 +132,7 @@ def summed(summary: Summary) -> dict[str, Any]:
     return {"families": to_builtins(summary.families), "overall": to_builtins(summary.overall)}
 
 
-def write_json(path: str, content: Mapping[str, Any]) -> None:
+def write_json(path: str, content: object) -> None:
     """Raises SimulateError when it can't be written."""
     with _writing("--json", path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")

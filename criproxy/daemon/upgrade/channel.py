@@ -14,11 +14,15 @@ from criproxy.control.series import PredictorState
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's."""
+    """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's.
+
+    `takes_listeners`: for an old one that would close its listening sockets instead of passing them on.
+    """
 
     version: str
     listen: str
     errors: tuple[str, ...] = ()
+    takes_listeners: bool = True
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):

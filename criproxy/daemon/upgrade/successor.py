@@ -65,21 +65,19 @@ class Successor(Struct):
         """Raises UpgradeError."""
         ours, theirs = socket.socketpair()
         giving, taking = socket.socketpair()
-        with theirs, taking:
-            ends = theirs.fileno(), taking.fileno()
-            environ = {**environ, CHANNEL: str(ends[0]), LISTENERS: f"{ends[0]}:{ends[1]}"}
-            environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
-            try:
-                pid, handle = await asyncio.to_thread(_launch, command, environ, ends)
-            except BaseException as error:
-                ours.close()  # which ends what has been started
-                giving.close()
-                if isinstance(error, ProcessLookupError):
-                    raise UpgradeError("the new process ended before it was ready: see its log") from error
-                if isinstance(error, (OSError, ValueError)):
-                    reason = f"cannot start {command[0]}: {error}: is criproxy installed completely?"
-                    raise UpgradeError(reason) from error
-                raise
+        environ = {**environ, CHANNEL: str(theirs.fileno()), LISTENERS: f"{theirs.fileno()}:{taking.fileno()}"}
+        environ.pop("WATCHDOG_PID", None)  # it is ours; without one it is whose environment it is
+        try:
+            pid, handle = await asyncio.to_thread(_launch, command, environ, theirs, taking)
+        except BaseException as error:
+            ours.close()  # which ends what has been started
+            giving.close()
+            if isinstance(error, ProcessLookupError):
+                raise UpgradeError("the new process ended before it was ready: see its log") from error
+            if isinstance(error, (OSError, ValueError)):
+                reason = f"cannot start {command[0]}: {error}: is criproxy installed completely?"
+                raise UpgradeError(reason) from error
+            raise
         return cls(pid, handle, await Channel.open(ours), giving)
 
     def give(self, listeners: Sequence[socket.socket]) -> None:
@@ -155,13 +153,20 @@ def command_of(argv: Sequence[str], original: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv if os.access(argv[0], os.X_OK) else original)
 
 
-def _launch(command: Sequence[str], environ: Mapping[str, str], ends: Sequence[int]) -> tuple[int, int]:
-    """The new process's pid and a pidfd of it. Raises OSError, or ValueError without a pid."""
+def _launch(
+    command: Sequence[str], environ: Mapping[str, str], end: socket.socket, way: socket.socket
+) -> tuple[int, int]:
+    """The new process's pid and a pidfd of it, which gets `end` and `way`. Raises OSError, or ValueError without a pid.
+
+    They are closed here, and only here: who waits for this thread may be cancelled before they are passed on, and their
+    numbers would be those of other files by then.
+    """
     reading, writing = os.pipe()
-    with open(reading, "rb") as answer:
+    with end, way, open(reading, "rb") as answer:
+        passed = end.fileno(), way.fileno()
         try:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCH, "sh", *command], stdin=writing, env=dict(environ), pass_fds=ends
+                ["/bin/sh", "-c", _LAUNCH, "sh", *command], stdin=writing, env=dict(environ), pass_fds=passed
             )
         finally:
             os.close(writing)

@@ -23,9 +23,9 @@ from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeErro
 from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket
-from criproxy.kubelet.cpu_manager import CpuManager
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
@@ -155,8 +155,7 @@ class Upgrades(Struct):
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         await self.active.cease()
         self.admissions.hold()
-        self.cpu_manager.rest()
-        self.holds.rest()
+        self.cpu_manager.resting = self.holds.resting = True
         try:
             await self.box.settle()
         except CgroupError as error:
@@ -167,13 +166,13 @@ class Upgrades(Struct):
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
         self.admissions.resume()
-        self.cpu_manager.resume()
-        self.holds.resume()
+        self.cpu_manager.resting = self.holds.resting = False
         self.socket.clear_leftovers()
         if self.active.goes_on:
             return
         if not self.socket.is_published:
             self.socket.publish()
+        self.recorder.begins()
         self.active.begin()
 
     async def _hand_over(self) -> None:

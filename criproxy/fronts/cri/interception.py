@@ -5,7 +5,7 @@ came, also when something here fails; when something fails amid the call of an o
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -22,6 +22,7 @@ from criproxy.model import (
     UNLIMITED,
     AdmissionError,
     Asked,
+    Counters,
     Operation,
     Pod,
     PodRef,
@@ -31,9 +32,9 @@ from criproxy.model import (
 )
 from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.inventory import Inventory, shares_asked
 from criproxy.pods.kubelets_driver import KubeletsDriver
-from criproxy.pods.runtime import PodCounters
 from criproxy.pods.stopping import Holds
 
 _CODES: Final = {
@@ -67,18 +68,6 @@ _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
 }
 
 
-class BoxCpus(Protocol):
-    """Kubelet's CPU manager, as far as requests need it."""
-
-    def pod_starts(self, pod: Pod) -> None:
-        """A pod, online or not, is about to start."""
-        ...
-
-    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
-        """The CPUs of the box, now that kubelet wants `asked` for a container in it; raises AdmissionError."""
-        ...
-
-
 class HookInterceptor(Struct, eq=False):
     """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
 
@@ -86,10 +75,10 @@ class HookInterceptor(Struct, eq=False):
     chain: Chain
     inventory: Inventory
     box: admission.AdmitsPods
-    cpu_manager: BoxCpus
+    cpu_manager: CpuManager
     kubelets_driver: KubeletsDriver
     holds: Holds
-    counters: PodCounters
+    counters: Counters
     child_quota: bool
     log: FilteringBoundLogger
 
@@ -226,7 +215,6 @@ class HookInterceptor(Struct, eq=False):
             facts = PodRequest(
                 operation=request.operation,
                 target=part.target,
-                pod=pod,
                 placement=place.parent.in_box,
                 resources=part.resources,
                 child_quota=self.child_quota,

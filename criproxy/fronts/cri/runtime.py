@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.methods import APIS
@@ -44,24 +44,31 @@ async def ask_version(call: Callable[[str, bytes, float], Awaitable[bytes]], tim
             if error.code != Code.UNIMPLEMENTED:
                 raise
         else:
-            return RuntimeInfo(_text(answer.runtime_name), _text(answer.runtime_version), api)
+            name, version = (text.decode(errors="replace") for text in (answer.runtime_name, answer.runtime_version))
+            return RuntimeInfo(name, version, api)
     raise CallError("Version", Code.UNIMPLEMENTED, f"it serves none of {', '.join(APIS)}: is its CRI on?")
 
 
-class RuntimeLink:
-    """The runtime behind the unix socket at `path`."""
+async def version_at(socket: Path, timeout_s: float) -> RuntimeInfo:
+    """What the runtime behind a socket says of itself. Raises OSError, of which CallError is one."""
+    async with await Connection.dial(socket) as connection:
+        return await ask_version(connection.call, timeout_s)
 
-    def __init__(self, path: Path, log: structlog.typing.FilteringBoundLogger) -> None:
-        self.path = path
-        self._dialling = asyncio.Lock()
-        self._connection: Connection | None = None
-        self._log = log
-        self.info: RuntimeInfo | None = None
-        """What the runtime said last; None before it first answered."""
-        self.ready = False
-        """Whether the runtime is connected, has answered Version, and what follows a connection has succeeded since."""
-        self.problem = ""
-        """Why the runtime is not ready; "" while it is, and before the first attempt."""
+
+class RuntimeLink(Struct, eq=False):
+    """The runtime behind the unix socket at `path`.
+
+    `info` is what it said last, None before it first answered. It is `ready` when connected, it has answered Version,
+    and what follows a connection has succeeded since; `problem` says why it is not, "" before the first attempt.
+    """
+
+    path: Path
+    log: structlog.typing.FilteringBoundLogger
+    info: RuntimeInfo | None = None
+    ready: bool = False
+    problem: str = ""
+    _dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _connection: Connection | None = None
 
     @property
     def pid(self) -> int:
@@ -135,14 +142,10 @@ class RuntimeLink:
             return None
         self.ready = True
         self.problem = ""
-        self._log.info("runtime_ready", runtime=self.info.name, version=self.info.version, api=self.info.api)
+        self.log.info("runtime_ready", runtime=self.info.name, version=self.info.version, api=self.info.api)
         return connection
 
     def _complain(self, reason: str) -> None:
         if reason != self.problem:
             self.problem = reason
-            self._log.warning("runtime_not_ready", socket=str(self.path), reason=reason)
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
+            self.log.warning("runtime_not_ready", socket=str(self.path), reason=reason)

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,9 @@ import grpc
 import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
 import structlog
 from grpc import aio
-from msgspec import Struct
+from msgspec import Struct, field
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
@@ -54,47 +55,44 @@ _ONLY_S: Final = 1.0
 """How long the end of an unknown method's requests is awaited, in s: one that has a single request sends it at once."""
 
 
-class GrpcServer:
+class GrpcServer(Struct, eq=False):
     """The `engine.Engine` of gRPC's own server, and its generic handler for all methods of all services.
 
     A method that CRI knows as unary, or that is hooked, is one message each way, which costs 40 % less than streams.
     One that CRI knows to answer with a stream, or an unknown one whose client sends one message, is one there and a
     stream back: with two streams, a runtime that answers at once could become INTERNAL (see `_pass_requests`).
-    Everything else is two streams, which every arity fits. `runtime` is a socket, and `clock` counts seconds.
+    Everything else is two streams, which every arity fits. `runtime` is a socket.
 
     It cannot ask clients to connect anew without harm: its own stop cancels what comes meanwhile, and a connection that
     it closes of age takes large answers with it (their client's last window update meets a closed socket). So `drain`
     waits for a moment without a call, and `stop` cuts the connections.
     """
 
-    def __init__(
-        self,
-        interceptor: Interceptor,
-        metrics: CallMetrics,
-        listen: ListenSocket,
-        runtime: Path,
-        clock: Callable[[], float],
-    ) -> None:
-        self._channel: Any = aio.insecure_channel(grpc_target(runtime), options=_CHANNEL_OPTIONS)
-        self._interceptor = interceptor
-        self._metrics = metrics
-        self._listen = listen
-        self._clock = clock
-        self._log = structlog.get_logger()
-        self._server: Any = None
-        self._stopping = False
-        self._over = asyncio.Event()
-        """The calls that never end by themselves are to end now."""
-        self._calls = self._endless = 0
-        self._call_ended = asyncio.Event()
+    interceptor: Interceptor
+    metrics: CallMetrics
+    listen: ListenSocket
+    runtime: Path
+    clock: Clock
+    _log: structlog.typing.FilteringBoundLogger = field(default_factory=structlog.get_logger)
+    _channel: Any = None
+    _server: Any = None
+    _stopping: bool = False
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    """The calls that never end by themselves are to end now."""
+    _calls: int = 0
+    _endless: int = 0
+    _call_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._channel = aio.insecure_channel(grpc_target(self.runtime), options=_CHANNEL_OPTIONS)
 
     async def start(self) -> None:
-        self._listen.claim()
+        self.listen.claim()
         # Not before: a server that is made and never stopped can hold up the interpreter's end.
         self._server = aio.server(handlers=(self,), options=_OPTIONS)
         try:
-            with self._listen.private():
-                self._server.add_insecure_port(grpc_target(self._listen.own))
+            with self.listen.private():
+                self._server.add_insecure_port(grpc_target(self.listen.own))
         except SocketError:
             await self._server.stop(None)
             raise
@@ -104,7 +102,7 @@ class GrpcServer:
         await self._quiet(limit_s, but_endless=True)
 
     async def stop(self, grace_s: float) -> None:
-        self._listen.release()
+        self.listen.release()
         self._stopping = True
         await self._quiet(grace_s, but_endless=True)
         self._over.set()
@@ -112,7 +110,7 @@ class GrpcServer:
         await asyncio.sleep(FLUSH_S)
         # gRPC neither lists its connections nor closes them but by cancelling what comes meanwhile, which clients see
         # as CANCELLED: an end that says nothing of the server. Calls on a broken connection end with UNAVAILABLE.
-        for connection in accepted(self._listen.own):
+        for connection in accepted(self.listen.own):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         await self._server.stop(None)
@@ -131,7 +129,7 @@ class GrpcServer:
         method: str = details.method
         if self._stopping:
             return grpc.stream_unary_rpc_method_handler(_refuse)
-        hooked = self._interceptor.wants(method)
+        hooked = self.interceptor.wants(method)
         if hooked or is_unary(method):
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, method, hooked))
         return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
@@ -156,7 +154,7 @@ class GrpcServer:
         learn = None
         if hooked:
             try:
-                verdict = self._interceptor.request(method, message)
+                verdict = self.interceptor.request(method, message)
                 if not isinstance(verdict, Verdict):
                     verdict = await verdict
             except Exception:
@@ -220,8 +218,8 @@ class GrpcServer:
 
     @contextlib.contextmanager
     def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
-        started = self._clock()
-        self._metrics.on_start()
+        started = self.clock.monotonic_s()
+        self.metrics.on_start()
         self._calls += 1
         outcome = _Outcome()
         try:
@@ -232,7 +230,7 @@ class GrpcServer:
         finally:
             self._calls -= 1
             self._call_ended.set()
-            self._metrics.on_call(label(method), outcome.code.name, self._clock() - started, hooked)
+            self.metrics.on_call(label(method), outcome.code.name, self.clock.monotonic_s() - started, hooked)
 
 
 async def _pass_requests(ahead: Sequence[asyncio.Task[Any]], context: Any, call: Any) -> None:

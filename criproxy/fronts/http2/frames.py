@@ -45,12 +45,16 @@ FIRST_WINDOW: Final = 65_535
 Bytes = bytes | memoryview
 
 _HEADER: Final = struct.Struct(">HBBBL")
+_KIND: Final = struct.Struct(">LBL")
 _SETTING: Final = struct.Struct(">HL")
 _LONG: Final = struct.Struct(">L")
 _LONGS: Final = struct.Struct(">LL")
 
 unpack_header: Final = _HEADER.unpack_from
 """(length >> 8, length & 255, type, flags, stream with its reserved bit) of the frame at an offset."""
+
+unpack_kind: Final = _KIND.unpack_from
+"""(length << 8 | type, flags, stream with its reserved bit): one comparison tells a type of one length."""
 
 
 class BrokenError(Exception):

@@ -24,6 +24,7 @@ from criproxy.fronts.http2.frames import (
     Bytes,
     long,
     unpack_header,
+    unpack_kind,
 )
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
@@ -35,6 +36,10 @@ _BLOCK_FRAMES: Final = 4096
 
 _BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
 _NOTHING: Final = memoryview(b"")
+
+_PING: Final = PING_BYTES << 8 | PING
+_CREDIT: Final = WINDOW_UPDATE_BYTES << 8 | WINDOW_UPDATE
+"""As `unpack_kind` reads them."""
 
 
 class Outgoing:
@@ -100,11 +105,16 @@ class Scanner:
 
     A large DATA frame goes on in smaller ones, as it comes: gRPC's C core makes frames of 16 MB. A header block is one
     piece, however many frames it has. `greeted`: the first SETTINGS have come. With `pings_pass`, the handler is not
-    shown PINGs.
+    shown PINGs; with `credits_pass`, no WINDOW_UPDATEs of the connection.
     """
 
-    def __init__(self, outgoing: Outgoing, handler: Handler, *, pings_pass: bool = False) -> None:
-        self.pings_pass = pings_pass
+    def __init__(
+        self, outgoing: Outgoing, handler: Handler, *, pings_pass: bool = False, credits_pass: bool = False
+    ) -> None:
+        self._passing = {_PING: HEADER_BYTES + PING_BYTES} if pings_pass else {}
+        """Of frames that pass unseen: their bytes, by what `unpack_kind` reads of them."""
+        if credits_pass:
+            self._passing[_CREDIT] = HEADER_BYTES + WINDOW_UPDATE_BYTES
         self._outgoing = outgoing
         self._handler = handler
         self._rest = bytearray()
@@ -116,6 +126,10 @@ class Scanner:
         self._block_stream = 0
         self._block_ends = False
 
+    def show_pings(self) -> None:
+        """From now on, the handler is shown PINGs."""
+        self._passing.pop(_PING, None)
+
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""
         data = self._joined(chunk) if self._rest or len(chunk) < HEADER_BYTES else bytes(chunk)
@@ -126,9 +140,14 @@ class Scanner:
         size, at = len(data), 0
         need = HEADER_BYTES
         orderly = self.greeted and not self._block_stream
+        passing = self._passing if orderly else {}
         while size - at >= HEADER_BYTES:
-            high, low, kind, flags, stream = unpack_header(data, at)
-            length = high << 8 | low
+            length, flags, stream = unpack_kind(data, at)
+            if not stream and (whole := passing.get(length)) is not None and size - at >= whole:
+                at += whole
+                continue
+            kind = length & 0xFF
+            length >>= 8
             if length > outgoing.max_frame:
                 raise BrokenError(f"a frame of {length} bytes, where {outgoing.max_frame} were announced")
             end = at + HEADER_BYTES + length
@@ -137,9 +156,6 @@ class Scanner:
                 done, need = self._begun(view[at:], end - size)
                 at += done
                 break
-            if orderly and kind == PING and length == PING_BYTES and not stream and self.pings_pass:
-                at = end
-                continue
             outgoing.end = at
             stream &= MAX_STREAM
             if orderly and kind == DATA and stream:
@@ -151,6 +167,7 @@ class Scanner:
             else:
                 passes = self._one(kind, flags, stream, view[at:end])
                 orderly = self.greeted and not self._block_stream
+                passing = self._passing if orderly else {}
             if not passes:
                 outgoing.cut()
                 outgoing.start = end

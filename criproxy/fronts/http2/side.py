@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.http2.frames import Bytes
 
 _LINGER_S: Final = 5.0
@@ -36,7 +37,11 @@ class ReadBuffer:
 
 
 class Side(asyncio.BufferedProtocol):
-    """One socket. It is read while nothing is in its way, and closed when over `most_waiting` bytes wait for it."""
+    """One socket. It is read while nothing is in its way, and closed when over `most_waiting` bytes wait for it.
+
+    asyncio's transport makes and closes the connection, has what can't be sent at once, and meets what goes wrong. The
+    other bytes pass it by, as it costs about what the kernel does: on our own event loop, `_read` is called before it.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class Side(asyncio.BufferedProtocol):
         most_waiting: float = math.inf,
     ) -> None:
         self._view = buffer.view
+        self._views = [buffer.view]
         self._on_made = on_made
         self._on_bytes = on_bytes
         self._on_lost = on_lost
@@ -60,6 +66,7 @@ class Side(asyncio.BufferedProtocol):
         self.overrun = False
         """It was closed for what it left waiting."""
         self._linger: asyncio.TimerHandle | None = None
+        self._descriptor = -1
         self.transport: asyncio.Transport | None = None
         """None before it is made, and after it is lost."""
 
@@ -76,8 +83,12 @@ class Side(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(_WRITE_BYTES)
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, EventLoop):
+            loop.read_at_once(self._descriptor, self._read)
         # Not at once: CPython 3.11.2 (bookworm's) begins to read after this call, paused or not.
-        asyncio.get_running_loop().call_soon(self._stay_blocked)
+        loop.call_soon(self._stay_blocked)
         self._on_made()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -87,11 +98,14 @@ class Side(asyncio.BufferedProtocol):
         self._on_bytes(self._view[:nbytes])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        lost, self.transport = self.transport, None
+        self.transport = None
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, EventLoop):
+            loop.forget(self._descriptor)
         if self._linger is not None:
             self._linger.cancel()
-        if exc is not None and lost is not None:
-            self._read_rest(lost.get_extra_info("socket").fileno())
+        if exc is not None:
+            self._read_rest()
         self._on_lost()
 
     def pause_writing(self) -> None:
@@ -109,11 +123,20 @@ class Side(asyncio.BufferedProtocol):
         elif wait:
             self._waiting = data
             return
-        if self.transport is not None:
-            self.transport.write(data)
-            if self._behind and self.transport.get_write_buffer_size() > self._most_waiting:
-                self.overrun = True
-                self.transport.abort()
+        if (transport := self.transport) is None:
+            return
+        if not transport.get_write_buffer_size() and not transport.is_closing():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:  # the transport will meet it, too
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        transport.write(data)
+        if self._behind and transport.get_write_buffer_size() > self._most_waiting:
+            self.overrun = True
+            transport.abort()
 
     def flush(self) -> None:
         if self._waiting:
@@ -146,10 +169,29 @@ class Side(asyncio.BufferedProtocol):
         if self.transport is not None and bool(self._in_the_way) != before:
             (self.transport.resume_reading if before else self.transport.pause_reading)()
 
-    def _read_rest(self, descriptor: int) -> None:
+    def _read(self) -> bool:
+        """Read once. False: asyncio is to look, as nothing has come, or the end, or it is not to be read."""
+        transport = self.transport
+        if transport is None or not transport.is_reading():
+            return False
+        try:
+            size = os.readv(self._descriptor, self._views)
+        except OSError:  # asyncio will meet it, too
+            return False
+        if not size:
+            return False
+        try:
+            self._on_bytes(self._view[:size])
+        except Exception as error:  # as asyncio does it
+            message = "what came could not be dealt with"
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            transport.abort()
+        return True
+
+    def _read_rest(self) -> None:
         """What had come before a write failed: the peer may have said its last word, and closed with ours unread."""
         with contextlib.suppress(OSError):  # BlockingIOError: that was all
-            while size := os.readv(descriptor, [self._view]):
+            while size := os.readv(self._descriptor, self._views):
                 self._on_bytes(self._view[:size])
 
     def _stay_blocked(self) -> None:

@@ -35,7 +35,7 @@ class ClientToRuntime:
         self._on_ping_ack = on_ping_ack
         self._diverged = False
         """Whether the runtime's header table is not the client's: then blocks are written without it."""
-        self.scanner = Scanner(state.to_runtime, self, pings_pass=True)
+        self.scanner = Scanner(state.to_runtime, self, pings_pass=True, credits_pass=True)
         self._preface = bytearray()
         self.greeted = False
         """Whether the client's preface has come."""

@@ -177,7 +177,7 @@ class Relay:
         if self._drain is not _Drain.NO:
             if self._drain is _Drain.WANTED and self._runtime_to_client.scanner.greeted:
                 self._drain = _Drain.ANNOUNCED
-                self._client_to_runtime.scanner.pings_pass = False
+                self._client_to_runtime.scanner.show_pings()
                 if self._runtime_to_client.last_stream == MAX_STREAM:
                     self._state.to_client.send(frames.goaway(MAX_STREAM))
                 self._state.to_client.send(frames.frame(PING, 0, 0, _PING))

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 from msgspec import Struct, field
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
 from criproxy.fronts.http2.side import Process, ReadBuffer
 from criproxy.fronts.relay.blind import FallbackPipe
@@ -100,7 +101,7 @@ class RelayServer:
         metrics: CallMetrics,
         listen: ListenSocket,
         runtime: Path,
-        clock: Callable[[], float],
+        clock: Clock,
         *,
         blind: bool = False,
         fallback: Callable[[], Awaitable[Path]] | None = None,
@@ -160,7 +161,7 @@ class RelayServer:
     @property
     def given_up(self) -> tuple[int, ...]:
         """The pids of the clients whose new connections go to the fallback."""
-        return tuple(pid for pid, _ in self._breakers.open(self._clock()))
+        return tuple(pid for pid, _ in self._breakers.open(self._clock.monotonic_s()))
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = RelayConnection(self._shared)
@@ -168,7 +169,7 @@ class RelayServer:
         return connection.client
 
     def _made(self, connection: RelayConnection) -> None:
-        if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock()):
+        if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock.monotonic_s()):
             connection.core, connection.fallback = FallbackPipe(), self._fallback
         elif not self._blind:
             connection.core = Relay(self._shared.interceptor.wants)
@@ -186,7 +187,7 @@ class RelayServer:
             self._count_broken(connection.peer)
 
     def _count_broken(self, peer: Process) -> None:
-        open_s = self._breakers.broke(peer, self._clock())
+        open_s = self._breakers.broke(peer, self._clock.monotonic_s())
         if open_s is None:
             return
         self._shared.metrics.on_given_up(len(self.given_up))
@@ -195,7 +196,7 @@ class RelayServer:
 
     def _try_again(self, peer: Process) -> None:
         """The breaker has closed, if it was not opened anew meanwhile."""
-        if self._breakers.is_open(peer, self._clock()):
+        if self._breakers.is_open(peer, self._clock.monotonic_s()):
             return
         self._shared.metrics.on_given_up(len(self.given_up))
         self._log.info("relay_tried_again", pid=peer[0])

@@ -39,7 +39,8 @@ def test_drop_in_is_the_command_with_one_flag_more_and_its_variables_kept() -> N
     text = dropin.write(COMMAND, LISTEN, "unix:///r")
     assert f"ExecStart=/usr/bin/kubelet $ARGS {FLAG}\n" in text
     assert words(text) == ["/usr/bin/kubelet", "--v=2", FLAG]
-    assert (dropin.listen_of(text), dropin.endpoint_before(text)) == (LISTEN, "unix:///r")
+    assert dropin.listen_of(text) == LISTEN
+    assert "# Before, this kubelet used unix:///r\n" in text
 
 
 @given(PATHS)

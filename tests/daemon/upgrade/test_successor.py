@@ -1,20 +1,23 @@
 """The old process's side: a new one that fails in any way is ended with nothing left, and all goes on as before."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade import successor as module
-from criproxy.daemon.upgrade.channel import Learned, Take
+from criproxy.daemon.upgrade.channel import Learned, Ready, Take
 from criproxy.daemon.upgrade.successor import Successor, UpgradeError, command_of, hand_over
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +41,8 @@ async def main():
             assert not listener.get_inheritable()
             client, _ = listener.accept()
             client.sendall(str(os.getpid()).encode())
+    if take is None:
+        open(os.environ["PIDFILE"] + ".end", "w").write("no turn")
     if take is None or step == "crash-at-take":
         sys.exit(4)
     if step == "hang-at-take":
@@ -168,6 +173,11 @@ def test_new_process_gets_the_listeners_and_who_waits_at_them(tmp_path: Path) ->
     assert parts.did == ["rest"]
 
 
+def test_old_process_that_asks_for_it_passes_its_listeners_on() -> None:
+    """Versions before closed them otherwise, for the new process to listen anew."""
+    assert json.loads(msgspec.json.encode(Ready("9", "/s")))["takes_listeners"] is True
+
+
 def test_new_process_need_not_get_any_listeners(tmp_path: Path) -> None:
     parts = FakeParts()
 
@@ -191,6 +201,35 @@ def test_command_that_is_not_there_fails(tmp_path: Path) -> None:
     """The shell starts, the command does not: its end is noticed."""
     with pytest.raises(UpgradeError, match=r"cannot start|ended before"):
         asyncio.run(hand_over(FakeParts(), LISTEN, (str(tmp_path / "none"),), environ(tmp_path, "")))
+
+
+def test_process_that_is_just_being_started_when_it_is_cancelled_knows_who_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees that nobody hands over to it any more; else it would take itself for the first one, and serve."""
+    begun, go_on, pipe = threading.Event(), threading.Event(), os.pipe
+
+    def slow_pipe() -> tuple[int, int]:
+        begun.set()
+        assert go_on.wait(10)
+        return pipe()
+
+    async def play() -> None:
+        monkeypatch.setattr(os, "pipe", slow_pipe)
+        task = asyncio.create_task(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "")))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        monkeypatch.undo()
+        go_on.set()
+
+    parts = FakeParts()
+    asyncio.run(play())
+    end_s = time.monotonic() + 10
+    while not (tmp_path / "pid.end").exists():
+        assert time.monotonic() < end_s, "it has not seen that nobody hands over to it"
+        time.sleep(0.01)
 
 
 def test_cancelled_hand_over_leaves_no_process(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_pings_pass_unseen_and_among_others_where_they_are_nobodys_business() ->
     scanner.feed(ping + other + ping + window_update(0, 2) + ping)
     assert bytes(outgoing.take()) == ping * 2 + window_update(0, 2) + ping
     assert sieve.seen == [(DATA, 0, 1, b"dropped"), (WINDOW_UPDATE, 2)]
-    scanner.pings_pass = False
+    scanner.show_pings()
     scanner.feed(ping)
     assert sieve.seen[2:] == [(PING, 0, 0, b"12345678")]
 
@@ -127,6 +127,21 @@ def test_what_is_no_ping_or_window_update_is_still_refused(raw: bytes) -> None:
     scanner.feed(frame(SETTINGS, 0, 0))
     with pytest.raises(BrokenError):
         scanner.feed(raw)
+
+
+def test_credits_pass_unseen_but_those_of_a_stream_are_shown() -> None:
+    outgoing, sieve = Outgoing(), Sieve(set())
+    scanner = Scanner(outgoing, sieve, credits_pass=True)
+    with pytest.raises(BrokenError):
+        Scanner(Outgoing(), Sieve(set()), credits_pass=True).feed(window_update(0, 2))
+    scanner.feed(frame(SETTINGS, 0, 0))
+    sieve.seen.clear()
+    outgoing.take()
+    scanner.feed(window_update(0, 2) + window_update(1, 3) + window_update(0, 4)[:-1])
+    scanner.feed(window_update(0, 4)[-1:])
+    assert bytes(outgoing.take()) == window_update(0, 2) + window_update(1, 3) + window_update(0, 4)
+    assert [seen[0] for seen in sieve.seen] == [WINDOW_UPDATE]
+    assert len(sieve.seen[0]) == 4
 
 
 def test_ping_before_settings_or_amid_a_header_block_is_refused() -> None:

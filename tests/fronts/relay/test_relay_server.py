@@ -5,7 +5,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from criproxy.control.clock import Clock
 from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame
@@ -65,7 +65,7 @@ async def stage(directory: Path, *, blind: bool = False, falls_back: bool = Fals
         metrics,
         listen,
         runtime.path,
-        time.monotonic,
+        Clock(),
         blind=blind,
         fallback=fallback if falls_back else None,
     )
@@ -173,7 +173,7 @@ async def test_drain_loses_no_call_and_ends_when_the_last_has(runner: asyncio.Ru
         first = client.unary_unary(RUN)(b"")
         await eventually(lambda: on.runtime.in_flight == 2)
         listen = ListenSocket(on.listen.path, pid=2, succeeds=True)
-        heir = RelayServer(on.interceptor, on.metrics, listen, on.runtime.path, time.monotonic)
+        heir = RelayServer(on.interceptor, on.metrics, listen, on.runtime.path, Clock())
         await heir.start()
         listen.publish()
         draining = asyncio.create_task(on.server.drain(30))

@@ -98,17 +98,20 @@ class CpusOfBox(Struct):
 
 
 class CpuManager(Struct):
-    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`."""
+    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`.
+
+    `resting`: another process keeps the box's CPUs by now.
+    """
 
     file: Path
     of_box: CpusOfBox
     box: Box
     log: FilteringBoundLogger
+    resting: bool = False
     _reader: Worker = field(default_factory=lambda: Worker("cpu-manager-reader", _READ_S))
     _seen: tuple[int, int, int] | None = None
     _in_force: Cpus | type_unlimited = UNLIMITED
     _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _resting: bool = False
     _unreadable: str = ""
     _unfollowed: str = ""
     _contradicted: str = ""
@@ -146,21 +149,13 @@ class CpuManager(Struct):
                 "to offline pods: if that file is not this kubelet's, set kubelet.root_dir"
             )
         if cpus != self._in_force:
-            if self._resting:
+            if self.resting:
                 raise AdmissionError("another criproxy keeps the box's CPUs by now: kubelet tries again by itself")
             try:
                 await self._confine(cpus)
             except CgroupError as error:
                 raise AdmissionError(str(error)) from error
         return cpus
-
-    def rest(self) -> None:
-        """Another process keeps the box's CPUs from now on."""
-        self._resting = True
-
-    def resume(self) -> None:
-        """It does not."""
-        self._resting = False
 
     # --- in the background ------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ import pytest
 import structlog
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.kubelet import cpu_manager
-from criproxy.kubelet.cpu_manager import (
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
+from criproxy.model.cpulist import format_cpus
+from criproxy.pods import cpu_manager
+from criproxy.pods.cpu_manager import (
     IDLE_EVERY_S,
     NOBODY_BOUND,
     STATE_FILE,
@@ -20,8 +22,6 @@ from criproxy.kubelet.cpu_manager import (
     CpusOfBox,
     parse_state,
 )
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
-from criproxy.model.cpulist import format_cpus
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
@@ -173,11 +173,11 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
     node.write(static("0", u1="1"))
     node.round()
-    node.manager.rest()
+    node.manager.resting = True
     node.write(static("0-1"))
     with pytest.raises(AdmissionError, match="another criproxy"):
         node.within(0, 1)
-    node.manager.resume()
+    node.manager.resting = False
     assert (node.within(0, 1), len(node.box.confined)) == ("0-1", 2)
 
 

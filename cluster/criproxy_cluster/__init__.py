@@ -1,0 +1,14 @@
+"""The cluster's side of criproxy: what no node needs to stay safe.
+
+How it works
+------------
+    a pod ──▶ webhook ── conversion ──▶ the same pod, which asks for what nodes lend instead of what online is promised
+    ColocationPolicy ──▶ controller ──▶ an annotation of each Node that it selects ──▶ the node's criproxy
+    Node: its report, its condition ──▶ controller ──▶ status of the policy, taint, labels; 0 for who is away
+
+Nothing is kept but in Kubernetes' own objects, so any replica may go at any moment. Decisions are in pure modules
+(`conversion`, `admission`, `policies`, `node_law`, `fleet`, `lease_law`), and what acts is around them.
+
+Nothing is imported from the package of the nodes, and nothing of this is installed there. What both sides write into
+Kubernetes' objects is named in `names`.
+"""

@@ -1,0 +1,3 @@
+from criproxy_cluster.cli import main
+
+main()

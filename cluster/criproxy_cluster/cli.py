@@ -1,0 +1,92 @@
+"""The verbs of `criproxy-cluster`. Each imports what it needs, as none needs all."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from criproxy_cluster.conversion import ConversionSettings
+from criproxy_cluster.names import PRESETS
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exits with 1 when something is wrong with what it was given, 2 for a command line that it does not know."""
+    chosen = _parser().parse_args(arguments)
+    sys.exit(chosen.verb(chosen))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="criproxy-cluster", description="The cluster's side of criproxy.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    convert = verbs.add_parser("convert", help="make the pods of a manifest ask for what nodes lend")
+    convert.add_argument("file", help="YAML or JSON, of one or several objects; - for the input")
+    _add_preset(convert)
+    convert.set_defaults(verb=_convert)
+
+    plan = verbs.add_parser(
+        "plan",
+        help="show which nodes the policies of a file would change, and how",
+        epilog="Exit status: 0 nothing would change; 1 something would; 2 it can't be said, and why.",
+    )
+    plan.add_argument("file", help="YAML or JSON with ColocationPolicies; - for the input")
+    plan.set_defaults(verb=_plan)
+
+    run = verbs.add_parser("run", help="run a replica in the cluster: the webhook, and the controller if it leads")
+    run.add_argument("--port", type=int, default=9443, help="of the webhook (default: %(default)s)")
+    run.add_argument(
+        "--certificates",
+        metavar="FOLDER",
+        type=Path,
+        help="tls.crt and tls.key of cert-manager; without it, they are made here",
+    )
+    _add_preset(run)
+    run.set_defaults(verb=_run)
+    return parser
+
+
+def _add_preset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS), default="batch", help="what nodes call the resources that they lend"
+    )
+
+
+def _convert(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.convert_command import ManifestError, convert, lines
+
+    try:
+        text, notes = convert(chosen.file, ConversionSettings(names=PRESETS[chosen.preset]))
+    except ManifestError as error:
+        return _complain(str(error))
+    for line in lines(notes):
+        print(line, file=sys.stderr)
+    sys.stdout.write(text)
+    return 0
+
+
+def _plan(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.convert_command import ManifestError
+    from criproxy_cluster.plan import lines
+    from criproxy_cluster.plan_command import plan_file
+    from criproxy_cluster.policies import PolicyError
+    from criproxy_cluster.requests import Trouble
+
+    try:
+        found = plan_file(chosen.file)
+    except (ManifestError, PolicyError, Trouble) as error:
+        return _complain(str(error), 2)
+    for line in lines(found):
+        print(line)
+    return 1 if found.changes else 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.run_command import RunSettings, main
+
+    conversion = ConversionSettings(names=PRESETS[chosen.preset])
+    return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
+
+
+def _complain(problem: str, status: int = 1) -> int:
+    print(f"criproxy-cluster: {problem}", file=sys.stderr)
+    return status

@@ -1,0 +1,275 @@
+"""The leader's controller: watches policies and nodes, and writes what `node_law` says.
+
+How it works
+------------
+    watch of policies ──▶ Fleet ──▶ the nodes that it concerns ──▶ later ─┐
+    watch of nodes ─────▶ Fleet ──▶ this node ─────────────────▶ first ──┴▶ WRITERS tasks ──▶ patches
+    the heap of times ──▶ this node ───────────────────────────▶ later
+    each STATUS_S: the status of policies whose figures have changed
+
+A node that has changed is looked at at once, before those that a policy concerns: a label takes effect within a second
+while 10,000 nodes get another policy. Those are written no faster than `WRITES_PER_S`, for the API server's sake.
+
+What fails is tried again with growing pauses; a conflict is tried again after what came in between. A watch that breaks
+goes on from the last version, one that is too old (410) begins with a list, and so does one that has said nothing for
+`SILENCE_S`, as a connection may be dead without a word. Nothing is written before policies and nodes were listed; while
+their kind is not there, as the CRD was removed, nodes keep what they have.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from lightkube.core.async_client import AsyncClient
+from lightkube.types import PatchType
+from structlog.typing import FilteringBoundLogger
+
+from criproxy_cluster.conversion import Json
+from criproxy_cluster.fleet import Fleet
+from criproxy_cluster.objects import NodeObject, PolicyObject, view
+from criproxy_cluster.policies import PolicyError, parsed
+from criproxy_cluster.requests import Trouble, pause_s, trouble_of
+from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
+
+WRITERS: Final = 8
+WRITES_PER_S: Final = 100.0
+STATUS_S: Final = 1.0
+SILENCE_S: Final = 330.0
+WATCH_S: Final = 280
+PAGE: Final = 500
+LISTED: Final = "LISTED"
+"""Beside the events of a watch: the object was in a list."""
+
+T = TypeVar("T", NodeResource, PolicyResource)
+
+
+class Queue:
+    """Names, each at most once; `first` ones before `later` ones."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, None] = {}
+        self._later: dict[str, None] = {}
+        self._some = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._later)
+
+    def put(self, name: str, *, first: bool) -> None:
+        if first:
+            self._later.pop(name, None)
+            self._first[name] = None
+        elif name not in self._first:
+            self._later[name] = None
+        self._some.set()
+
+    async def get(self) -> tuple[str, bool]:
+        """The next one, and whether it was one of the first."""
+        while not (self._first or self._later):
+            self._some.clear()
+            await self._some.wait()
+        names = self._first or self._later
+        name = next(iter(names))
+        del names[name]
+        return name, names is self._first
+
+
+class Controller:
+    """See `run`."""
+
+    def __init__(self, client: AsyncClient, log: FilteringBoundLogger) -> None:
+        self._client = client
+        self._log = log
+        self._fleet = Fleet()
+        self._queue = Queue()
+        self._failures: dict[str, int] = {}
+        self._problems: dict[str, tuple[int, str]] = {}
+        self._written: dict[str, Json] = {}
+        self._listed = asyncio.Event()
+        self._next_write_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follow(PolicyResource, self._policies_listed, self._policy_changed))
+            await self._listed.wait()
+            parts.create_task(self._follow(NodeResource, self._nodes_listed, self._node_changed))
+            parts.create_task(self._wake())
+            parts.create_task(self._tell())
+            for _ in range(WRITERS):
+                parts.create_task(self._write())
+
+    # --- what is seen -------------------------------------------------------------------------------------------------
+
+    async def _follow(
+        self, kind: type[T], listed: Callable[[set[str]], None], changed: Callable[[str, T], None]
+    ) -> None:
+        """An unbroken view of all objects of a kind, for ever."""
+        failures, version = 0, ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list(kind, listed, changed)
+                async for event, item, seen in self._changes(kind, version):
+                    version, failures = seen, 0
+                    changed(event, item)
+                version = ""  # it was silent for too long
+            except Trouble as trouble:
+                failures += 1
+                if trouble.code in (404, 410):
+                    version = ""
+                if failures == 2:
+                    self._log.warning(
+                        "watch_trouble", kind=kind.__name__, error=str(trouble), consequence="tried again"
+                    )
+                await asyncio.sleep(pause_s(failures))
+
+    async def _list(self, kind: type[T], listed: Callable[[set[str]], None], changed: Callable[[str, T], None]) -> str:
+        """Items are handed on as they come: not all of them are there at once."""
+        names = set[str]()
+        with trouble_of(f"list of {kind.__name__}"):
+            found = self._client.list(kind, chunk_size=PAGE)
+            async for item in found:
+                names.add(item.metadata.name)
+                changed(LISTED, item)
+            version = found.resourceVersion
+        listed(names)
+        return version
+
+    async def _changes(self, kind: type[T], version: str) -> AsyncIterator[tuple[str, T, str]]:
+        """Events since `version`; ends after a long silence. Raises Trouble."""
+        watch: Any = self._client.watch(kind, resource_version=version, server_timeout=WATCH_S)
+        with trouble_of(f"watch of {kind.__name__}"):
+            async with aclosing(watch) as events:
+                while True:
+                    try:
+                        async with asyncio.timeout(SILENCE_S):
+                            event, item = await anext(events)
+                    except (TimeoutError, StopAsyncIteration):
+                        return
+                    yield event, item, item.metadata.resourceVersion
+
+    def _policies_listed(self, names: set[str]) -> None:
+        for gone in (self._fleet.policy_names() | self._problems.keys()) - names:
+            self._forget_policy(gone)
+        self._listed.set()
+
+    def _policy_changed(self, event: str, item: PolicyObject) -> None:
+        name = item.metadata.name
+        if event == "DELETED":
+            self._forget_policy(name)
+            return
+        if event == "BOOKMARK":
+            return
+        try:
+            policy = parsed(name, item.metadata.generation, item.spec)
+        except PolicyError as error:  # the old one holds
+            self._problems[name] = (item.metadata.generation, str(error))
+            self._fleet.set_unusable(frozenset(self._problems))
+            self._fleet.touch(name)
+            return
+        self._set_right(name)
+        for node in self._fleet.set_policy(name, policy):
+            self._queue.put(node, first=False)
+
+    def _set_right(self, name: str) -> None:
+        if self._problems.pop(name, None) is not None:
+            for node in self._fleet.set_unusable(frozenset(self._problems)):
+                self._queue.put(node, first=False)
+
+    def _forget_policy(self, name: str) -> None:
+        self._set_right(name)
+        self._written.pop(name, None)
+        for node in self._fleet.set_policy(name, None):
+            self._queue.put(node, first=False)
+
+    def _nodes_listed(self, names: set[str]) -> None:
+        self._fleet.forget_all_but(names)
+
+    def _node_changed(self, event: str, item: NodeObject) -> None:
+        name = item.metadata.name
+        if event == "DELETED":
+            self._fleet.forget(name)
+            self._failures.pop(name, None)
+        elif event == LISTED:
+            self._fleet.see(view(item))
+            self._queue.put(name, first=False)
+        elif event != "BOOKMARK":
+            self._fleet.see(view(item))
+            judgement = self._fleet.look(name, time.monotonic(), time.time())
+            if judgement is not None and (judgement.patch or judgement.status):
+                self._queue.put(name, first=True)
+
+    async def _wake(self) -> None:
+        """Look at nodes whose time has come."""
+        while True:
+            for name in self._fleet.due(time.monotonic()):
+                self._queue.put(name, first=False)
+            await asyncio.sleep(1.0)
+
+    # --- what is written ----------------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        while True:
+            name, first = await self._queue.get()
+            judgement = self._fleet.look(name, time.monotonic(), time.time())
+            if judgement is None or not (judgement.patch or judgement.status):
+                await asyncio.sleep(0)  # thousands of such nodes must not keep the webhook waiting
+                continue
+            if not first:
+                await self._take_turn()
+            try:
+                with trouble_of(f"node {name}"):
+                    if judgement.patch:
+                        await self._client.patch(NodeResource, name, judgement.patch, patch_type=PatchType.MERGE)
+                    if judgement.status:
+                        status = judgement.status
+                        await self._client.patch(NodeStatusResource, name, status, patch_type=PatchType.STRATEGIC)
+            except Trouble as trouble:
+                self._failed(name, trouble)
+            else:
+                self._failures.pop(name, None)
+                self._log.info("node_written", node=name, what=judgement.why)
+
+    async def _take_turn(self) -> None:
+        """Waits, so that no more than `WRITES_PER_S` begin."""
+        now_s = time.monotonic()
+        self._next_write_s = max(self._next_write_s, now_s) + 1.0 / WRITES_PER_S
+        await asyncio.sleep(self._next_write_s - now_s)
+
+    def _failed(self, name: str, trouble: Trouble) -> None:
+        if trouble.code == 404:
+            self._failures.pop(name, None)
+            return
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        if failures == 3:
+            self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
+        asyncio.get_running_loop().call_later(pause_s(failures), lambda: self._queue.put(name, first=False))
+
+    async def _tell(self) -> None:
+        """The status of policies."""
+        while True:
+            for name in self._fleet.changed_policies():
+                status = self._status(name)
+                if status is None or self._written.get(name) == status:
+                    continue
+                try:
+                    with trouble_of(f"status of {name}"):
+                        # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
+                        patch = [{"op": "add", "path": "/status", "value": status}]
+                        await self._client.patch(PolicyStatusResource, name, patch, patch_type=PatchType.JSON)
+                    self._written[name] = status
+                except Trouble as trouble:
+                    if trouble.code != 404:
+                        self._log.info("status_not_written", policy=name, error=str(trouble))
+                        self._fleet.touch(name)
+            await asyncio.sleep(STATUS_S)
+
+    def _status(self, name: str) -> Json | None:
+        generation, problem = self._problems.get(name, (0, ""))
+        status = self._fleet.status(name)
+        if problem:
+            nothing = {"nodes": 0, "inForce": 0, "refused": 0, "waiting": 0, "refusedBy": []}
+            status = {**(status or nothing), "observedGeneration": generation, "problem": problem}
+        return status

@@ -1,0 +1,227 @@
+"""All nodes and policies, and what each policy has come to. Pure.
+
+How it works
+------------
+A change of one node concerns that node alone: it is compared with the policies, of which there are few, and its part in
+each policy's figures is taken out and put in anew. Nothing looks at the other nodes. A change of a policy concerns the
+nodes that it selected or selects now; only their labels are looked at to find them.
+
+What has to be looked at again at some time is in a heap, by that time.
+"""
+
+import heapq
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy_cluster.conversion import Json
+from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
+from criproxy_cluster.objects import NodeView
+from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting
+
+MAX_SHOWN: Final = 10
+"""Nodes that a policy's status names, of those that refuse it."""
+
+
+class Stage(Enum):
+    """How far a node is with what its policies say."""
+
+    WAITING = "waiting"
+    IN_FORCE = "inForce"
+    REFUSED = "refused"
+
+
+class _Entry(Struct):
+    view: NodeView
+    memory: Memory | None = None
+    policies: tuple[str, ...] = ()
+    stage: Stage = Stage.WAITING
+    drained: bool = False
+    due_s: float | None = None
+
+
+class _Tally(Struct):
+    matched: int = 0
+    in_force: int = 0
+    drained: int = 0
+    refused: dict[str, str] = {}
+
+
+class Fleet:
+    """`looks` counts how often a node was compared with the policies."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Entry] = {}
+        self._policies: dict[str, Policy] = {}
+        self._ordered: tuple[Policy, ...] = ()
+        self._tallies: dict[str, _Tally] = {}
+        self._changed: set[str] = set()
+        self._due: list[tuple[float, str]] = []
+        self._texts: dict[tuple[tuple[str, ...], bool], tuple[str, str] | None] = {}
+        self._unusable: frozenset[str] = frozenset()
+        self.looks = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    # --- what is seen -------------------------------------------------------------------------------------------------
+
+    def see(self, node: NodeView) -> None:
+        entry = self._nodes.get(node.name)
+        if entry is None:
+            self._nodes[node.name] = _Entry(node)
+        else:
+            entry.view = node
+
+    def forget(self, name: str) -> None:
+        entry = self._nodes.pop(name, None)
+        if entry is not None:
+            self._take_out(name, entry)
+
+    def forget_all_but(self, names: set[str]) -> None:
+        """After a list of all nodes."""
+        for name in self._nodes.keys() - names:
+            self.forget(name)
+
+    def set_policy(self, name: str, policy: Policy | None) -> list[str]:
+        """A policy is there, is another one, or is gone. Returns the nodes that it concerns."""
+        before = self._policies.pop(name, None)
+        if policy is not None:
+            self._policies[name] = policy
+            self._tallies.setdefault(name, _Tally(refused={}))
+            self._changed.add(name)
+        self._ordered = in_order(self._policies.values())
+        self._texts.clear()
+        if policy == before:
+            return []
+        selectors = [one.selector for one in (before, policy) if one is not None]
+        concerned = [
+            node
+            for node, entry in self._nodes.items()
+            if name in entry.policies or any(selector.selects(entry.view.labels) for selector in selectors)
+        ]
+        if policy is None:
+            for node in concerned:
+                self._take_out(node, self._nodes[node])
+            self._tallies.pop(name, None)
+            self._changed.discard(name)
+        return concerned
+
+    def set_unusable(self, names: frozenset[str]) -> list[str]:
+        """Policies that are there but can't be used, and whose last good content nobody knows.
+
+        Nodes that they speak to keep what they have: a mistake in a policy must not take away the one before, also when
+        another replica begins to lead. Returns the nodes that need not keep it any more.
+        """
+        before, self._unusable = self._unusable, names - self._policies.keys()
+        if not (over := before - self._unusable):
+            return []
+        return [node for node, entry in self._nodes.items() if mentions(entry.view.policy, over)]
+
+    # --- what is to be done -------------------------------------------------------------------------------------------
+
+    def look(self, name: str, now_s: float, now_wall_s: float) -> Judgement | None:
+        """At one node; None: there is none."""
+        entry = self._nodes.get(name)
+        if entry is None:
+            return None
+        self.looks += 1
+        chosen = selecting(self._ordered, entry.view.labels)
+        off = is_switched_off(entry.view)
+        told = self._told(chosen, off)
+        if self._unusable and not off and mentions(entry.view.policy, self._unusable):
+            told = (entry.view.policy or "", "")
+        self._take_out(name, entry)
+        entry.policies = tuple(policy.name for policy in chosen)
+        report, current = entry.view.report, entry.view.policy == (told and told[0])
+        if told is None or not current or report is None or report.version != told[1]:
+            entry.stage = Stage.WAITING
+        else:
+            entry.stage = Stage.IN_FORCE if report.in_force else Stage.REFUSED
+        entry.drained = entry.stage is Stage.IN_FORCE and not entry.view.lent
+        self._put_in(name, entry)
+        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
+        entry.memory = judgement.memory
+        if judgement.due_s is not None and judgement.due_s != entry.due_s:
+            heapq.heappush(self._due, (judgement.due_s, name))
+        entry.due_s = judgement.due_s
+        return judgement
+
+    def due(self, now_s: float) -> Iterator[str]:
+        """The nodes whose time has come."""
+        while self._due and self._due[0][0] <= now_s:
+            at_s, name = heapq.heappop(self._due)
+            entry = self._nodes.get(name)
+            if entry is not None and entry.due_s == at_s:
+                entry.due_s = None
+                yield name
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def _told(self, chosen: tuple[Policy, ...], off: bool) -> tuple[str, str] | None:
+        """Nodes of one group are told the same: it is made once."""
+        key = (tuple(policy.name for policy in chosen), off)
+        if key not in self._texts:
+            self._texts[key] = annotation(chosen, switched_off=off)
+        return self._texts[key]
+
+    # --- what has come of it ------------------------------------------------------------------------------------------
+
+    def policy_names(self) -> set[str]:
+        return set(self._policies)
+
+    def touch(self, name: str) -> None:
+        """The status of this policy is to be told again."""
+        self._changed.add(name)
+
+    def changed_policies(self) -> list[str]:
+        """Those whose status may be another one since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed
+
+    def status(self, name: str) -> Json | None:
+        """A policy's; None: there is none."""
+        policy, tally = self._policies.get(name), self._tallies.get(name)
+        if policy is None or tally is None:
+            return None
+        refused = [{"node": node, "reason": why} for node, why in sorted(tally.refused.items())[:MAX_SHOWN]]
+        status: Json = {
+            "observedGeneration": policy.generation,
+            "nodes": tally.matched,
+            "inForce": tally.in_force,
+            "refused": len(tally.refused),
+            "waiting": tally.matched - tally.in_force - len(tally.refused),
+            "refusedBy": refused,
+        }
+        if policy.off:
+            status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched}
+        return status
+
+    def nodes_of(self, policy: str) -> Iterator[NodeView]:
+        return (entry.view for entry in self._nodes.values() if policy in entry.policies)
+
+    def _take_out(self, name: str, entry: _Entry) -> None:
+        self._count(name, entry, -1)
+        entry.policies = ()
+
+    def _put_in(self, name: str, entry: _Entry) -> None:
+        self._count(name, entry, 1)
+
+    def _count(self, name: str, entry: _Entry, by: int) -> None:
+        for policy in entry.policies:
+            tally = self._tallies.get(policy)
+            if tally is None:
+                continue
+            self._changed.add(policy)
+            tally.matched += by
+            tally.in_force += by * (entry.stage is Stage.IN_FORCE)
+            tally.drained += by * entry.drained
+            if entry.stage is Stage.REFUSED and by > 0:
+                report = entry.view.report
+                tally.refused[name] = "; ".join(report.problems)[:300] if report else ""
+            elif by < 0:
+                tally.refused.pop(name, None)

@@ -1,0 +1,181 @@
+"""What the controller does to one Node. Pure.
+
+How it works
+------------
+`judge` compares what a Node has with what it should have, and returns what is to be written, and when to look again
+even if nothing changes. It is level-triggered: whatever was missed is made good at the next look, and when all is as it
+should be, nothing is written.
+
+| what | written | taken away |
+|---|---|---|
+| the policy's annotation | when its text is another one, unless `names.MANAGED` = "false" | when no policy selects it |
+| a label for each controller with an evicted pod | as the node's annotation says, `LONGEST_S` at most | then |
+| the taint, PreferNoSchedule | while the node holds offline pods back | when it has not for `CALM_S` |
+| 0 of all that is published, and why | when the condition is no newer for `AWAY_S` | the node itself publishes again |
+
+The taint is PreferNoSchedule: online pods go elsewhere if they can, and start here all the same if not. Offline pods
+are kept out by what the node publishes.
+
+A node is away when its condition does not change, by the controller's clock; the node's clock may be wrong. A
+controller that has just begun believes the time in it, but for `TRUST_S` before the end: a node whose clock is behind
+is not taken for one that is away.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from criproxy_cluster.conversion import Json
+from criproxy_cluster.names import (
+    CONDITION,
+    EVICTED_FROM,
+    HELD,
+    MANAGED,
+    POLICY,
+    PRESSURE,
+    SWITCH,
+)
+from criproxy_cluster.objects import NodeView, Taint
+from criproxy_cluster.times import rfc3339, wall_s
+
+AWAY_S = 900.0
+TRUST_S = 300.0
+CALM_S = 300.0
+LONGEST_S = 3600.0
+EFFECT = "PreferNoSchedule"
+
+
+class Memory(Struct, frozen=True):
+    """What is known beside the Node itself. Times are the controller's own clock."""
+
+    beat: str | None = None
+    beat_s: float = 0.0
+    """Since when the condition is no newer."""
+    calm_s: float | None = None
+    """Since when a node with a taint holds nothing back."""
+
+
+class Judgement(Struct, frozen=True):
+    """`patch` is a merge patch of the Node, `status` a strategic one of its status; None: nothing is to be written.
+
+    `due_s`: when to look again, None: when it changes.
+    """
+
+    patch: Json | None
+    status: Json | None
+    memory: Memory
+    due_s: float | None
+    why: tuple[str, ...]
+
+
+def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: float, now_wall_s: float) -> Judgement:
+    """`policy` is the annotation that it should have; None: none. `memory` None: it was not seen before."""
+    memory = remembered(node, memory, now_s, now_wall_s)
+    annotations: Json = {}
+    why: list[str] = []
+    due: list[float] = []
+    if node.labels.get(MANAGED) != "false" and node.policy != policy:
+        annotations[POLICY] = policy
+        why.append("policy")
+    labels = _kept_out(node, now_s, now_wall_s, due)
+    if labels:
+        why.append("evicted")
+    taints = _taints(node, memory, now_s, due)
+    status = _away(node, memory, now_s, now_wall_s, due)
+    patch: Json = {}
+    if annotations or labels:
+        patch["metadata"] = {name: table for name, table in (("annotations", annotations), ("labels", labels)) if table}
+    if taints is not None:
+        why.append("taint" if len(taints) > len(node.taints) else "no taint")
+        # The list is written as a whole: somebody else may have written another since.
+        patch.setdefault("metadata", {})["resourceVersion"] = node.version
+        patch["spec"] = {"taints": taints}
+    if status is not None:
+        why.append("away")
+    return Judgement(patch or None, status, memory, min(due, default=None), tuple(why))
+
+
+def remembered(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: float) -> Memory:
+    beat_s = now_s
+    if memory is None:
+        said_s = _wall_s(node.beat)
+        age_s = 0.0 if said_s is None else now_wall_s - said_s
+        beat_s = now_s - min(max(age_s, 0.0), AWAY_S - TRUST_S)
+    elif memory.beat == node.beat:
+        beat_s = memory.beat_s
+    calm_s = None
+    if node.reason != HELD and _tainted(node):
+        calm_s = memory.calm_s if memory is not None and memory.calm_s is not None else now_s
+    return Memory(node.beat, beat_s, calm_s)
+
+
+def is_switched_off(node: NodeView) -> bool:
+    return node.labels.get(SWITCH) == "off"
+
+
+def _kept_out(node: NodeView, now_s: float, now_wall_s: float, due: list[float]) -> Json:
+    try:
+        entries = msgspec.json.decode(node.evicted or "{}", type=dict[str, str])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        entries = {}
+    wanted = set()
+    for uid, until in entries.items():
+        ends_s = _wall_s(until)
+        left_s = 0.0 if ends_s is None else min(ends_s - now_wall_s, LONGEST_S)
+        if left_s > 0 and _is_uid(uid):
+            wanted.add(uid)
+            due.append(now_s + left_s)
+    have = node.kept_out
+    return {
+        **{f"{EVICTED_FROM}{uid}": "" for uid in sorted(wanted - have)},
+        **{f"{EVICTED_FROM}{uid}": None for uid in sorted(have - wanted)},
+    }
+
+
+def _is_uid(text: str) -> bool:
+    """Whether it can be a label's name: the node's annotation may hold anything."""
+    return 0 < len(text) <= 63 and text.isascii() and text.replace("-", "").isalnum() and text[0] + text[-1] != "--"
+
+
+def _tainted(node: NodeView) -> bool:
+    return any(taint.key == PRESSURE for taint in node.taints)
+
+
+def _taints(node: NodeView, memory: Memory, now_s: float, due: list[float]) -> list[Json] | None:
+    """All of the node's taints as they should be; None: they are so."""
+    others = [taint for taint in node.taints if taint.key != PRESSURE]
+    if node.reason == HELD:
+        wanted = None if _tainted(node) else [*others, Taint(PRESSURE, None, EFFECT)]
+    elif memory.calm_s is not None and now_s - memory.calm_s >= CALM_S:
+        wanted = others
+    else:
+        if memory.calm_s is not None:
+            due.append(memory.calm_s + CALM_S)
+        wanted = None
+    if wanted is None:
+        return None
+    return [{name: value for name, value in msgspec.to_builtins(one).items() if value is not None} for one in wanted]
+
+
+def _away(node: NodeView, memory: Memory, now_s: float, now_wall_s: float, due: list[float]) -> Json | None:
+    if node.beat is None or not node.lent:  # not ours, or nothing that could mislead the scheduler
+        return None
+    ends_s = memory.beat_s + AWAY_S
+    if now_s < ends_s:
+        due.append(ends_s)
+        return None
+    nothing = dict.fromkeys(node.lent, "0")
+    condition = {
+        "type": CONDITION,
+        "status": "Unknown",
+        "reason": "Away",
+        "message": f"criproxy on the node has said nothing for {AWAY_S / 60:.0f} minutes: 0 of each is published",
+        "lastTransitionTime": rfc3339(now_wall_s),
+    }
+    return {"status": {"capacity": nothing, "allocatable": nothing, "conditions": [condition]}}
+
+
+def _wall_s(text: str | None) -> float | None:
+    try:
+        return None if text is None else wall_s(text)
+    except ValueError:
+        return None

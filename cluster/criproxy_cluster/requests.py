@@ -1,0 +1,43 @@
+"""What may go wrong when the API server is asked, as one exception with words; and how long to wait then."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx2
+import msgspec
+from lightkube.core.exceptions import ApiError, LoadResourceError
+
+FIRST_PAUSE_S: Final = 0.5
+MOST_PAUSE_S: Final = 30.0
+
+
+class Trouble(Exception):
+    """Something could not be read or written. `code` is the API server's; 0: it did not answer."""
+
+    def __init__(self, words: str, code: int = 0) -> None:
+        super().__init__(words)
+        self.code: Final = code
+
+
+@contextmanager
+def trouble_of(what: str) -> Iterator[None]:
+    """Makes one kind of exception of all that a client raises."""
+    try:
+        yield
+    except ApiError as error:
+        raise Trouble(f"{what}: {error.status.code} {error.status.message}", error.status.code or 0) from error
+    except httpx2.HTTPStatusError as error:
+        code = error.response.status_code
+        raise Trouble(f"{what}: {code} from what is no API server", code) from error
+    except (httpx2.HTTPError, OSError) as error:
+        raise Trouble(f"{what}: the API server does not answer: {error!r}") from error
+    except (msgspec.MsgspecError, ValueError, LoadResourceError) as error:
+        raise Trouble(f"{what}: the answer can't be read: {error}") from error
+
+
+def pause_s(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, 1 or more: doubled each time, and half of it by chance."""
+    grown_s = min(FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 30), MOST_PAUSE_S)
+    return grown_s * (0.5 + 0.5 * random.random())

@@ -1,0 +1,308 @@
+"""An API server over plain HTTP that keeps objects of any kind: lists in pages, watches, patches, conflicts, roles.
+
+As the real one does: each write makes a new version, a replaced object must have the last, `status` is written apart,
+and watches from before `forget` get 410.
+"""
+
+import copy
+import json
+import queue
+import re
+import threading
+import time
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from lightkube import AsyncClient
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import Cluster, User
+
+_PATH = re.compile(
+    r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>status))?"
+)
+
+
+class FakeKube:
+    """`requests` are (verb, resource, name) as RBAC sees them; `allowed` None: everything is."""
+
+    def __init__(self):
+        self.objects: dict = {}
+        """(plural, namespace, name) -> object."""
+        self.requests: list = []
+        self.allowed: set | None = None
+        self.version, self.oldest = 10, 0
+        self.history: list = []
+        self.watchers: list = []
+        self.lock = threading.RLock()
+        self.faults: list = []
+        """[pattern of "METHOD path", status, how often]"""
+        self.slow_s = 0.0
+        self.page = 500
+        self.absent: set = set()
+        """Resources that the server does not know: a CRD that was removed."""
+        self._server = None
+
+    @contextmanager
+    def running(self, port=0):
+        handler = type("Handler", (_Handler,), {"api": self})
+        self._server = server = _Server(("127.0.0.1", port), handler)
+        self.port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            self.tell_watchers(None)
+            server.drop()
+
+    def client(self):
+        config = KubeConfig.from_one(
+            user=User(token="t"), cluster=Cluster(server=f"http://127.0.0.1:{self.port}"), namespace="criproxy-system"
+        )
+        return AsyncClient(config.get(), namespace="criproxy-system")
+
+    def put(self, plural, body, namespace=""):
+        """A new object, or another in its place."""
+        with self.lock:
+            key = (plural, namespace, body["metadata"]["name"])
+            body = copy.deepcopy(body)
+            body["metadata"].setdefault("uid", f"uid-{key[2]}")
+            return self._store(key, body, "MODIFIED" if key in self.objects else "ADDED")
+
+    def get(self, plural, name, namespace=""):
+        return self.objects[plural, namespace, name]
+
+    def remove(self, plural, name, namespace=""):
+        with self.lock:
+            gone = self.objects.pop((plural, namespace, name))
+            self.version += 1
+            gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.version)}}
+            self._tell(plural, {"type": "DELETED", "object": gone})
+
+    def forget(self):
+        """As a compaction does: watches that are open end, and those from before get 410."""
+        with self.lock:
+            self.version += 1
+            self.oldest, self.history = self.version, []
+            self.tell_watchers(None)
+
+    def fail(self, pattern, status, times=1):
+        self.faults.append([pattern, status, times])
+
+    def tell_watchers(self, event):
+        for _, watcher in list(self.watchers):
+            watcher.put(event)
+
+    def seen(self, verb, resource):
+        return [name for did, what, name in self.requests if (did, what) == (verb, resource)]
+
+    def _store(self, key, body, kind):
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[key] = body
+        self._tell(key[0], {"type": kind, "object": body})
+        return body
+
+    def _tell(self, plural, event):
+        line = json.dumps(event).encode() + b"\n"
+        self.history.append((self.version, plural, line))
+        for wanted, watcher in list(self.watchers):
+            if wanted == plural:
+                watcher.put(line)
+
+    def answer(self, method, path, query, kind, body):  # noqa: PLR0911
+        """Status and object."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            return failure(404, f"no such path: {path}")
+        plural, name, part = found["plural"], found["name"] or "", found["part"] or ""
+        namespace = found["namespace"] or ""
+        resource = f"{plural}/{part}" if part else plural
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method)
+        verb = verb or ("get" if name else "watch" if "watch" in query else "list")
+        with self.lock:
+            self.requests.append((verb, resource, name))
+            for fault in self.faults:
+                if fault[2] > 0 and re.search(fault[0], f"{method} {path}"):
+                    fault[2] -= 1
+                    return failure(fault[1], "as the test wants it")
+            if self.allowed is not None and (verb, resource) not in self.allowed:
+                return failure(403, f"may not {verb} {resource}")
+            if plural in self.absent:
+                return failure(404, "the server could not find the requested resource")
+            if verb == "watch":
+                return 200, {}
+            if verb == "list":
+                return self._list(plural, namespace, query)
+            if verb == "create":
+                name = body["metadata"]["name"]
+                if (plural, namespace, name) in self.objects:
+                    return failure(409, f'{plural} "{name}" already exists')
+                return 201, self.put(plural, body, namespace)
+            if (plural, namespace, name) not in self.objects:
+                return failure(404, f'{plural} "{name}" not found')
+            if verb == "get":
+                return 200, self.objects[plural, namespace, name]
+            return self._write(verb, (plural, namespace, name), part, kind, body)
+
+    def _list(self, plural, namespace, query):
+        items = [one for (p, n, _), one in sorted(self.objects.items()) if p == plural and namespace in ("", n)]
+        first = int(query.get("continue", "0"))
+        size = int(query.get("limit", self.page))
+        more = str(first + size) if first + size < len(items) else ""
+        meta = {"resourceVersion": str(self.version), "continue": more}
+        return 200, {"kind": "List", "apiVersion": "v1", "metadata": meta, "items": items[first : first + size]}
+
+    def _write(self, verb, key, part, kind, body):
+        old = copy.deepcopy(self.objects[key])
+        if verb == "update":
+            if body["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
+                return failure(409, "the object has been modified")
+            new = copy.deepcopy(body)
+            new["metadata"]["uid"] = old["metadata"]["uid"]
+        elif kind == "application/json-patch+json":
+            new = old
+            if not all(patched(new, change) for change in body):
+                return failure(422, "the test has failed")
+        else:
+            version = old["metadata"]["resourceVersion"]
+            if body.get("metadata", {}).get("resourceVersion", version) != version:
+                return failure(409, "the object has been modified")
+            new = merged(old, body)
+        if part == "status":
+            new = {**old, "metadata": old["metadata"], "status": new.get("status", {})}
+        elif "status" in old:
+            new["status"] = old["status"]
+        if new == self.objects[key]:
+            return 200, self.objects[key]  # no change, no version
+        return 200, self._store(key, new, "MODIFIED")
+
+
+def patched(document, change):
+    """One change of a JSON patch, done in place. Whether it could be."""
+    *steps, last = [step.replace("~1", "/").replace("~0", "~") for step in change["path"].split("/")[1:]]
+    for step in steps:
+        document = document[int(step) if isinstance(document, list) else step]
+    if change["op"] == "test":
+        return document[last] == change["value"]
+    if change["op"] == "remove":
+        del document[last]
+    else:
+        document[last] = change["value"]
+    return True
+
+
+def failure(code, message):
+    return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+def merged(old, patch):
+    """JSON merge patch; conditions by their type, as the strategic one does it."""
+    if not isinstance(patch, dict) or not isinstance(old, dict):
+        return patch
+    new = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            new.pop(name, None)
+        elif name == "conditions" and isinstance(value, list):
+            mine = {one["type"]: one for one in old.get(name, [])}
+            for one in value:
+                mine[one["type"]] = {**mine.get(one["type"], {}), **one}
+            new[name] = list(mine.values())
+        else:
+            new[name] = merged(old.get(name, {}), value)
+    return new
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 256
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.open = set()
+
+    def handle_error(self, request, client_address):
+        """A client that went away is none of a test's business."""
+
+    def process_request_thread(self, request, client_address):
+        self.open.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.open.discard(request)
+
+    def drop(self):
+        for connection in list(self.open):
+            with suppress(OSError):
+                connection.shutdown(2)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    api: FakeKube
+
+    def log_message(self, *_):
+        pass
+
+    def _serve(self):
+        parts = urlsplit(self.path)
+        data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        time.sleep(self.api.slow_s)
+        with self.api.lock:
+            kind = self.headers.get("Content-Type", "").partition(";")[0]
+            status, body = self.api.answer(self.command, parts.path, query, kind, json.loads(data or b"{}"))
+            data = json.dumps(body).encode()
+        if "watch" in query and status == 200:
+            return self._watch(parts.path, query)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        return None
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+    def _watch(self, path, query):
+        api = self.api
+        plural = path.rpartition("/")[2]
+        events: queue.SimpleQueue = queue.SimpleQueue()
+        with api.lock:
+            since = int(query.get("resourceVersion", "0"))
+            if since < api.oldest:
+                lines = [json.dumps({"type": "ERROR", "object": failure(410, "too old")[1]}).encode() + b"\n"]
+                over = True
+            else:
+                lines = [line for version, about, line in api.history if version > since and about == plural]
+                over = False
+            api.watchers.append((plural, events))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for line in lines:
+                self._chunk(line)
+            while not over:
+                try:
+                    line = events.get(timeout=float(query.get("timeoutSeconds", "3600")))
+                except queue.Empty:
+                    break
+                if line is None:
+                    break
+                self._chunk(line)
+            self._chunk(b"")
+        finally:
+            with suppress(ValueError):
+                api.watchers.remove((plural, events))
+
+    def _chunk(self, data):
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()

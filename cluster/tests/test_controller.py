@@ -1,0 +1,367 @@
+"""Controller and leader against an API server over HTTP (fake_kube)."""
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from criproxy_cluster import controller as module
+from criproxy_cluster.controller import Controller, Queue
+from criproxy_cluster.leader import LEASE, Leader
+from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
+from criproxy_cluster.times import rfc3339
+
+CPU = "kubernetes.io/batch-cpu"
+
+
+def node(name, labels=None, annotations=None, **status):
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels or {}, "annotations": annotations or {}},
+        "spec": {},
+        "status": {"images": [{"names": ["x"]}], **status},
+    }
+
+
+def policy(name, generation=1, **spec):
+    return {"kind": "ColocationPolicy", "metadata": {"name": name, "generation": generation}, "spec": spec}
+
+
+def put_policy(kube, name, generation=1, **spec):
+    kube.put("colocationpolicies", policy(name, generation, **spec))
+
+
+@asynccontextmanager
+async def controlling(kube, log):
+    async with kube.client() as client:
+        task = asyncio.create_task(Controller(client, log).run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition, seconds=10.0):
+    ends_s = time.monotonic() + seconds
+    while True:
+        try:
+            if found := condition():
+                return found
+        except KeyError:
+            pass
+        assert time.monotonic() < ends_s, "it did not come to pass"
+        await asyncio.sleep(0.01)
+
+
+def annotation(kube, name, key=POLICY):
+    text = kube.get("nodes", name)["metadata"]["annotations"].get(key)
+    return text and json.loads(text)
+
+
+def settings(kube, name):
+    return (annotation(kube, name) or {}).get("settings")
+
+
+def labels(kube, name):
+    return kube.get("nodes", name)["metadata"]["labels"]
+
+
+def status(kube, name):
+    return kube.get("colocationpolicies", name).get("status", {})
+
+
+NIGHT = {"settings": {"cpu": {"reserve_cores": 2}}, "selector": {"matchLabels": {"pool": "night"}}}
+
+
+def test_a_policy_reaches_its_nodes_and_says_what_came_of_it(kube, log):
+    async def scenario():
+        for number in range(3):
+            kube.put("nodes", node(f"n{number}", {"pool": "night" if number else "day"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n1") and settings(kube, "n2"))
+            assert settings(kube, "n1") == NIGHT["settings"]
+            await until(lambda: status(kube, "night").get("waiting") == 2)
+
+            version = annotation(kube, "n1")["version"]
+            for name, report in (("n1", {"inForce": True}), ("n2", {"inForce": False, "problems": ["cpu: no"]})):
+                found = kube.get("nodes", name)
+                found["metadata"]["annotations"][POLICY_STATUS] = json.dumps({"version": version, **report})
+                kube.put("nodes", found)
+            await until(lambda: status(kube, "night").get("inForce") == 1)
+            assert status(kube, "night")["refusedBy"] == [{"node": "n2", "reason": "cpu: no"}]
+
+            put_policy(kube, "night", 2, **{**NIGHT, "settings": {"cpu": {"reserve_cores": 3}}})
+            await until(lambda: settings(kube, "n1") == {"cpu": {"reserve_cores": 3}})
+            kube.remove("colocationpolicies", "night")
+            await until(lambda: annotation(kube, "n1") is None and annotation(kube, "n2") is None)
+        assert kube.seen("patch", "nodes").count("n0") == 0, "a node that it does not select is left alone"
+
+    asyncio.run(scenario())
+
+
+def test_a_label_takes_effect_within_a_second_and_writes_one_node(kube, log):
+    async def scenario():
+        for number in range(50):
+            kube.put("nodes", node(f"n{number}"))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 0 and kube.watchers)
+            await asyncio.sleep(0.2)
+            kube.put("nodes", node("n7", {"pool": "night"}))
+            await until(lambda: settings(kube, "n7"), 1.0)
+        assert kube.seen("patch", "nodes") == ["n7"]
+
+    asyncio.run(scenario())
+
+
+def test_a_changed_label_goes_before_a_policy_for_all(kube, log, monkeypatch):
+    monkeypatch.setattr(module, "WRITES_PER_S", 20.0)
+
+    async def scenario():
+        for number in range(100):
+            kube.put("nodes", node(f"n{number:03}"))
+        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n000"))
+            kube.put("nodes", node("n099", {SWITCH: "off"}))
+            await until(lambda: (settings(kube, "n099") or {}).get("colocation"), 1.0)
+            assert not settings(kube, "n090"), "the others are still to come"
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_policy_keeps_the_old_one_and_says_why(kube, log):
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n1"))
+            put_policy(kube, "night", 2, **{**NIGHT, "schedule": {"zone": "UTC"}})
+            await until(lambda: "spec.schedule.zone" in status(kube, "night").get("problem", ""))
+            assert settings(kube, "n1") == NIGHT["settings"]
+            put_policy(kube, "night", 3, **NIGHT)
+            await until(lambda: "problem" not in status(kube, "night"))
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube, log):
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n1"))
+        put_policy(kube, "night", 2, setings={})
+        async with controlling(kube, log):
+            await until(lambda: "setings" in status(kube, "night").get("problem", ""))
+            await asyncio.sleep(0.3)
+            assert settings(kube, "n1") == NIGHT["settings"]
+            kube.remove("colocationpolicies", "night")
+            await until(lambda: annotation(kube, "n1") is None)
+
+    asyncio.run(scenario())
+
+
+def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 1.5)
+    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.node_law.CALM_S", 0.5)
+
+    def condition(reason, beat):
+        return [{"type": "ColocationReady", "status": "True", "reason": reason, "lastHeartbeatTime": beat}]
+
+    async def scenario():
+        evicted = json.dumps({"u1": rfc3339(time.time() + 3)})
+        kube.put("nodes", node("evicts", annotations={EVICTED: evicted}))
+        held = node("held", conditions=condition("Held", rfc3339(time.time())))
+        held["spec"]["taints"] = [{"key": "mine", "effect": "NoSchedule"}]
+        kube.put("nodes", held)
+        lends = {CPU: "4000", "cpu": "8"}
+        silent = node("silent", conditions=condition("Lending", "x"), capacity=lends, allocatable=lends)
+        kube.put("nodes", silent)
+        async with controlling(kube, log):
+            await until(lambda: f"{EVICTED_FROM}u1" in labels(kube, "evicts"))
+            await until(lambda: len(kube.get("nodes", "held")["spec"]["taints"]) == 2)
+            assert kube.get("nodes", "held")["spec"]["taints"][1]["key"] == PRESSURE
+
+            await until(lambda: kube.get("nodes", "silent")["status"]["allocatable"][CPU] == "0")
+            found = kube.get("nodes", "silent")["status"]
+            assert found["allocatable"]["cpu"] == "8" and found["images"], "all else stays"
+            assert (found["conditions"][0]["reason"], found["conditions"][0]["lastHeartbeatTime"]) == ("Away", "x")
+
+            calm = kube.get("nodes", "held")
+            calm["status"]["conditions"] = condition("Lending", "y")
+            kube.put("nodes", calm)
+            await until(lambda: kube.get("nodes", "held")["spec"]["taints"] == held["spec"]["taints"])
+            await until(lambda: f"{EVICTED_FROM}u1" not in labels(kube, "evicts"))
+
+    asyncio.run(scenario())
+
+
+def test_a_conflict_a_busy_server_and_a_forgotten_history_are_survived(kube, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.02)
+
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        kube.fail("GET .*/nodes$", 503, 2)
+        kube.fail("GET .*/colocationpolicies", 429, 1)
+        kube.fail("PATCH .*/nodes/n1", 409, 1)
+        kube.fail("PATCH .*/nodes/n1", 500, 1)
+        async with controlling(kube, log) as task:
+            await until(lambda: settings(kube, "n1"))
+            kube.put("nodes", node("n2", {"pool": "night"}))
+            await until(lambda: settings(kube, "n2"))
+            kube.forget()
+            kube.put("nodes", node("n3", {"pool": "night"}))
+            await until(lambda: settings(kube, "n3"))
+            assert not task.done()
+
+    asyncio.run(scenario())
+
+
+def test_nodes_keep_what_they_have_while_the_crd_is_not_there(kube, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.02)
+
+    async def scenario():
+        told = json.dumps({"version": "1", "settings": {"colocation": {"enabled": False}}})
+        kube.put("nodes", node("n1", annotations={POLICY: told}))
+        kube.absent.add("colocationpolicies")
+        async with controlling(kube, log) as task:
+            await until(lambda: len(kube.seen("list", "colocationpolicies")) > 3)
+            assert kube.get("nodes", "n1")["metadata"]["annotations"] == {POLICY: told}
+            assert not task.done()
+            kube.absent.clear()
+            await until(lambda: annotation(kube, "n1") is None)
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_watch_begins_anew(kube, log, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        async with controlling(kube, log):
+            await until(lambda: len(kube.seen("list", "nodes")) >= 3)
+
+    asyncio.run(scenario())
+
+
+NEEDED = {
+    ("list", "nodes"),
+    ("watch", "nodes"),
+    ("patch", "nodes"),
+    ("patch", "nodes/status"),
+    ("list", "colocationpolicies"),
+    ("watch", "colocationpolicies"),
+    ("patch", "colocationpolicies/status"),
+}
+
+
+def test_no_other_right_is_used(kube, log):
+    async def scenario():
+        kube.allowed = NEEDED
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 1 and settings(kube, "n1"))
+        assert {(verb, what) for verb, what, _ in kube.requests} <= NEEDED
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_has_each_name_once_and_the_first_ones_first():
+    async def scenario():
+        queue = Queue()
+        for name, first in (("a", False), ("b", False), ("b", True), ("b", False), ("c", False)):
+            queue.put(name, first=first)
+        assert [await queue.get() for _ in range(3)] == [("b", True), ("a", False), ("c", False)]
+        assert len(queue) == 0
+
+    asyncio.run(scenario())
+
+
+# --- the lease -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A lease of a second."""
+    for name, value in (("DURATION_S", 1.0), ("RETRY_S", 0.1), ("RENEW_WITHIN_S", 0.5)):
+        monkeypatch.setattr(f"criproxy_cluster.lease_law.{name}", value)
+        monkeypatch.setattr(f"criproxy_cluster.leader.{name}", value)
+    monkeypatch.setattr("criproxy_cluster.leader.REQUEST_S", 0.3)
+
+
+class Works:
+    """Counts who is at work."""
+
+    def __init__(self):
+        self.at_work = set()
+        self.most = 0
+
+    def of(self, name):
+        async def work():
+            self.at_work.add(name)
+            self.most = max(self.most, len(self.at_work))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.at_work.discard(name)
+
+        return work
+
+
+def install_lease(kube):
+    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
+
+
+def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, log, short):
+    async def scenario():
+        install_lease(kube)
+        works = Works()
+        async with kube.client() as client:
+            one, other = (Leader(client, "criproxy-system", name, works.of(name), log) for name in "ab")
+            tasks = {"a": asyncio.create_task(one.run()), "b": asyncio.create_task(other.run())}
+            (leader,) = await until(lambda: works.at_work)
+            assert kube.get("leases", LEASE, "criproxy-system")["spec"]["holderIdentity"] == leader
+            await asyncio.sleep(0.5)
+            assert works.at_work == {leader}
+
+            began_s = time.monotonic()
+            tasks[leader].cancel()
+            await until(lambda: works.at_work and works.at_work != {leader})
+            assert time.monotonic() - began_s < 0.9, "the lease was given back"
+            assert works.most == 1
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_cannot_write_stops_before_another_begins(kube, log, short):
+    async def scenario():
+        install_lease(kube)
+        works = Works()
+        async with kube.client() as client, kube.client() as rival:
+            task = asyncio.create_task(Leader(client, "criproxy-system", "a", works.of("a"), log).run())
+            await until(lambda: works.at_work == {"a"})
+            kube.fail("PUT .*/leases", 500, 10_000)
+            await until(lambda: not works.at_work, 2.0)
+            held = kube.get("leases", LEASE, "criproxy-system")["spec"]
+            assert held["holderIdentity"] == "a", "nobody else could begin yet"
+            kube.faults.clear()
+            other = asyncio.create_task(Leader(rival, "criproxy-system", "b", works.of("b"), log).run())
+            await until(lambda: works.at_work)
+            assert works.most == 1
+            for one in (task, other):
+                one.cancel()
+            await asyncio.gather(task, other, return_exceptions=True)
+
+    asyncio.run(scenario())

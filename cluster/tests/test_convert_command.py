@@ -1,0 +1,118 @@
+import io
+import json
+
+import pytest
+import yaml
+
+from criproxy_cluster.cli import main
+
+POD = """\
+metadata:
+  labels: {colocation.criproxy.io/class: offline}
+spec:
+  containers:
+  - name: c
+    resources: {requests: {cpu: "1", memory: 1Gi}}
+"""
+
+
+def run(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def indented(text, steps):
+    for step in reversed(steps):
+        text = f"{step}:\n" + "".join(f"  {line}\n" for line in text.splitlines())
+    return text
+
+
+KINDS = {
+    "Pod": (),
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "PodTemplate": ("template",),
+}
+
+
+@pytest.mark.parametrize(("kind", "steps"), KINDS.items(), ids=KINDS)
+def test_the_pod_of_every_kind_is_converted(kind, steps, tmp_path, capsys):
+    file = tmp_path / "pod.yaml"
+    file.write_text(f"apiVersion: v1\nkind: {kind}\n{indented(POD, steps)}")
+
+    code, out, err = run(["convert", str(file)], capsys)
+
+    found = yaml.safe_load(out)
+    for step in steps:
+        found = found[step]
+    assert (code, err) == (0, "")
+    assert found["spec"]["containers"][0]["resources"]["requests"] == {
+        "kubernetes.io/batch-cpu": "1000",
+        "kubernetes.io/batch-memory": "1073741824",
+    }
+
+
+def test_several_documents_lists_and_others_are_kept_in_order(tmp_path, capsys):
+    file = tmp_path / "all.yaml"
+    pod = {"kind": "Pod", **yaml.safe_load(POD)}
+    plain = {"kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "c"}]}}
+    documents = [{"kind": "ConfigMap", "data": {"a": "1"}}, {"kind": "List", "items": [pod, plain]}, plain]
+    file.write_text("---\n" + yaml.safe_dump_all(documents) + "---\n")
+
+    code, out, err = run(["convert", str(file), "--preset", "crane"], capsys)
+
+    made = list(yaml.safe_load_all(out))
+    assert code == 0
+    assert [one["kind"] for one in made] == ["ConfigMap", "List", "Pod"]
+    assert made[1]["items"][0]["spec"]["containers"][0]["resources"]["limits"]["gocrane.io/cpu"] == "1"
+    assert made[2] == plain
+    assert err.count("Pod web: it is not offline and stays as it is") == 2
+
+
+def test_json_from_the_input_is_converted(monkeypatch, capsys):
+    data = json.dumps({"kind": "Pod", **yaml.safe_load(POD)}).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    assert "kubernetes.io/batch-cpu: '1000'" in run(["convert", "-"], capsys)[1]
+
+
+def test_resources_that_yaml_has_once_for_two_containers_are_converted_in_both(tmp_path, capsys):
+    file = tmp_path / "pod.yaml"
+    file.write_text(
+        "kind: Pod\nmetadata: {labels: {colocation.criproxy.io/class: offline}}\nspec:\n  containers:\n"
+        "  - {name: a, resources: &r {requests: {cpu: 1500m}}}\n  - {name: b, resources: *r}\n"
+    )
+    meta = yaml.safe_load(run(["convert", str(file)], capsys)[1])["metadata"]
+
+    recorded = json.loads(meta["annotations"]["colocation.criproxy.io/resources"])["containers"]
+    assert [recorded[name]["requests"]["cpu"] for name in "ab"] == ["1500m", "1500m"]
+
+
+WRONG = {
+    "a quantity": (
+        "kind: Job\n" + indented(POD.replace('"1"', "1s"), ("spec", "template")),
+        "Job : spec.template.spec",
+    ),
+    "no template": ("kind: Job\nspec: {}\n", "template: it is missing"),
+    "no object": ("- 1\n", "is no object"),
+    "no yaml": ("a: [1\n", "neither YAML nor JSON"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_with_the_file(text, message, tmp_path, capsys):
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+
+    code, out, err = run(["convert", str(file)], capsys)
+
+    assert (code, out) == (1, "")
+    assert f"{file}: " in err and message in err
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
+    assert "can't be read" in run(["convert", str(tmp_path / "none")], capsys)[2]

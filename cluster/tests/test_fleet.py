@@ -1,0 +1,326 @@
+import json
+
+import pytest
+
+from criproxy_cluster.fleet import Fleet
+from criproxy_cluster.names import EVICTED_FROM, MANAGED, PRESSURE, SWITCH
+from criproxy_cluster.node_law import AWAY_S, CALM_S, LONGEST_S, TRUST_S, judge
+from criproxy_cluster.objects import Condition, Meta, NodeObject, NodeSpec, NodeStatus, Taint, view
+from criproxy_cluster.policies import PolicyError, annotation, in_order, parsed
+from criproxy_cluster.times import rfc3339
+
+WALL = 1_800_000_000.0
+CPU = "kubernetes.io/batch-cpu"
+
+
+def node(name="n1", labels=None, policy=None, *, report=None, evicted=None, taints=(), lent=None, beat=None, reason=""):
+    annotations = {"colocation.criproxy.io/policy": policy, "colocation.criproxy.io/evicted": evicted}
+    if report is not None:
+        annotations["colocation.criproxy.io/policy-status"] = json.dumps(report)
+    conditions = (Condition("ColocationReady", "True", reason, beat),) if beat else ()
+    status = NodeStatus(lent or {}, lent or {}, conditions)
+    meta = Meta(name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v})
+    return view(NodeObject(meta, NodeSpec(tuple(taints)), status))
+
+
+def policy(name="night", selector=None, generation=1, **spec):
+    return parsed(name, generation, {"selector": selector or {}, **spec})
+
+
+def text_of(chosen, off=False):
+    found = annotation(chosen, switched_off=off)
+    assert found is not None
+    return found
+
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+
+def test_policies_hold_key_by_key_and_the_higher_priority_wins():
+    low = policy("cluster", settings={"cpu": {"reserve_cores": 1, "min_cores": 2}})
+    high = policy("night", priority=5, generation=3, settings={"cpu": {"reserve_cores": 4}})
+
+    text, version = text_of(in_order([high, low]))
+
+    assert json.loads(text) == {
+        "version": version,
+        "name": "cluster.1+night.3",
+        "settings": {"cpu": {"reserve_cores": 4, "min_cores": 2}},
+    }
+
+
+def test_of_equal_priorities_the_first_name_wins():
+    one, other = (policy(name, settings={"cpu": {"reserve_cores": n}}) for n, name in enumerate("ab"))
+
+    assert json.loads(text_of(in_order([other, one]))[0])["settings"]["cpu"] == {"reserve_cores": 0}
+
+
+def test_a_schedule_becomes_the_node_s_own():
+    windows = [{"days": "mon-fri", "start": "22:00", "end": "06:00", "policy": "dynamic"}]
+    found = policy(schedule={"timeZone": "Europe/Berlin", "windows": windows, "graceSeconds": 60, "onClose": "squeeze"})
+
+    assert found.settings == {
+        "control": {"policy": "schedule"},
+        "schedule": {"time_zone": "Europe/Berlin", "windows": windows, "grace_s": 60, "on_close": "squeeze"},
+    }
+
+
+def test_the_switch_is_off_for_a_policy_and_for_a_node_above_all():
+    assert policy(enabled=False).settings["colocation"] == {"enabled": False, "on_disable": "evict"}
+    on = policy(enabled=True, priority=9)
+
+    told = json.loads(text_of((on,), off=True)[0])
+    assert told["settings"]["colocation"] == {"enabled": False, "on_disable": "evict"}
+    assert told["name"] == "night.1+switch"
+
+
+def test_the_version_is_another_one_exactly_when_the_content_is():
+    def version(**spec):
+        return text_of((policy(**spec),))[1]
+
+    one = version(settings={"cpu": {"reserve_cores": 1}})
+    assert version(settings={"cpu": {"reserve_cores": 1}}, generation=2) == one
+    assert version(settings={"cpu": {"reserve_cores": 2}}) != one
+
+
+SELECTORS = {
+    "all": ({}, True),
+    "a label": ({"matchLabels": {"a": "1"}}, True),
+    "another value": ({"matchLabels": {"a": "2"}}, False),
+    "in": ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "2"]}]}, True),
+    "not in": ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["1"]}]}, False),
+    "not in, and not there": ({"matchExpressions": [{"key": "b", "operator": "NotIn", "values": ["1"]}]}, True),
+    "there": ({"matchExpressions": [{"key": "a", "operator": "Exists"}]}, True),
+    "not there": ({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}, False),
+    "both": ({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "Exists"}]}, False),
+}
+
+
+@pytest.mark.parametrize(("selector", "selects"), SELECTORS.values(), ids=SELECTORS)
+def test_a_selector_selects_as_kubernetes_does(selector, selects):
+    assert policy(selector=selector).selector.selects({"a": "1"}) is selects
+
+
+WRONG = {
+    "an unknown field": ({"setings": {}}, "setings"),
+    "no tables": ({"settings": {"cpu": 1}}, "settings"),
+    "an operator": ({"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}, "Like"),
+    "values": ({"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "values"),
+    "a schedule's key": ({"schedule": {"zone": "UTC"}}, "spec.schedule.zone"),
+    "two schedules": ({"schedule": {}, "settings": {"schedule": {}}}, "write one of them"),
+    "too long": ({"settings": {"cpu": {"x": "y" * 40_000}}}, "shorten"),
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), WRONG.values(), ids=WRONG)
+def test_a_policy_that_cannot_be_used_says_why(spec, message):
+    with pytest.raises(PolicyError, match=message):
+        parsed("p", 1, spec)
+
+
+# --- one node --------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_has_what_it_should_have_is_not_written():
+    found = judge(node(policy="p", beat="x", lent={CPU: "0"}), None, "p", 0.0, WALL)
+
+    assert (found.patch, found.status, found.due_s, found.why) == (None, None, None, ())
+
+
+@pytest.mark.parametrize(("have", "wanted"), [(None, "p"), ("old", "p"), ("old", None)])
+def test_another_policy_is_written(have, wanted):
+    assert judge(node(policy=have), None, wanted, 0.0, WALL).patch == {
+        "metadata": {"annotations": {"colocation.criproxy.io/policy": wanted}}
+    }
+
+
+def test_a_node_that_people_manage_keeps_its_policy():
+    assert judge(node(policy="by hand", labels={MANAGED: "false"}), None, "p", 0.0, WALL).patch is None
+
+
+def test_an_evicted_pod_s_controller_has_a_label_until_its_time_is_over():
+    evicted = json.dumps({"u1": rfc3339(WALL + 60), "u2": rfc3339(WALL - 1), "u3": rfc3339(WALL + 9e6), "x/y": "z"})
+    labels = {f"{EVICTED_FROM}u2": "", f"{EVICTED_FROM}u9": "", "other": "1"}
+    found = judge(node(evicted=evicted, labels=labels), None, None, 100.0, WALL)
+
+    assert found.patch == {
+        "metadata": {
+            "labels": {
+                f"{EVICTED_FROM}u1": "",
+                f"{EVICTED_FROM}u3": "",
+                f"{EVICTED_FROM}u2": None,
+                f"{EVICTED_FROM}u9": None,
+            }
+        }
+    }
+    assert found.due_s == 160.0
+    assert judge(node(evicted=json.dumps({"u3": rfc3339(WALL + 9e6)})), None, None, 0.0, WALL).due_s == LONGEST_S
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"u1": 3}', '{"u1": "tomorrow"}', '{"-": "2099-01-01T00:00:00Z"}'])
+def test_an_evicted_annotation_that_cannot_be_read_keeps_nobody_out(text):
+    assert judge(node(evicted=text), None, None, 0.0, WALL).patch is None
+
+
+def test_the_taint_comes_at_once_and_goes_when_the_node_was_calm_for_long():
+    other = Taint("mine", "x", "NoSchedule")
+    held = judge(node(beat="1", reason="Held", taints=[other]), None, None, 0.0, WALL)
+    taint = {"key": PRESSURE, "effect": "PreferNoSchedule"}
+    assert held.patch == {
+        "metadata": {"resourceVersion": "7"},
+        "spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}, taint]},
+    }
+    both = [other, Taint(PRESSURE, None, "PreferNoSchedule")]
+
+    calm = judge(node(beat="2", reason="Lending", taints=both), held.memory, None, 10.0, WALL)
+    assert (calm.patch, calm.due_s) == (None, 10.0 + CALM_S)
+    again = judge(node(beat="3", reason="Held", taints=both), calm.memory, None, 100.0, WALL)
+    assert again.patch is None
+    later = judge(node(beat="4", reason="Lending", taints=both), again.memory, None, 200.0, WALL)
+    assert judge(node(beat="4", reason="Lending", taints=both), later.memory, None, 499.0, WALL).patch is None
+    over = judge(node(beat="4", reason="Lending", taints=both), later.memory, None, 200.0 + CALM_S, WALL)
+    assert over.patch and over.patch["spec"] == {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}
+
+
+def test_a_node_that_says_nothing_for_long_publishes_nothing():
+    lent = {CPU: "4000", "kubernetes.io/batch-memory": "1Gi", "cpu": "8", "kubernetes.io/mid-cpu": "0"}
+    seen = node(beat=rfc3339(WALL), lent=lent)
+    first = judge(seen, None, None, 1000.0, WALL)
+    assert (first.status, first.due_s) == (None, 1000.0 + AWAY_S)
+
+    written = judge(seen, first.memory, None, 1000.0 + AWAY_S, WALL + AWAY_S).status
+    assert written
+    found = written["status"]
+
+    nothing = {CPU: "0", "kubernetes.io/batch-memory": "0"}
+    assert (found["capacity"], found["allocatable"]) == (nothing, nothing)
+    assert (found["conditions"][0]["status"], found["conditions"][0]["reason"]) == ("Unknown", "Away")
+    assert "lastHeartbeatTime" not in found["conditions"][0], "it stays what the node wrote"
+
+
+def test_a_node_that_says_something_is_not_away_whatever_its_clock():
+    first = judge(node(beat="2001-01-01T00:00:00Z", lent={CPU: "1"}), None, None, 0.0, WALL)
+    second = judge(node(beat="2001-01-01T00:05:00Z", lent={CPU: "1"}), first.memory, None, TRUST_S - 1, WALL)
+
+    assert first.status is None and first.due_s == TRUST_S, "a new controller waits before it believes the time"
+    assert second.status is None and second.due_s == TRUST_S - 1 + AWAY_S
+    assert judge(node(beat="2099-01-01T00:00:00Z", lent={CPU: "1"}), None, None, 0.0, WALL).due_s == AWAY_S
+
+
+def test_another_system_s_numbers_are_left_alone():
+    seen = node(lent={CPU: "4000"})
+    first = judge(seen, None, None, 0.0, WALL)
+
+    assert judge(seen, first.memory, None, 1e6, WALL + 1e6).status is None
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def fleet_of(count, **labels):
+    fleet = Fleet()
+    for number in range(count):
+        fleet.see(node(f"n{number}", {"pool": f"p{number % 10}", "host": f"n{number}", **labels}))
+    return fleet
+
+
+def look_at(fleet, names, now_s=0.0):
+    return {name: fleet.look(name, now_s, WALL) for name in names}
+
+
+def test_a_label_of_one_of_10_000_nodes_looks_at_one_node():
+    fleet = fleet_of(10_000)
+    concerned = fleet.set_policy("night", policy(selector={"matchLabels": {"pool": "p3"}}, settings={"cpu": {}}))
+    assert len(concerned) == 1000
+    look_at(fleet, concerned)
+    before = fleet.looks
+
+    fleet.see(node("n4", {"pool": "p3", "host": "n4"}))
+    found = fleet.look("n4", 1.0, WALL)
+
+    assert fleet.looks - before == 1
+    assert found.why == ("policy",)
+    assert fleet.status("night")["nodes"] == 1001
+
+
+def test_a_policy_concerns_the_nodes_that_it_selected_or_selects():
+    fleet = fleet_of(20)
+    look_at(fleet, fleet.set_policy("night", policy(selector={"matchLabels": {"pool": "p3"}})))
+
+    moved = policy(selector={"matchLabels": {"pool": "p4"}}, generation=2)
+    assert sorted(fleet.set_policy("night", moved)) == ["n13", "n14", "n3", "n4"]
+    look_at(fleet, ["n13", "n14", "n3", "n4"])
+    assert fleet.set_policy("night", moved) == []
+    assert fleet.status("night")["nodes"] == 2
+    assert sorted(fleet.set_policy("night", None)) == ["n14", "n4"]
+    assert fleet.status("night") is None
+
+
+def told(fleet, name="n0"):
+    return json.loads(fleet.look(name, 0.0, WALL).patch["metadata"]["annotations"]["colocation.criproxy.io/policy"])
+
+
+def test_the_status_says_who_has_it_in_force_who_waits_and_who_refuses_why():
+    fleet = fleet_of(4)
+    fleet.set_policy("night", policy(settings={"cpu": {"reserve_cores": 1}}))
+    text, version = text_of((policy(settings={"cpu": {"reserve_cores": 1}}),))
+    fleet.see(node("n0", {}, text, report={"version": version, "inForce": True}))
+    fleet.see(node("n1", {}, text, report={"version": version, "inForce": False, "problems": ["cpu.x: no", "more"]}))
+    fleet.see(node("n2", {}, text, report={"version": "old", "inForce": True}))
+    fleet.changed_policies()
+    look_at(fleet, ["n0", "n1", "n2", "n3"])
+
+    assert fleet.changed_policies() == ["night"]
+    assert fleet.status("night") == {
+        "observedGeneration": 1,
+        "nodes": 4,
+        "inForce": 1,
+        "refused": 1,
+        "waiting": 2,
+        "refusedBy": [{"node": "n1", "reason": "cpu.x: no; more"}],
+    }
+
+
+def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
+    fleet = fleet_of(2)
+    off = policy(enabled=False)
+    fleet.set_policy("night", off)
+    text, version = text_of((off,))
+    done = {"version": version, "inForce": True}
+    fleet.see(node("n0", {}, text, report=done, lent={CPU: "0"}))
+    fleet.see(node("n1", {}, text, report=done, lent={CPU: "100"}))
+    look_at(fleet, ["n0", "n1"])
+    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}
+
+    fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}))
+    look_at(fleet, ["n1"])
+    assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
+
+
+def test_a_node_s_label_switches_it_off():
+    fleet = Fleet()
+    fleet.see(node("n0", {SWITCH: "off"}))
+
+    assert told(fleet)["settings"] == {"colocation": {"enabled": False, "on_disable": "evict"}}
+
+
+def test_a_node_that_is_gone_counts_no_more():
+    fleet = fleet_of(3)
+    look_at(fleet, fleet.set_policy("night", policy()))
+    fleet.forget_all_but({"n1", "n2"})
+    fleet.forget("n2")
+
+    assert (len(fleet), fleet.status("night")["nodes"]) == (1, 1)
+    assert fleet.look("n0", 0.0, WALL) is None
+
+
+def test_a_node_is_due_once_and_at_its_last_time():
+    fleet = Fleet()
+    fleet.see(node("n0", beat="1", lent={CPU: "5"}))
+    fleet.look("n0", 0.0, WALL)
+    fleet.see(node("n0", beat="2", lent={CPU: "5"}))
+    fleet.look("n0", 100.0, WALL)
+
+    assert list(fleet.due(AWAY_S)) == []
+    assert list(fleet.due(100.0 + AWAY_S)) == ["n0"]
+    assert list(fleet.due(1e9)) == []

@@ -1,0 +1,201 @@
+"""The manifests fit together and fit the code; the rights that they give are all used, and no other is needed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.tests.test_controller import CPU, annotation, controlling, node, policy, status, until
+from cluster.tests.test_serving import REQUIRED
+from criproxy_cluster.certificates import CONFIGURATION, SECRET, CertificateKeeper
+from criproxy_cluster.conversion import ConversionSettings
+from criproxy_cluster.leader import LEASE, Leader
+from criproxy_cluster.names import MARKS, PRESSURE
+from criproxy_cluster.policies import parsed
+from criproxy_cluster.requests import Trouble
+from criproxy_cluster.resources import PolicyResource
+from criproxy_cluster.run_command import SERVICE, RunSettings
+from criproxy_cluster.times import rfc3339
+from criproxy_cluster.webhook import CONVERT
+
+_BASE = Path(__file__).parent.parent / "manifests" / "base"
+
+
+def load(folder):
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [one for file in listed for one in yaml.safe_load_all((folder / file).read_text())]
+
+
+def of_kind(kind):
+    return [one for one in load(_BASE) if one["kind"] == kind]
+
+
+def test_every_manifest_is_in_its_kustomization():
+    for folder in (_BASE, _BASE.parent / "koordinator", _BASE.parent / "budget"):
+        listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        assert {file.name for file in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
+
+
+def test_there_is_an_entry_for_each_mark_and_a_pod_is_sent_once():
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+    assert configuration["metadata"]["name"] == CONFIGURATION
+    selectors = [
+        parsed(one["name"], 1, {"selector": one["objectSelector"]}).selector for one in configuration["webhooks"]
+    ]
+    for number in range(2 ** len(MARKS)):
+        labels = {mark.key: mark.value for bit, mark in enumerate(MARKS) if number >> bit & 1}
+        reached = sum(selector.selects(labels) for selector in selectors)
+        assert reached == (1 if labels else 0), labels
+
+
+def test_the_webhook_fails_for_marked_pods_only_and_is_found():
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+    (service,) = of_kind("Service")
+    (deployment,) = of_kind("Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    for one in configuration["webhooks"]:
+        assert one["objectSelector"]["matchLabels"] and one["failurePolicy"] == "Fail"
+        assert one["rules"][0]["operations"] == ["CREATE"] and one["sideEffects"] == "None"
+        found = one["clientConfig"]["service"]
+        assert (found["name"], found["path"]) == (SERVICE, CONVERT) == (service["metadata"]["name"], CONVERT)
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert container["ports"][0]["containerPort"] == RunSettings().port
+    marks = {(mark.key, mark.value) for mark in MARKS}
+    assert not marks & deployment["spec"]["template"]["metadata"]["labels"].items(), "it would wait for itself"
+
+
+def test_names_are_those_of_the_code():
+    assert {one["metadata"]["name"] for one in of_kind("Secret")} == {SECRET}
+    assert {one["metadata"]["name"] for one in of_kind("Lease")} == {LEASE}
+    assert {one["metadata"]["name"] for one in of_kind("PriorityClass")} == {ConversionSettings().priority_class}
+    (crd,) = of_kind("CustomResourceDefinition")
+    info = PolicyResource._api_info
+    assert crd["metadata"]["name"] == f"{info.plural}.{info.resource.group}"
+    assert [one["name"] for one in crd["spec"]["versions"]] == [info.resource.version]
+
+
+def test_no_offline_class_preempts():
+    for folder in (_BASE, _BASE.parent / "koordinator"):
+        classes = [one for one in load(folder) if one["kind"] == "PriorityClass"]
+        assert classes and all(one["preemptionPolicy"] == "Never" for one in classes)
+
+
+def test_the_schema_has_the_fields_that_are_read_and_written():
+    (crd,) = of_kind("CustomResourceDefinition")
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    windows = [{"start": "22:00", "end": "06:00", "policy": "static", "days": "mon", "cores": 1, "bytes": 4 << 20}]
+    schedule = {"timeZone": "UTC", "windows": windows, "outside": "off", "graceSeconds": 1, "onClose": "evict"}
+    spec = {"selector": {}, "priority": 1, "enabled": True, "settings": {}, "schedule": schedule}
+    assert parsed("x", 1, spec).settings["schedule"]["windows"] == windows
+    assert spec.keys() == schema["spec"]["properties"].keys()
+    assert schedule.keys() == schema["spec"]["properties"]["schedule"]["properties"].keys()
+    item = schema["spec"]["properties"]["schedule"]["properties"]["windows"]["items"]
+    assert windows[0].keys() == item["properties"].keys()
+
+
+def test_a_column_s_name_is_a_text():
+    (crd,) = of_kind("CustomResourceDefinition")  # YAML takes a bare Off for false
+    names = [column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]]
+    assert names and all(isinstance(name, str) for name in names)
+
+
+def rights():
+    return {
+        (verb, resource)
+        for kind in ("ClusterRole", "Role")
+        for role in of_kind(kind)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+
+
+def install(kube):
+    """A cluster in which there is something to do for every right."""
+    webhooks = [{"name": "offline.colocation.criproxy.io", "clientConfig": {}, **REQUIRED}]
+    kube.put("mutatingwebhookconfigurations", {"metadata": {"name": CONFIGURATION}, "webhooks": webhooks})
+    kube.put("secrets", {"metadata": {"name": SECRET}}, "criproxy-system")
+    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
+    kube.put("colocationpolicies", policy("all", settings={"cpu": {"reserve_cores": 1}}))
+    held = {"type": "ColocationReady", "status": "True", "reason": "Held", "lastHeartbeatTime": rfc3339(time.time())}
+    kube.put("nodes", node("n1", allocatable={CPU: "5"}, conditions=[held]))
+
+
+async def all_done(kube, log, seconds=10.0):
+    """A leader of all parts, until a change of each kind has come to pass."""
+    async with kube.client() as client, controlling(kube, log):
+        leader = Leader(client, "criproxy-system", "a", asyncio.Event().wait, log)  # type: ignore[arg-type]
+        keeper = CertificateKeeper(client, "criproxy-system", SERVICE, log)
+        task = asyncio.create_task(leader.run())
+        try:
+            await keeper.keep(datetime.now(UTC))
+            await until(lambda: leader.leads, seconds)
+            await until(lambda: annotation(kube, "n1"), seconds)
+            await until(lambda: kube.get("nodes", "n1")["spec"]["taints"][0]["key"] == PRESSURE, seconds)
+            await until(lambda: status(kube, "all").get("nodes") == 1, seconds)
+            await until(lambda: kube.get("nodes", "n1")["status"]["allocatable"][CPU] == "0", seconds)
+            kube.put("colocationpolicies", policy("all", 2, settings={"cpu": {"reserve_cores": 2}}))
+            await until(lambda: annotation(kube, "n1")["settings"]["cpu"]["reserve_cores"] == 2, seconds)
+            kube.put("nodes", {**kube.get("nodes", "n1"), "metadata": {"name": "n2", "annotations": {}, "labels": {}}})
+            await until(lambda: annotation(kube, "n2"), seconds)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
+    install(kube)
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "criproxy-system"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig"), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "criproxy_cluster", "run", "--port", "0"]
+    replica = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    def holder():
+        return kube.get("leases", LEASE, "criproxy-system")["spec"].get("holderIdentity")
+
+    try:
+        asyncio.run(until(holder, 30.0))
+        asyncio.run(until(lambda: annotation(kube, "n1"), 30.0))
+    finally:
+        replica.terminate()
+        assert replica.wait(30) == 0
+    assert holder() == ""
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 0.5)
+    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 0.4)
+
+
+def test_all_rights_are_used_and_no_other(kube, log, soon):
+    install(kube)
+    kube.allowed = rights()
+
+    asyncio.run(all_done(kube, log))
+
+    assert {(verb, what) for verb, what, _ in kube.requests} == rights()
+
+
+@pytest.mark.parametrize("missing", sorted(rights()), ids=" ".join)
+def test_without_one_of_its_rights_something_is_not_done(missing, kube, log, soon):
+    install(kube)
+    kube.allowed = rights() - {missing}
+
+    with pytest.raises((AssertionError, Trouble)) as failed:
+        asyncio.run(all_done(kube, log, 2.0))
+
+    assert "it did not come to pass" in str(failed.value) or "403" in str(failed.value)

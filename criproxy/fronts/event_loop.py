@@ -1,0 +1,132 @@
+"""The daemon's event loop: asyncio's own, but for its timers and for what is read at once.
+
+All timers hang on one timer of the kernel (a timerfd). asyncio gives each epoll_wait the time until its next timer, and
+the kernel then sets up and takes down a timer for each wait. A daemon always has a timer pending, so every call that it
+carries would pay for that. Here the timer is set only when the next deadline changes, and epoll_wait has no time-out.
+
+What is registered with `read_at_once` is read as soon as epoll_wait names it, and while nothing asks for asyncio's
+attention, the next wait follows: a round of asyncio's loop costs about as much as carrying a frame.
+
+Source: timerfd_create(2), epoll(7); kernel, fs/eventpoll.c, ep_poll().
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import selectors
+import time
+from collections.abc import Callable
+from contextvars import Context
+from typing import Final, TypeVarTuple
+
+_Ts = TypeVarTuple("_Ts")
+
+_CLOCK_MONOTONIC: Final = 1
+_ABSOLUTE: Final = 1
+"""Source: linux/timerfd.h, TFD_TIMER_ABSTIME."""
+
+_SAME_S: Final = 0.0001
+"""asyncio says how long to wait, not until when. What differs by less is the same deadline."""
+
+_EVENTS: Final = 64
+"""Of one wait. What has more comes with the next."""
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """As asyncio's, until `use_timerfd`."""
+
+    def __init__(self) -> None:
+        self.waits: Final = AtOnceSelector()
+        super().__init__(self.waits)
+
+    def use_timerfd(self) -> None:
+        """Where the kernel has no timerfds, all stays as it is. This imports ctypes, which takes some milliseconds."""
+        with contextlib.suppress(OSError, AttributeError):  # another kernel, another libc
+            self.waits.use(Timerfd())
+
+    def read_at_once(self, descriptor: int, read: Callable[[], bool]) -> None:
+        """Call `read` when the file has something to read, and asyncio reads it, too: asyncio looks when it returns
+        False. It must not block and not raise. To be ended by `forget`, before the file is closed.
+        """
+        self.waits.at_once[descriptor] = read
+
+    def forget(self, descriptor: int) -> None:
+        self.waits.at_once.pop(descriptor, None)
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self.waits.goes_on = False
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self.waits.goes_on = False
+        return super().call_at(when, callback, *args, context=context)
+
+
+class AtOnceSelector(selectors.EpollSelector):
+    """Once it has a timer, it waits without a time-out, and reads what is in `at_once` while it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once: Final[dict[int, Callable[[], bool]]] = {}
+        self.goes_on = False
+        """Whether the event loop has nothing to do but to wait."""
+        self._timer: Timerfd | None = None
+        self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
+
+    def use(self, timer: "Timerfd") -> None:
+        """The timer's expiry ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
+        self.epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
+        self._timer = timer
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._timer is None or (timeout is not None and timeout <= 0.0):
+            return super().select(timeout)
+        if timeout is not None:
+            self._timer.expire_in(timeout)
+        at_once, poll, readable = self.at_once, self.epoll.poll, select.EPOLLIN
+        left = False
+        self.goes_on = True
+        while self.goes_on:
+            for descriptor, event in poll(-1, _EVENTS):
+                if event != readable or (read := at_once.get(descriptor)) is None or not read():
+                    left, self.goes_on = True, False
+        return super().select(0) if left else []
+
+    def close(self) -> None:
+        self.epoll.close()
+        super().close()
+        if self._timer is not None:
+            os.close(self._timer.fd)
+            self._timer = None
+
+
+class Timerfd:
+    """One timer of CLOCK_MONOTONIC, `fd`, which is readable once it has expired. Raises OSError when there is none."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: Final[int] = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._set_time: Final = libc.timerfd_settime
+        self._spec: Final = (ctypes.c_long * 4)()
+        """struct itimerspec: the interval's seconds and nanoseconds, which stay 0, and the deadline's."""
+        self._at_s = 0.0
+
+    def expire_in(self, seconds: float) -> None:
+        """Expire once, in `seconds`; an expiry that was set before is replaced."""
+        now_s = time.monotonic()
+        at_s = now_s + seconds
+        if now_s < self._at_s and abs(at_s - self._at_s) < _SAME_S:
+            return
+        self._at_s = at_s
+        self._spec[2] = whole_s = int(at_s)
+        self._spec[3] = int((at_s - whole_s) * 1e9)
+        self._set_time(self.fd, _ABSOLUTE, self._spec, None)
