@@ -25,7 +25,7 @@ from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.config import Loaded, load
+from criproxy.config import Loaded
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
@@ -35,6 +35,7 @@ from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
 from criproxy.daemon.event_loop import EventLoop
+from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Configurable, PartSettings, Timetable
@@ -69,7 +70,7 @@ from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds, PodStopper
+from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -87,7 +88,7 @@ def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
     log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
-    loaded = load(config_file)
+    loaded = load_first(config_file, dry_run=dry_run)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
     driver: CgroupDriver
@@ -141,6 +142,16 @@ class Daemon:
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=time.monotonic
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
+        reload_asked = asyncio.Event()
+        self._kubernetes = KubernetesPart(
+            watch.file,
+            config,
+            reload_asked.set,
+            dry_run=dry_run,
+            metrics=self._metrics,
+            clock=self._clock,
+            log=self._log,
+        )
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
@@ -159,8 +170,11 @@ class Daemon:
             notifier=self._notifier,
             clock=self._clock,
             log=self._log,
+            load=self._kubernetes.load,
+            asked=reload_asked,
         )
-        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
+        self._reporter = self._make_reporter(log_writer)
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners())
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
@@ -172,8 +186,9 @@ class Daemon:
         self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
         self._holds = Holds(clock, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
+        evicts = self._kubernetes if settings.config.kubernetes.enabled else None
+        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, evicts)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
         self._reconciler = stopper = Reconciler(settings.reconciler(), shared, self._box, self._unbounded)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
@@ -181,7 +196,7 @@ class Daemon:
         self._overhead = OverheadWatch(most, shared, self._placement_check, stopper, OverheadReader(), disk_reader)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
-        self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
+        self._relief = MemoryRelief(writes, shared, self._box, shared.stopper(), hard, disk_reader)
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What bounds the box."""
@@ -233,13 +248,12 @@ class Daemon:
             clock=time.monotonic,
         )
 
-    def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
-        """Where questions are answered, and what answers there."""
+    def _make_reporter(self, log_writer: LogWriter) -> Reporter:
+        """What knows the state of all parts, and where it may be asked for."""
         config = self._loaded.config
-        private = UnixAddress(Path(config.proxy.status_path))
-        inside = Listener(private, self._log)
-        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        reporter = Reporter(
+        self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
+        self._outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        return Reporter(
             meters=self._metrics,
             recorder=self._recorder,
             box=self._box,
@@ -259,14 +273,19 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
             bypass=self._bypass.status,
-            listeners=(inside, outside),
+            listeners=(self._inside, self._outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
+            kubernetes=self._kubernetes.status,
         )
-        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names)
+
+    def _make_listeners(self) -> Mapping[Listener, Serve]:
+        """Where questions are answered, and what answers there."""
+        config = self._loaded.config
+        routes = Routes(self._reporter, Path(config.proxy.status_path), pod_names=config.observe.pod_names)
         return {
-            inside: HttpServer(routes.private, PRIVATE_S).serve,
-            outside: HttpServer(routes.public, PUBLIC_S).serve,
+            self._inside: HttpServer(routes.private, PRIVATE_S).serve,
+            self._outside: HttpServer(routes.public, PUBLIC_S).serve,
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
@@ -304,6 +323,7 @@ class Daemon:
             self._realtime.run(),
             self._checkpointer.run(),
             self._reload.run(),
+            self._kubernetes.run(self._reporter),
         )
 
     def _apply(self, settings: PartSettings) -> None:
@@ -320,6 +340,7 @@ class Daemon:
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._relief, lambda settings: settings.modes.writes),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
+            (self._kubernetes, lambda settings: settings.config),
         )
         for part, of in parts:
             part.configure(of(settings))

@@ -80,7 +80,8 @@ class FileWatch:
 class Reload(Struct):
     """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
-    `asked` is to be set when the file is to be read at once, changed or not.
+    `asked` is to be set when the file is to be read at once, changed or not. `load` reads it, and may set other
+    settings above it.
     """
 
     watch: FileWatch
@@ -94,6 +95,7 @@ class Reload(Struct):
     notifier: Notifier
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
+    load: Callable[[Path], Loaded] = load
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _first_config: Config = Config()
 
@@ -119,7 +121,7 @@ class Reload(Struct):
             self.asked.clear()
             self.watch.read()
             try:
-                loaded = await run_apart("config", lambda: load(self.watch.file))
+                loaded = await run_apart("config", lambda: self.load(self.watch.file))
             except RuntimeError as error:
                 self.log.warning("config_not_read", error=str(error), consequence="tried again")
                 self.asked.set()

@@ -19,17 +19,29 @@ Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/evic
 import asyncio
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
-from criproxy.kube.objects import Involved, annotations_patch, event, eviction, path, status_of
+from criproxy.kube.objects import (
+    BoundPod,
+    Involved,
+    Node,
+    ObjectError,
+    annotations_patch,
+    decoded,
+    event,
+    eviction,
+    path,
+    status_of,
+)
 from criproxy.kube.retry import Meaning, meaning, pause_s
 from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
@@ -46,6 +58,9 @@ MAX_UNTOLD: Final = 96
 """Patches and events that wait to be sent; of more, the oldest are forgotten."""
 
 TRIES: Final = 3
+
+GRACE_S: Final = 30.0
+"""A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
 
 _REASON: Final = "EvictedByColocation"
 
@@ -66,6 +81,8 @@ class Eviction(Struct, frozen=True):
     pod: PodRef
     outcome: Outcome
     message: str = ""
+    grace_s: float = GRACE_S
+    """What it has to end, once evicted."""
 
 
 class EvictionTarget(Struct, frozen=True):
@@ -163,6 +180,23 @@ class Evictor:
                 break
         return tuple(done)
 
+    async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
+        """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
+        where = path("namespaces", pod.namespace, "pods", pod.name)
+        try:
+            answer = await self._client.ask(ApiRequest("GET", where))
+            found = decoded(answer.body, BoundPod) if answer.meaning is Meaning.DONE else None
+        except (UnreachableError, ObjectError) as error:
+            return Eviction(pod, Outcome.UNREACHABLE, str(error))
+        if answer.status == 404 or (found is not None and found.metadata.uid != pod.uid):
+            return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
+        controller = found.controller if found else None
+        victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
+        made = await self.evict(victim, why)
+        own_s = found.spec.termination_grace_period_seconds if found else None
+        grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
+        return replace(made, grace_s=float(grace_s))
+
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
         made = await self._evict(victim)
@@ -242,7 +276,7 @@ class Evictor:
                 if answer.meaning is not Meaning.DONE:
                     self._log.info("eviction_not_told", path=request.path, reason=f"{answer.status}")
 
-    def saw_annotations(self, annotations: Mapping[str, str]) -> None:
+    def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
-        if self._annotation is None:
-            self._annotation = annotations.get(EVICTED)
+        if self._annotation is None and node is not None:
+            self._annotation = node.annotation(EVICTED)

@@ -106,9 +106,12 @@ class Offer(Struct, frozen=True):
 
 
 class PublishSettings(Struct, frozen=True):
+    """`off`: why nothing is to be published; "": it is. Then what was published becomes 0, and no more is written."""
+
     resources: tuple[ExtendedResource, ...] = PRESETS["batch"]
     change_ratio: float = 0.1
     every_s: float = 300.0
+    off: str = ""
 
 
 class Published(Struct, frozen=True):

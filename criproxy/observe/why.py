@@ -49,11 +49,15 @@ class DecisionWhy(Struct, frozen=True):
 
 
 class Why(Struct, frozen=True):
-    """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty."""
+    """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty.
+
+    `published`: what the API server is told that this node can lend, and why; "": nothing, or it is not asked for now.
+    """
 
     asked_s: float | None
     first_s: float | None
     decision: DecisionWhy | None
+    published: str = ""
 
 
 def answer(
@@ -153,6 +157,10 @@ def _lines(why: Why) -> Iterator[str]:
         yield from _resource(row, resource)
         if row.guarded:
             yield _row("guard", "at rest" if guard is None else f"{row.words(guard.cores)} ({guard.reason})")
+    if why.published:
+        yield ""
+        yield "published to Kubernetes"
+        yield from (f"  {part}" for part in why.published.split("; "))
 
 
 def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:

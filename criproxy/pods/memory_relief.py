@@ -6,6 +6,7 @@ starts a pod again that was stopped, and it would come straight back.
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Final
 
 from msgspec import Struct, field, structs
@@ -36,6 +37,17 @@ SOON_S: Final = 2.0
 
 HOLD_S: Final = 60.0
 """For so long a pod that was stopped may not start again, so that nothing spins."""
+
+EVICT_S: Final = 3.0
+"""An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
+
+GRACE_S: Final = 1
+"""What an evicted pod gets to end, in s: the node has no more time."""
+
+VICTIMS: Final = 5
+"""So many are tried, of which each may have a disruption budget that lets it not go."""
+
+_AMONG: Final = "the most of those whose disruption budgets let them go"
 
 LEAST_BYTES: Final = 1 << 20
 """A pod that uses less has nothing to give back."""
@@ -157,18 +169,24 @@ class MemoryRelief(Struct):
         self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
         try:
             largest = await self._largest()
-            if largest is None:
+            if not largest:
                 self.shared.log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
                 return
             if not self._stops:  # by now
                 return
-            sandbox, size_bytes = largest
-            self._tried[sandbox.id] = now_s
-            reason = "the node was near kubelet's eviction of pods for memory"
-            self.shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
-            why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
+            words = self._words()
+            victims = [
+                (one.id, one.pod, f"{words}; this pod uses {most}, {bytes_in_words(size)}")
+                for (one, size), most in zip(largest, chain(("the most",), repeat(_AMONG)), strict=False)
+            ]
             async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
-                await self.stopper.stop_all({sandbox.id: (sandbox.pod, why)})
+                at = await self.stopper.evict_first(victims, within_s=EVICT_S, grace_s=GRACE_S)
+                sandbox, why = largest[at or 0][0], victims[at or 0][2]
+                self._tried[sandbox.id] = now_s
+                reason = "the node was near kubelet's eviction of pods for memory"
+                self.shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
+                if at is None:
+                    await self.stopper.stop_now(sandbox.id, sandbox.pod, why)
         except (CgroupError, ConnectionError, TimeoutError) as error:
             self.shared.log.error(
                 "memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time"
@@ -177,12 +195,13 @@ class MemoryRelief(Struct):
             self._last = f"{sandbox.pod}: {why}"
             self.shared.counters.count("memory_evictions")
 
-    async def _largest(self) -> tuple[Sandbox, int] | None:
+    async def _largest(self) -> list[tuple[Sandbox, int]]:
+        """The few largest, the largest first."""
         untried = (one for one in self.shared.inventory.running_pods if one.id not in self._tried)
         pods = {one.placement: one for one in untried if one.placement}
         sizes = await self.box.memory_of(tuple(pods))
-        largest = max(sizes, key=lambda pod: sizes[pod], default=None)
-        return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
+        large = sorted((pod for pod in sizes if sizes[pod] >= LEAST_BYTES), key=lambda pod: sizes[pod], reverse=True)
+        return [(pods[pod], sizes[pod]) for pod in large[:VICTIMS]]
 
     async def _follow_kubelet(self) -> None:
         """The first calls come before that."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.kube.client import ApiAnswer, ApiClient
 from criproxy.kube.evictions import EVICTED, MAX_EVICTED, EvictionTarget, Evictor, Outcome, kept_out, outcome
-from criproxy.kube.objects import Involved
+from criproxy.kube.objects import Involved, Meta, Node
 from criproxy.model import PodRef
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
@@ -90,7 +90,8 @@ def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
 
 
 def test_entries_of_an_earlier_process_are_kept(bench, clock):
-    bench.evictor.saw_annotations({EVICTED: kept_out(None, "job-0", clock.wall + 100, clock.wall)})
+    before = kept_out(None, "job-0", clock.wall + 100, clock.wall)
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
 
