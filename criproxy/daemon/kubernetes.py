@@ -10,7 +10,6 @@ The policy that held last is read from the disk before anything is served, so th
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,7 +19,6 @@ import structlog
 from criproxy.config import Config, Loaded, Override, load, load_above
 from criproxy.control.clock import Clock
 from criproxy.daemon.lifecycle import run_apart
-from criproxy.kubelet.flags import flag
 from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.observe.metrics import Metrics
@@ -132,15 +130,15 @@ class KubernetesPart:
     def _find(self) -> "tuple[Credential, str]":
         """Blocks. Raises CredentialError or OSError."""
         import criproxy.kube.node_side  # noqa: F401 - here, in a thread: it takes its time
-        from criproxy.kube.credential import KUBECONFIG, Credential
-        from criproxy.kubelet.process import command_line
+        from criproxy.kube.credential import KUBECONFIG, Credential, node_name
+        from criproxy.kubelet.process import client
 
-        words = command_line(Path("/"))
-        self._kubeconfig = self._config.kubernetes.kubeconfig or flag(words, "--kubeconfig") or str(KUBECONFIG)
+        kubelets, given = client()
+        self._kubeconfig = self._config.kubernetes.kubeconfig or kubelets or str(KUBECONFIG)
         credential = Credential(Path(self._kubeconfig))
-        named = credential.access().node or flag(words, "--hostname-override") or os.uname().nodename
+        name = node_name(credential.access(), given)
         self._trouble = ""
-        return credential, named.strip().lower()
+        return credential, name
 
     # --- for the publisher ------------------------------------------------------------------------------------------
 
@@ -224,8 +222,7 @@ def load_first(file: Path, *, dry_run: bool) -> Loaded:
 
 
 def publish_settings(settings: "Settings") -> "PublishSettings":
-    from criproxy.kube.extended_resources import PRESETS, ExtendedResource, PublishSettings
+    from criproxy.kube.extended_resources import PublishSettings
+    from criproxy.kube.publisher import resources_of
 
-    own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
-    off = "" if settings.publish else "kubernetes.publish is false"
-    return PublishSettings(own or PRESETS[settings.names], off=off)
+    return PublishSettings(resources_of(settings), off="" if settings.publish else "kubernetes.publish is false")

@@ -26,6 +26,14 @@ _NODE: Final = re.compile(rb"\x06\x03\x55\x04\x03[\x0c\x13](.)(system:node:[ -~]
 _Signature = tuple[tuple[int, int, int] | None, ...]
 
 
+def node_name(access: "Access", given: str) -> str:
+    """This node's name: as its certificate says, as kubelet was `given` it, or the machine's.
+
+    Source: kubelet, pkg/util/node GetHostname (lower case); a cloud provider's name is in the certificate.
+    """
+    return (access.node or given or os.uname().nodename).strip().lower()
+
+
 class CredentialError(Exception):
     """The credential can't be used; the message names the file and the remedy."""
 

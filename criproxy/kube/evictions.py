@@ -19,7 +19,6 @@ Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/evic
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -166,20 +165,6 @@ class Evictor:
         self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
 
-    async def evict_first(
-        self, victims: Sequence[EvictionTarget], why: str, *, keep_out_s: float = 300.0
-    ) -> tuple[Eviction, ...]:
-        """Evict the first that may be, in their order. The last of the result is that one, if any could be.
-
-        Where the API server does not answer, nobody else is tried: one of them may have been evicted.
-        """
-        done: list[Eviction] = []
-        for victim in victims:
-            done.append(await self.evict(victim, why, keep_out_s=keep_out_s))
-            if done[-1].outcome in (Outcome.EVICTED, Outcome.GONE, Outcome.UNREACHABLE):
-                break
-        return tuple(done)
-
     async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
         """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
         where = path("namespaces", pod.namespace, "pods", pod.name)
@@ -219,10 +204,12 @@ class Evictor:
         for tried in range(1, TRIES + 1):
             named_s = None
             try:
-                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
+                version = self._version
+                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
                 if is_unknown_version(answer):  # an old server; or one that was upgraded since
-                    self._version = "v1beta1" if self._version == "v1" else "v1"
-                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
+                    version = "v1beta1" if version == "v1" else "v1"
+                    self._version = version  # of several at once, each comes to the same
+                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
             except UnreachableError as error:
                 message = str(error)
             else:
@@ -233,8 +220,9 @@ class Evictor:
                 await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
         return Eviction(pod, Outcome.UNREACHABLE, message)
 
-    def _body(self, victim: EvictionTarget) -> bytes:
-        return eviction(victim.pod, self._version, victim.grace_period_s)
+    @staticmethod
+    def _body(victim: EvictionTarget, version: str) -> bytes:
+        return eviction(victim.pod, version, victim.grace_period_s)
 
     def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
         now_s = self._clock.wall_s()

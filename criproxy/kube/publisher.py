@@ -8,9 +8,12 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.config.settings import Kubernetes
 from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
+    PRESETS,
+    ExtendedResource,
     Offer,
     Publication,
     Published,
@@ -44,6 +47,12 @@ controller publishes 0.
 
 LOOK_S: Final = 5.0
 STALE_S: Final = 900.0
+
+
+def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
+    """The names that a config says."""
+    own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
+    return own or PRESETS[settings.names]
 
 
 class OfferSource(Protocol):

@@ -132,13 +132,15 @@ class ControlPlane:
             self._start_client("kube-scheduler", "scheduler", [])
 
     def start_api(self) -> None:
-        """Etcd, if it does not run, and the API server."""
+        """Etcd and the API server, unless they run."""
         etcd, peer = (f"http://127.0.0.1:{self._ports[name]}" for name in ("etcd", "peer"))
         if not self._is_alive("etcd"):
             urls = ("--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", peer)
             first = ("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}")
             self._start("etcd", "--unsafe-no-fsync", "--data-dir", self.directory / "etcd", *urls, *first)
             self._processes["etcd"].wait_until(lambda: _answers(f"{etcd}/health"), START_S, "etcd's health")
+        if self._is_alive("kube-apiserver"):
+            return
         pki = self.directory / "pki"
         self._start(
             "kube-apiserver",

@@ -14,9 +14,9 @@ from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
 from criproxy.model import PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
+from criproxy.pods.memory_relief import GRACE_S, HOLD_S, MemoryRelief
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
+from criproxy.pods.stopping import ON_OVER_LIMIT, BudgetError, Holds, PodStopper
 from tests import rows
 
 T = TypeVar("T")
@@ -257,3 +257,35 @@ def test_what_is_kept_free_follows_the_threshold() -> None:
     bench.relief.hard = replace(HARD, size_bytes=GIB)
 
     assert (before, bench.relief.kept_free(4 * GIB)) == (200 * MIB, GIB + 100 * MIB)
+
+
+class Budgets:
+    """Lets only these go. What it was asked for is `asked`."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.asked = names, list[tuple[str, int | None]]()
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        self.asked.append((pod.name, grace_s))
+        if pod.name not in self.names:
+            raise BudgetError("none")
+        return 16.0
+
+
+def test_largest_pod_that_its_budget_keeps_runs_on_unheld_and_the_next_is_evicted() -> None:
+    bench = Bench()
+    bench.relief.stopper.evicts = budgets = Budgets("job1")
+    bench.pass_by(3)
+    assert budgets.asked == [("job2", GRACE_S), ("job1", GRACE_S)]
+    assert (bench.stopped, bench.counted) == ([], 1)
+    held = bench.holds.held(LARGE.pod), bench.holds.held(SMALL.pod)
+    assert ["it was stopped" in one for one in held] == [False, True]
+    assert "of those whose disruption budgets let them go" in bench.relief.status().last
+
+
+def test_largest_pod_is_stopped_at_the_runtime_where_all_budgets_hold() -> None:
+    """As kubelet does it, whose own eviction knows no budgets, and would take an online pod."""
+    bench = Bench()
+    bench.relief.stopper.evicts = Budgets()
+    bench.pass_by(3)
+    assert bench.stopped == ["s2"]
