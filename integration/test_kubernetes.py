@@ -6,6 +6,9 @@ One cluster serves all tests, in their order. Pods are on the host's network, so
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import QUICK, Criproxy, python_path
 from integration.lab.directory import claimed, lab_name
 from integration.lab.kubelet import Kubelet, static_pod
 
@@ -415,6 +418,25 @@ def test_node_that_is_switched_off_evicts_its_pods_and_waits_for_their_budgets(c
         assert cluster.wait_running("waits")["status"]["containerStatuses"][0]["restartCount"] == 0
     cluster.wait_gone("waits")  # without a budget it goes, at the next round
     cluster.order("21")
+    cluster.wait_published(lambda amount: amount > 0, "lent again")
+
+
+def test_node_whose_criproxy_is_away_lends_nothing_once_that_is_withdrawn(cluster: Cluster) -> None:
+    """As criproxy-withdraw.timer does it, 15 minutes after criproxy's end."""
+    command = [sys.executable, "-m", "criproxy", "withdraw", "--config", str(cluster.proxy.config_file)]
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    beside = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (beside.returncode, cluster.published() == 0) == (1, False)
+    assert "criproxy runs" in beside.stderr
+    cluster.proxy.stop()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (cluster.published(), cluster.published(MEMORY)) == (0, 0)
+    cluster.kubelet.kill()
+    cluster.kubelet.start()
+    time.sleep(5.0)
+    assert cluster.published() == 0
+    cluster.proxy.start()
     cluster.wait_published(lambda amount: amount > 0, "lent again")
 
 
