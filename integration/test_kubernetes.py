@@ -68,6 +68,11 @@ class Cluster:
         one, other = (status.get(where, {}).get(name) for where in ("capacity", "allocatable"))
         return int(_whole(one)) if one is not None and one == other else None
 
+    def condition(self) -> Any:
+        """The node's, that says whether it lends; {} if it has none."""
+        conditions = {one["type"]: one for one in self.node()["status"]["conditions"]}
+        return conditions.get("ColocationReady", {})
+
     def wait_published(self, condition: Callable[[int], bool], what: str, name: str = CPU) -> int:
         def seen() -> list[int]:
             found = self.published(name)
@@ -201,8 +206,7 @@ def test_node_lends_what_its_status_says_and_why_explains_it(cluster: Cluster, s
     code, metrics = cluster.proxy.http("/metrics")
     assert code == 200
     assert f'criproxy_kubernetes_published{{resource="{CPU}"}} {lent}' in metrics
-    conditions = {one["type"]: one for one in cluster.node()["status"]["conditions"]}
-    assert conditions["ColocationReady"]["status"] == "True"
+    assert cluster.condition()["status"] == "True"
 
 
 def test_scheduler_places_an_offline_pod_by_what_is_published_and_it_runs_in_the_box(cluster: Cluster) -> None:
@@ -237,6 +241,7 @@ def test_published_numbers_and_the_pods_that_use_them_survive_a_restart_of_kubel
     say(f"{CPU} was {before} before kubelet's restarts, and while it was looked at after them: {seen}")
     assert None not in seen
     assert 0 not in seen
+    assert cluster.condition()["status"] == "True"
     pod = cluster.wait_running("lent")
     assert (pod["metadata"]["uid"], pod["status"]["phase"]) == (uid, "Running")
     assert cluster.in_box(pod)

@@ -14,7 +14,7 @@ from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import BudgetError, Evicts, Holds
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
@@ -103,12 +103,13 @@ class Bench:
     swept: list[int] = field(default_factory=list)
     looks: int = 0
     times: Iterable[float] = ()
+    evicts: Evicts | None = None
 
     def __post_init__(self) -> None:
         self._times = iter(self.times)
         self.reconciler = Reconciler(
             self.settings,
-            PodsShared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger(), self.evicts),  # type: ignore[arg-type]
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )
@@ -383,3 +384,17 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench.round(refresh=True)
     assert bench.looks == 1
     assert ("carry", frozenset()) in bench.box.orders
+
+
+class NoBudget:
+    """Lets no pod go."""
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        raise BudgetError("minAvailable 1")
+
+
+def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), evicts=NoBudget())
+    bench.reconciler.stop(sandbox("b"), "it runs outside the box")
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-b"]
