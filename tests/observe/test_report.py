@@ -38,6 +38,8 @@ from criproxy.observe.status import (
     PolicyShown,
     ShareStatus,
     Status,
+    from_json,
+    to_json,
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.overhead import OutsideLoad, PodLoad
@@ -763,6 +765,7 @@ def test_status_tells_what_is_published_by_which_node_and_the_policy_above_the_f
     shown = render(bench.status())
 
     assert "kubernetes    off\n" in off
+    assert from_json(to_json(bench.status())) == bench.status()
     assert "kubernetes    node node1, by /etc/kubernetes/kubelet.conf\n" in shown
     assert "published 1 min 1 s ago: kubernetes.io/batch-cpu 1500\n" in shown
     assert "policy night (7) sets cpu.reserve_cores\n" in shown
