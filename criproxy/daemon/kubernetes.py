@@ -10,6 +10,7 @@ The policy that held last is read from the disk before anything is served, so th
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 POLICY_FILE: Final = "policy.json"
 """Beside the predictor's checkpoint."""
+
+_BEGIN_S: Final = 2.0
+"""The first calls are not to share the interpreter with the imports."""
 
 _AGAIN_S: Final = 10.0
 
@@ -98,6 +102,7 @@ class KubernetesPart:
         """Until cancelled; does nothing where Kubernetes is not switched on."""
         self._offering = offering
         while self._enabled:
+            await self._clock.sleep(_BEGIN_S, slack_s=1.0)
             try:
                 await self._work()
             except Exception as error:  # a fault in here must not end the daemon, and all calls with it
@@ -110,11 +115,13 @@ class KubernetesPart:
         from criproxy.kube.node_side import NodeSide
 
         settings = publish_settings(self._config.kubernetes)
-        self._side = NodeSide(
+        side = NodeSide(
             credential, node, self, settings, files=self._files, taker=self, clock=self._clock, log=self._log
         )
+        await side.follower.remember()
+        self._side = side  # from now on its policy is the one that is loaded
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
-        await self._side.run()
+        await side.run()
 
     async def _found(self) -> "tuple[Credential, str]":
         """The credential, and whose it is."""
@@ -203,10 +210,13 @@ def policy_file(config: Config) -> Path:
 
 def remembered(config: Config) -> Override | None:
     """The policy that held last; None: there was none, or it can't be read, which the follower tells. Blocks."""
+    file = policy_file(config)
+    if not os.path.lexists(file):  # nothing is imported for it
+        return None
     from criproxy.kube.policy import NONE, PolicyError, PolicyFile
 
     try:
-        policy = PolicyFile(policy_file(config)).read()
+        policy = PolicyFile(file).read()
     except (OSError, PolicyError):
         return None
     return None if policy == NONE else policy.override

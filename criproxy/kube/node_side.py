@@ -44,8 +44,7 @@ class NodeSide:
         self.watch = NodeWatch(client, name, observers, clock=clock, luck=luck, log=log)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        await self.follower.remember()
+        """Until cancelled. The follower is to have remembered its policy before."""
         async with asyncio.TaskGroup() as tasks:
             for part in (self.watch, self.publisher, self.evictor, self.follower):
                 tasks.create_task(part.run())

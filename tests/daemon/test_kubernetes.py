@@ -184,6 +184,17 @@ def test_policy_that_does_not_fit_any_more_is_left_out(bench, text):
     assert (loaded.config.cpu.reserve_cores, loaded.errors) == (0.0, ())
 
 
+def test_policy_that_held_last_holds_on_once_the_node_is_watched_where_the_server_is_away(bench, api):
+    write_policy(bench, cpu={"reserve_cores": 2.0})
+    api.stop()
+
+    async def scenario():
+        await bench.until(lambda: bench.part.status().node)
+        return bench.part.load(bench.file).config.cpu.reserve_cores
+
+    assert bench.run(scenario) == 2.0
+
+
 def test_policy_of_the_annotation_is_in_what_is_loaded_next(bench, api):
     async def scenario():
         await bench.until(lambda: api.watchers)
