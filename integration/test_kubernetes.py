@@ -437,9 +437,7 @@ def test_node_whose_criproxy_is_away_lends_nothing_once_that_is_withdrawn(cluste
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (cluster.published(), cluster.published(MEMORY)) == (0, 0)
-    cluster.kubelet.kill()
-    cluster.kubelet.start()
-    time.sleep(5.0)
+    time.sleep(6.0)  # three of kubelet's own reports
     assert cluster.published() == 0
     cluster.proxy.start()
     cluster.wait_published(lambda amount: amount > 0, "lent again")

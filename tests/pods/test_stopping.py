@@ -1,131 +1,68 @@
-"""How pods leave: through the API where it can be had, else at the runtime; and whose budget is waited for."""
-
-import asyncio
-from dataclasses import dataclass, field
-
-import pytest
-import structlog
-from structlog.testing import capture_logs
+"""Who may not start for a while, after having been stopped."""
 
 from criproxy.model import PodRef
-from criproxy.pods.stopping import EVICT_S, BudgetError, PodStopper
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds
 
-BUDGET, UNREACHABLE = "budget", None
-
-
-def pod(name: str) -> PodRef:
-    return PodRef(f"uid-{name}", "default", name)
+POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
 
-@dataclass
-class Node:
-    """Runtime, API and clock. `answers` of the API, by pod: seconds, BUDGET or UNREACHABLE."""
-
-    answers: dict[str, float | str | None] = field(default_factory=dict)
-    now_s: float = 1000.0
-    stopped: list[str] = field(default_factory=list)
-    asked: list[tuple[str, float, int | None]] = field(default_factory=list)
+class Clock:
+    now_s = 1000.0
 
     def boottime_s(self) -> float:
         return self.now_s
 
-    async def stop(self, sandbox_id: str) -> None:
-        self.stopped.append(sandbox_id)
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
-        self.asked.append((pod.name, within_s, grace_s))
-        self.now_s += 1.0
-        answer = self.answers.get(pod.name, UNREACHABLE)
-        if answer == BUDGET:
-            raise BudgetError("minAvailable 1")
-        assert answer is None or isinstance(answer, float)
-        return answer
-
-    def stopper(self, *, kubernetes: bool = True) -> PodStopper:
-        return PodStopper(self, structlog.get_logger(), self if kubernetes else None, self)  # type: ignore[arg-type]
+def holds() -> tuple[Holds, Clock]:
+    clock = Clock()
+    return Holds(clock), clock  # type: ignore[arg-type]
 
 
-def stop(stopper: PodStopper, *names: str, patient: tuple[str, ...] = ()) -> None:
-    asyncio.run(stopper.stop_all({name: (pod(name), "why") for name in names}, patient))
+def test_pod_is_held_for_its_time_and_no_other_one_is() -> None:
+    held, clock = holds()
+    held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
+    clock.now_s += 20.0
+    assert held.held(POD) == ("it was stopped, as it printed (colocation.on_unbounded), so it is not let in for 40 s")
+    assert held.held(OTHER) == ""
+    clock.now_s += 40.0
+    assert held.held(POD) == ""
 
 
-def test_pod_that_is_evicted_is_not_stopped_and_counts_as_stopped() -> None:
-    node = Node({"a": 45.0})
-    stopper = node.stopper()
-    stop(stopper, "a")
-    stop(stopper, "a")
-    assert (node.stopped, node.asked) == ([], [("a", EVICT_S, None)])
-    assert stopper.stopped == {"a"}
+def test_hold_ends_with_its_setting_and_others_go_on() -> None:
+    held, _ = holds()
+    held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
+    held.hold(POD, 60.0, "memory ended", ON_OVER_LIMIT)
+    held.configure(frozenset([ON_OVER_LIMIT]))
+    assert "memory ended" in held.held(POD)
+    held.configure(frozenset())
+    assert held.held(POD) == ""
 
 
-def test_evicted_pod_that_is_there_after_its_time_is_stopped() -> None:
-    node = Node({"a": 45.0})
-    stopper = node.stopper()
-    stop(stopper, "a")
-    node.now_s += 44.0
-    stop(stopper, "a")
-    before = list(node.stopped)
-    node.now_s += 2.0
-    stop(stopper, "a")
-    assert (before, node.stopped, len(node.asked)) == ([], ["a"], 1)
+def test_everybody_is_held_until_that_is_over() -> None:
+    held, _ = holds()
+    held.hold_everybody("the box is over")
+    assert (held.held(POD), held.held(OTHER)) == ("the box is over",) * 2
+    held.hold_everybody("")
+    assert held.held(POD) == ""
 
 
-@pytest.mark.parametrize(
-    ("answer", "kubernetes"),
-    [
-        pytest.param(UNREACHABLE, True, id="nobody-answers"),
-        pytest.param(BUDGET, True, id="budget-of-one-that-must-not-wait"),
-        pytest.param(45.0, False, id="without-kubernetes"),
-    ],
-)
-def test_pod_that_cannot_be_evicted_is_stopped_at_the_runtime(answer: float | str | None, kubernetes: bool) -> None:
-    node = Node({"a": answer})
-    stop(node.stopper(kubernetes=kubernetes), "a")
-    assert node.stopped == ["a"]
+def test_nobody_is_held_here_while_another_process_serves() -> None:
+    held, _ = holds()
+    held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
+    held.hold_everybody("the box is over")
+    held.rest()
+    assert (held.held(POD), held.held(OTHER)) == ("", "")
+    held.resume()
+    assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
 
 
-def test_patient_pod_waits_for_its_budget_which_is_logged_once_and_goes_when_it_may() -> None:
-    node = Node({"a": BUDGET, "b": 45.0})
-    stopper = node.stopper()
-    with capture_logs() as logs:
-        stop(stopper, "a", "b", patient=("a", "b"))
-        stop(stopper, "a", "b", patient=("a", "b"))
-    waited = [entry for entry in logs if entry["event"] == "eviction_waits"]
-    node.answers["a"] = 45.0
-    stop(stopper, "a", "b", patient=("a", "b"))
-    assert (node.stopped, stopper.stopped) == ([], {"a", "b"})
-    assert [(entry["pod"], entry["budget"]) for entry in waited] == [("default/a", "minAvailable 1")]
+def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None:
+    class Watched(Holds):
+        def __setattr__(self, name: str, value: object) -> None:
+            seen.append(dict(value) if isinstance(value, dict) else value)
+            super().__setattr__(name, value)
 
-
-def test_patient_pod_is_stopped_where_nobody_answers() -> None:
-    """A schedule that closes does so without an API server, too."""
-    node = Node({"a": UNREACHABLE})
-    stop(node.stopper(), "a", patient=("a",))
-    assert node.stopped == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("answers", "first", "asked"),
-    [
-        pytest.param({"a": 16.0, "b": 16.0}, 0, "a", id="first-may-go"),
-        pytest.param({"a": BUDGET, "b": 16.0}, 1, "ab", id="next-where-the-budget-holds-the-first"),
-        pytest.param({"a": BUDGET, "b": BUDGET}, None, "ab", id="all-are-held"),
-        pytest.param({"a": UNREACHABLE, "b": 16.0}, None, "a", id="nobody-answers-so-nobody-else-is-asked"),
-    ],
-)
-def test_first_victim_that_may_go_is_evicted(
-    answers: dict[str, float | str | None], first: int | None, asked: str
-) -> None:
-    node = Node(answers)
-    victims = [(name, pod(name), "why") for name in "ab"]
-    assert asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1)) == first
-    assert [name for name, _, _ in node.asked] == list(asked)
-    assert node.asked[0][1:] == (3.0, 1)
-    assert node.stopped == []
-
-
-def test_time_for_an_eviction_is_for_all_victims_together() -> None:
-    node = Node(dict.fromkeys("abcde", BUDGET))
-    victims = [(name, pod(name), "why") for name in "abcde"]
-    asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1))
-    assert [within_s for _, within_s, _ in node.asked] == [3.0, 2.0, 1.0, 0.0, 0.0]
+    seen: list[object] = []
+    held = Watched(Clock())  # type: ignore[arg-type]
+    held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
+    assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}
