@@ -14,7 +14,6 @@ from criproxy.cgroup.naming import BoxPath, parse_placement
 from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 
 EVERY_S: Final = 60.0
@@ -53,7 +52,7 @@ class Reconciler(PodObserver):
         self._log = shared.log
         self._box = box
         self._unbounded = unbounded
-        self._stopper = PodStopper(shared.runtime, shared.log, shared.inventory)
+        self._stopper = shared.stopper()
         self.swept = 0
         """How many cgroups of pods were removed."""
         self._due = asyncio.Event()
@@ -193,10 +192,13 @@ class Reconciler(PodObserver):
             self._log.info("box_released", files=[change.file for change in changes])
 
     async def _stop_pods(self) -> None:
-        """Stop the pods of the box that shall."""
+        """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches
+        colocation off, keep to their disruption budgets.
+        """
         placed = {sandbox.id: sandbox for sandbox in self._shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self._settings.why) if self._settings.when_off == "evict" else {}
         wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
         covers = self._shared.holds.hold_offs.covers
-        await self._stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})
+        patient = everything.keys() - self._to_stop.keys()
+        await self._stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])}, patient)

@@ -9,7 +9,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.control.clock import Clock
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import PodCounters, Runtime
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Evicts, Holds, PodStopper
 
 
 class PodsShared(Struct, frozen=True):
@@ -21,6 +21,11 @@ class PodsShared(Struct, frozen=True):
     counters: PodCounters
     clock: Clock
     log: FilteringBoundLogger
+    evicts: Evicts | None = None
+
+    def stopper(self) -> PodStopper:
+        """One for a part that has pods leave."""
+        return PodStopper(self.runtime, self.log, self.inventory, self.evicts, self.clock)
 
 
 class Trouble(Struct):
