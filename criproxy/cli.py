@@ -105,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
         "upgrade", parents=[config], help="replace a running criproxy by the one installed now; no call fails"
     )
     upgrade.set_defaults(verb=_upgrade)
+    withdraw = verbs.add_parser(
+        "withdraw", parents=[config], help="tell Kubernetes that this node lends nothing, while criproxy does not run"
+    )
+    withdraw.set_defaults(verb=_withdraw)
     attach = verbs.add_parser("attach", parents=[config], help="send this node's kubelet through criproxy")
     detach = verbs.add_parser("detach", parents=[config], help="send this node's kubelet back to its runtime")
     for name, verb in (("attach", attach), ("detach", detach)):
@@ -246,6 +250,17 @@ def _upgrade(options: argparse.Namespace) -> int:
         _print(upgrade(Path(config.proxy.listen_path), Path(config.proxy.status_path)))
     except (NotUpgradedError, PermissionError) as error:
         return _fail(f"not upgraded: {error}")
+    return 0
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    from criproxy.commands.withdraw import NotWithdrawnError, withdraw
+    from criproxy.config import load
+
+    try:
+        _print(withdraw(load(options.config).config))
+    except NotWithdrawnError as error:
+        return _fail(f"not withdrawn: {error}")
     return 0
 
 

@@ -112,6 +112,15 @@ def load(path: Path, overrides: Sequence[Override] = ()) -> Loaded:
     return Loaded(loaded.config, _few((*errors, *loaded.errors), _shown(path)))
 
 
+def load_above(path: Path, override: Override) -> Loaded:
+    """As `load`, with one override; one that adds an error to those of the files is left out as a whole.
+
+    The files may have changed since it was found right: an operator's own file must not become a pass-through by that.
+    """
+    alone, together = load(path), load(path, (override,))
+    return together if set(together.errors) <= set(alone.errors) else alone
+
+
 def parse(data: bytes, file: str) -> Loaded:
     """Like `load`, for the bytes of one config file; `file` is its name in errors."""
     loaded = _combine([(file, data)], file)

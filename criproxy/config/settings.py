@@ -13,6 +13,9 @@ _SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
 _PATH: Final = r"^/[^\x00]*[^\x00/]$"
 _ADDRESS: Final = r"^([0-9.]+|localhost|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$"
 _TIME: Final = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
+_RESOURCE: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+"""Source: Kubernetes, "Label names and syntax" (qualified names)."""
+
 _DAY: Final = f"({'|'.join(DAY_NAMES)})"
 _DAYS: Final = f"^{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*$"
 
@@ -418,6 +421,59 @@ class Interference(Struct, frozen=True, kw_only=True):
     ] = 60.0
 
 
+class ResourceTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An extended resource as it is written."""
+
+    name: Annotated[str, Meta(pattern=_RESOURCE)]
+    of: Literal["cpu", "memory"]
+    per_unit: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class Kubernetes(Struct, frozen=True, kw_only=True):
+    """What this node tells the API server, by kubelet's own credential, and what it is told. See docs/kubernetes.md."""
+
+    enabled: Annotated[
+        bool,
+        doc(
+            "Publish what the node can lend, evict through the API, and follow the policy that the cluster "
+            "writes into the Node's annotation. Nothing waits for it: without an API server, all goes on as it was.",
+            restart=True,
+        ),
+    ] = False
+    kubeconfig: (
+        Annotated[
+            str,
+            Meta(pattern=_PATH),
+            doc(
+                "Kubelet's kubeconfig. Not set: that of the kubelet that runs, or /etc/kubernetes/kubelet.conf.",
+                expects="an absolute path of a file",
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
+    publish: Annotated[
+        bool, doc("Whether the Node's status has the names below, from the prediction for the next hour.")
+    ] = True
+    names: Annotated[
+        Literal["batch", "mid", "crane", "katalyst", "bilibili", "caelus"],
+        doc(
+            "The extended resources: kubernetes.io/batch-cpu and batch-memory, which Koordinator and "
+            "Volcano have, too (batch), or another system's."
+        ),
+    ] = "batch"
+    resources: Annotated[
+        tuple[ResourceTable, ...],
+        Meta(max_length=8),
+        doc(
+            "Names of one's own, instead. per_unit is how much of it one core, or one byte, is: 1 (not set), or "
+            "1000 for thousandths.",
+            expects="a list of at most 8 tables",
+            example='{ name = "example.com/spare-cpu", of = "cpu", per_unit = 1000 }',
+        ),
+    ] = ()
+
+
 class Observe(Struct, frozen=True, kw_only=True):
     """/metrics, /healthz and /readyz over TCP, and the log on stderr. `criproxy status` asks at a socket of root's."""
 
@@ -461,6 +517,7 @@ class Config(Struct, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     guard: Guard = Guard()
     interference: Interference = Interference()
+    kubernetes: Kubernetes = Kubernetes()
     observe: Observe = Observe()
 
 

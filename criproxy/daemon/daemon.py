@@ -26,7 +26,7 @@ from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.config import Loaded, load
+from criproxy.config import Loaded
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
@@ -36,6 +36,7 @@ from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
+from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Configurable, PartSettings, Timetable
@@ -76,7 +77,7 @@ from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds, PodStopper
+from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -94,7 +95,7 @@ def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
     log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
-    loaded = load(config_file)
+    loaded = load_first(config_file, dry_run=dry_run)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
     driver: CgroupDriver
@@ -153,6 +154,16 @@ class Daemon:
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
+        reload_asked = asyncio.Event()
+        self._kubernetes = KubernetesPart(
+            watch.file,
+            config,
+            reload_asked.set,
+            dry_run=dry_run,
+            metrics=self._metrics,
+            clock=self._clock,
+            log=self._log,
+        )
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
@@ -172,8 +183,11 @@ class Daemon:
             clock=self._clock,
             log=self._log,
             hold_offs=self._hold_offs,
+            load=self._kubernetes.load,
+            asked=reload_asked,
         )
-        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
+        self._reporter = self._make_reporter(log_writer)
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners())
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
@@ -184,9 +198,10 @@ class Daemon:
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log, self._inventory))
-        stops = settings.reconciler(), shared, self._box, self._unbounded, PodStopper(runtime, log, self._inventory)
+        evicts = self._kubernetes if settings.config.kubernetes.enabled else None
+        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, evicts)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
+        stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
         self._reconciler = stopper = Reconciler(*stops)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
@@ -199,7 +214,7 @@ class Daemon:
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
         self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
-        self._eviction = PodEviction(shared, self._box, PodStopper(runtime, log, self._inventory))
+        self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
@@ -263,13 +278,12 @@ class Daemon:
             clock=self._clock,
         )
 
-    def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
-        """Where questions are answered, and what answers there."""
+    def _make_reporter(self, log_writer: LogWriter) -> Reporter:
+        """What knows the state of all parts, and where it may be asked for."""
         config = self._loaded.config
-        private = UnixAddress(Path(config.proxy.status_path))
-        inside = Listener(private, self._log)
-        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        reporter = Reporter(
+        self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
+        self._outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        return Reporter(
             meters=self._metrics,
             recorder=self._recorder,
             box=self._box,
@@ -293,17 +307,26 @@ class Daemon:
             hold_offs=self._hold_offs,
             services=self._services,
             bypass=self._bypass.status,
-            listeners=(inside, outside),
+            listeners=(self._inside, self._outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
+            kubernetes=self._kubernetes.status,
         )
+
+    def _make_listeners(self) -> Mapping[Listener, Serve]:
+        """Where questions are answered, and what answers there."""
+        config = self._loaded.config
         operators = OperatorsHoldOffs(self._hold_offs, self._reload, self._box, self._inventory, self._unbounded)
         routes = Routes(
-            reporter, private.path, pod_names=config.observe.pod_names, hold_offs=operators, clock=self._clock
+            self._reporter,
+            Path(config.proxy.status_path),
+            pod_names=config.observe.pod_names,
+            hold_offs=operators,
+            clock=self._clock,
         )
         return {
-            inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
-            outside: HttpServer(routes.public, PUBLIC_S).serve,
+            self._inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
+            self._outside: HttpServer(routes.public, PUBLIC_S).serve,
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
@@ -344,6 +367,7 @@ class Daemon:
             self._checkpointer.run(),
             self._checkpointer.run_hurried(),
             self._reload.run(),
+            self._kubernetes.run(self._reporter),
         )
 
     def _apply(self, settings: PartSettings) -> None:
@@ -362,6 +386,7 @@ class Daemon:
             (self._relief, lambda settings: settings.relieves),
             (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
+            (self._kubernetes, lambda settings: settings.config),
         )
         for part, of in parts:
             part.configure(of(settings))

@@ -81,7 +81,8 @@ class FileWatch:
 class Reload(Struct):
     """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
-    `asked` is to be set when the file is to be read at once, changed or not.
+    `asked` is to be set when the file is to be read at once, changed or not. `load` reads it, and may set other
+    settings above it.
     """
 
     watch: FileWatch
@@ -96,6 +97,7 @@ class Reload(Struct):
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     hold_offs: HoldOffs
+    load: Callable[[Path], Loaded] = load
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _first_config: Config = Config()
 
@@ -121,7 +123,7 @@ class Reload(Struct):
             self.asked.clear()
             self.watch.read()
             try:
-                loaded = await run_apart("config", lambda: load(self.watch.file))
+                loaded = await run_apart("config", lambda: self.load(self.watch.file))
             except RuntimeError as error:
                 self.log.warning("config_not_read", error=str(error), consequence="tried again")
                 self.asked.set()

@@ -69,14 +69,12 @@ class Asks(Protocol):
 
     async def ask(self, request: ApiRequest) -> ApiAnswer:
         """One try. Raises UnreachableError."""
-        ...
 
     async def ask_again(self, request: ApiRequest, tries: int = 4) -> ApiAnswer:
         """As often as it takes, but no more than `tries` times, with pauses. The last answer, whatever it says.
 
         Raises UnreachableError when the last try had none.
         """
-        ...
 
 
 class Timeouts(Struct, frozen=True):

@@ -101,6 +101,11 @@ async def _opened(addresses: tuple[str, ...], port: int) -> tuple[asyncio.Stream
     for address in addresses:
         try:
             return await asyncio.open_connection(address, port, limit=2 * _READ_BYTES)
+        except PermissionError as error:  # systemd's IPAddressDeny=
+            failure = OSError(
+                f"{address} port {port}: {error.strerror}: add IPAddressAllow={address} to [Service] in a drop-in of "
+                "criproxy.service"
+            )
         except OSError as error:
             failure = error
     raise failure

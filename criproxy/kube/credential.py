@@ -4,7 +4,10 @@ Kubelet rotates its client certificate: /var/lib/kubelet/pki/kubelet-client-curr
 new file with the new certificate and key. Source: Kubernetes, "Configure Certificate Rotation for the Kubelet".
 """
 
+import base64
+import binascii
 import os
+import re
 import ssl
 from pathlib import Path
 from typing import Final
@@ -16,7 +19,19 @@ from criproxy.kube.kubeconfig import MAX_BYTES, Kubeconfig, KubeconfigError, Pem
 KUBECONFIG: Final = Path("/etc/kubernetes/kubelet.conf")
 """Where kubeadm has kubelet's."""
 
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
+_NODE: Final = re.compile(rb"\x06\x03\x55\x04\x03[\x0c\x13](.)(system:node:[ -~]+)", re.DOTALL)
+"""A common name (OID 2.5.4.3), a UTF8String or PrintableString, its length in a byte. Source: X.520; X.690, 8.1.3.4."""
+
 _Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+def node_name(access: "Access", given: str) -> str:
+    """This node's name: as its certificate says, as kubelet was `given` it, or the machine's.
+
+    Source: kubelet, pkg/util/node GetHostname (lower case); a cloud provider's name is in the certificate.
+    """
+    return (access.node or given or os.uname().nodename).strip().lower()
 
 
 class CredentialError(Exception):
@@ -24,11 +39,15 @@ class CredentialError(Exception):
 
 
 class Access(Struct, frozen=True):
-    """All that a connection needs. `token` "": the client's certificate says who it is."""
+    """All that a connection needs. `token` "": the client's certificate says who it is.
+
+    `node` is the node that it says; "": it is not a node's.
+    """
 
     config: Kubeconfig
     context: ssl.SSLContext
     token: str
+    node: str = ""
 
 
 class Credential:
@@ -50,7 +69,7 @@ class Credential:
         try:
             config = parse(_text(self.file), str(self.file))
             signature = self._look(config)
-            self._access = Access(config, _context(config), _token(config))
+            self._access = Access(config, _context(config), _token(config), _node(config.certificate))
         except (OSError, KubeconfigError) as error:  # ssl.SSLError is an OSError
             if self._access is None:
                 raise CredentialError(_in_words(error, self.file)) from error
@@ -90,6 +109,19 @@ def _context(config: Kubeconfig) -> ssl.SSLContext:
         with certificate, key:
             context.load_cert_chain(certificate.name, key.name, password=_no_password)
     return context
+
+
+def _node(certificate: Pem) -> str:
+    """Source: Kubernetes, "Using Node Authorization": a node's user is system:node:NAME. Raises OSError."""
+    if not certificate:
+        return ""
+    found = _CERTIFICATE.search(certificate.data or Path(certificate.file).read_bytes())
+    try:
+        der = base64.b64decode(found[1]) if found else b""
+    except binascii.Error:
+        return ""
+    name = _NODE.search(der)
+    return name[2][: name[1][0]].decode("ascii").removeprefix("system:node:") if name else ""
 
 
 def _no_password() -> str:

@@ -19,17 +19,28 @@ Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/evic
 import asyncio
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
-from criproxy.kube.objects import Involved, annotations_patch, event, eviction, path, status_of
+from criproxy.kube.objects import (
+    BoundPod,
+    Involved,
+    Node,
+    ObjectError,
+    annotations_patch,
+    decoded,
+    event,
+    eviction,
+    path,
+    status_of,
+)
 from criproxy.kube.retry import Meaning, meaning, pause_s
 from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
@@ -46,6 +57,9 @@ MAX_UNTOLD: Final = 96
 """Patches and events that wait to be sent; of more, the oldest are forgotten."""
 
 TRIES: Final = 3
+
+GRACE_S: Final = 30.0
+"""A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
 
 _REASON: Final = "EvictedByColocation"
 
@@ -66,6 +80,8 @@ class Eviction(Struct, frozen=True):
     pod: PodRef
     outcome: Outcome
     message: str = ""
+    grace_s: float = GRACE_S
+    """What it has to end, once evicted."""
 
 
 class EvictionTarget(Struct, frozen=True):
@@ -149,19 +165,22 @@ class Evictor:
         self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
 
-    async def evict_first(
-        self, victims: Sequence[EvictionTarget], why: str, *, keep_out_s: float = 300.0
-    ) -> tuple[Eviction, ...]:
-        """Evict the first that may be, in their order. The last of the result is that one, if any could be.
-
-        Where the API server does not answer, nobody else is tried: one of them may have been evicted.
-        """
-        done: list[Eviction] = []
-        for victim in victims:
-            done.append(await self.evict(victim, why, keep_out_s=keep_out_s))
-            if done[-1].outcome in (Outcome.EVICTED, Outcome.GONE, Outcome.UNREACHABLE):
-                break
-        return tuple(done)
+    async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
+        """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
+        where = path("namespaces", pod.namespace, "pods", pod.name)
+        try:
+            answer = await self._client.ask(ApiRequest("GET", where))
+            found = decoded(answer.body, BoundPod) if answer.meaning is Meaning.DONE else None
+        except (UnreachableError, ObjectError) as error:
+            return Eviction(pod, Outcome.UNREACHABLE, str(error))
+        if answer.status == 404 or (found is not None and found.metadata.uid != pod.uid):
+            return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
+        controller = found.controller if found else None
+        victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
+        made = await self.evict(victim, why)
+        own_s = found.spec.termination_grace_period_seconds if found else None
+        grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
+        return replace(made, grace_s=float(grace_s))
 
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
@@ -185,10 +204,12 @@ class Evictor:
         for tried in range(1, TRIES + 1):
             named_s = None
             try:
-                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
+                version = self._version
+                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
                 if is_unknown_version(answer):  # an old server; or one that was upgraded since
-                    self._version = "v1beta1" if self._version == "v1" else "v1"
-                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim)))
+                    version = "v1beta1" if version == "v1" else "v1"
+                    self._version = version  # of several at once, each comes to the same
+                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
             except UnreachableError as error:
                 message = str(error)
             else:
@@ -199,8 +220,9 @@ class Evictor:
                 await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
         return Eviction(pod, Outcome.UNREACHABLE, message)
 
-    def _body(self, victim: EvictionTarget) -> bytes:
-        return eviction(victim.pod, self._version, victim.grace_period_s)
+    @staticmethod
+    def _body(victim: EvictionTarget, version: str) -> bytes:
+        return eviction(victim.pod, version, victim.grace_period_s)
 
     def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
         now_s = self._clock.wall_s()
@@ -242,7 +264,7 @@ class Evictor:
                 if answer.meaning is not Meaning.DONE:
                     self._log.info("eviction_not_told", path=request.path, reason=f"{answer.status}")
 
-    def saw_annotations(self, annotations: Mapping[str, str]) -> None:
+    def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
-        if self._annotation is None:
-            self._annotation = annotations.get(EVICTED)
+        if self._annotation is None and node is not None:
+            self._annotation = node.annotation(EVICTED)

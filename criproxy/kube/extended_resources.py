@@ -13,7 +13,8 @@ that is placed today must still fit in an hour. It is published
 
 - as 0 while nothing is lent (switched off, closed, drained), whatever runs;
 - else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
-  over-committed; but for a node that is held, because offline hurts online: there the number may sink below;
+  over-committed;
+- as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
 - when it differs from what was last published by more than `change_ratio`, or that is `every_s` old. The latter is also
   the sign of life by which the controller knows a node's numbers to be of today. No division: the last one may be 0;
 - when somebody else has written another number;
@@ -23,7 +24,7 @@ Pauses are random, so that nodes that started together do not write together.
 
 What kubelet makes of it: of the names below kubernetes.io/ that a pod requests, it admits no more than allocatable has.
 It asks that of pods that run as well, when it restarts (later versions have the gate NotEvictPodOnKubeletRestart). So
-while a number is below what pods were promised, 0 or held, a restart of kubelet fails offline pods. Before a restart
+while a number is 0, a restart of kubelet fails offline pods. Before a restart
 that is ours to make, as in `criproxy attach`, the number has to be above that or the pods gone.
 
 Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s); kubelet, pkg/kubelet/lifecycle/predicate.go.
@@ -47,6 +48,10 @@ LONGER_RATIO: Final = 0.2
 
 ALLOCATED_S: Final = 30.0
 """While more is published than can be lent, as pods were promised it, so often the pods are looked at again."""
+
+
+_HELD: Final = (Mode.HELD, Mode.HELD_OFF)
+"""In these, no further pod is let in, and those that run stay."""
 
 
 class ExtendedResource(Struct, frozen=True):
@@ -98,7 +103,10 @@ class Lendable(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """What the node can lend, by resource. `withheld`: why it lends nothing ("": it lends); `held`: why it is held."""
+    """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
+
+    `held`: why it lends no more than its pods were promised already; "": it does.
+    """
 
     lendable: Mapping[str, Lendable]
     withheld: str = ""
@@ -106,9 +114,12 @@ class Offer(Struct, frozen=True):
 
 
 class PublishSettings(Struct, frozen=True):
+    """`off`: why nothing is to be published; "": it is. Then what was published becomes 0, and no more is written."""
+
     resources: tuple[ExtendedResource, ...] = PRESETS["batch"]
     change_ratio: float = 0.1
     every_s: float = 300.0
+    off: str = ""
 
 
 class Published(Struct, frozen=True):
@@ -146,13 +157,13 @@ def offer(snapshot: Snapshot, decision: Decision, modes: Modes, *, drained: str 
         for name, sample in snapshot.of.items()
         if name in decision.resources
     }
-    held = (modes.why[Mode.HELD] or in_words(Mode.HELD)) if Mode.HELD in modes else ""
+    held = next((modes.why[mode] or in_words(mode) for mode in _HELD if mode in modes), "")
     return Offer(found, drained or withheld(modes), held)
 
 
 def withheld(modes: Modes) -> str:
     """Why new offline pods would not be bounded here, in words; "": they would, though one may be held back."""
-    others = Modes({mode: why for mode, why in modes.why.items() if mode is not Mode.HELD})
+    others = Modes({mode: why for mode, why in modes.why.items() if mode not in _HELD})
     if others.new_pod is NewPod.BOUNDED:
         return ""
     return ", ".join(f"{mode.value} ({why or TABLE[mode].when})" for mode, why in others.why.items())
@@ -185,7 +196,7 @@ def lendable(row: Resource, sample: ResourceSample, decided: ResourceDecision) -
 
 def wanted(offered: Offer, settings: PublishSettings) -> dict[str, int]:
     """What would be published if no pod had been promised anything."""
-    if offered.withheld:
+    if offered.withheld or offered.held:
         return {resource.name: 0 for resource in settings.resources}
     return {
         resource.name: resource.quantity(offered.lendable[resource.of].amount) if resource.of in offered.lendable else 0
@@ -243,11 +254,12 @@ def _reasons(
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
     """Whether it has to be known what the pods were promised: something may sink, and not on purpose."""
-    if offered.withheld or offered.held:
+    if offered.withheld:
         return False
     return (
         last is None
         or last.raised
+        or bool(offered.held)
         or any(amount < last.quantities.get(name, 0) for name, amount in wanted(offered, settings).items())
     )
 
@@ -261,7 +273,7 @@ def publication(
 ) -> Publication:
     """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no."""
     want = wanted(offered, settings)
-    bound_to = {} if offered.withheld or offered.held else allocated
+    bound_to = {} if offered.withheld else allocated
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
     gone = {name: None for name in (last.quantities if last else ()) if name not in want}
     return Publication(

@@ -88,9 +88,15 @@ class NodeSpec(Struct, frozen=True):
     unschedulable: bool = False
 
 
+class NodeCondition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
 class NodeStatus(Struct, frozen=True):
     capacity: Mapping[str, str] | None = None
     allocatable: Mapping[str, str] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
 
 
 class Node(Struct, frozen=True):
@@ -128,6 +134,7 @@ class ContainerSpec(Struct, frozen=True, rename="camel"):
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
+    termination_grace_period_seconds: int | None = None
     containers: tuple[ContainerSpec, ...] | None = None
     init_containers: tuple[ContainerSpec, ...] | None = None
     overhead: Mapping[str, str | int | float] | None = None

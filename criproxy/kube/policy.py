@@ -149,7 +149,6 @@ class TakesPolicy(Protocol):
 
     def policy_changed(self) -> None:
         """To be called when `PolicyFollower.policy` is another one."""
-        ...
 
 
 class PolicyFollower:

@@ -8,9 +8,12 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.config.settings import Kubernetes
 from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
+    PRESETS,
+    ExtendedResource,
     Offer,
     Publication,
     Published,
@@ -46,12 +49,17 @@ LOOK_S: Final = 5.0
 STALE_S: Final = 900.0
 
 
+def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
+    """The names that a config says."""
+    own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
+    return own or PRESETS[settings.names]
+
+
 class OfferSource(Protocol):
     """Whoever knows what the node can lend: the daemon's control loop."""
 
     def offer(self) -> tuple[float, Offer] | None:
         """The last one, and when it was made (CLOCK_BOOTTIME). None: there is none yet."""
-        ...
 
 
 class PublisherStatus(Struct, frozen=True):
@@ -97,6 +105,8 @@ class Publisher:
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
+        self._lent = False
+        """Whether the node's status says that it lends, by whichever process."""
         self._ready: tuple[str, str] = ("", "")
         """The condition's status, and since when (RFC 3339)."""
 
@@ -105,6 +115,8 @@ class Publisher:
 
     def saw(self, node: Node | None) -> None:
         self._seen = None if node is None else self._amounts(node)
+        conditions = (node.status.conditions if node else None) or ()
+        self._lent = any(one.type == CONDITION and one.status == "True" for one in conditions)
 
     def status(self) -> PublisherStatus:
         last, offered = self._last, self._offer()
@@ -125,7 +137,7 @@ class Publisher:
     async def look(self) -> None:
         """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
         offered, now_s = self._offer(), self._clock.boottime_s()
-        if offered is None or now_s < self._not_before_s:
+        if offered is None or now_s < self._not_before_s or (self._settings.off and not self._lent):
             return
         why_now = due(offered, self._seen, self._last, self._settings, now_s)
         if not why_now:
@@ -142,6 +154,8 @@ class Publisher:
             self._failures, self._trouble = 0, ""
 
     def _offer(self) -> Offer | None:
+        if self._settings.off:
+            return Offer({}, withheld=self._settings.off)
         found = self._source.offer()
         if found is None:
             return None
@@ -161,7 +175,7 @@ class Publisher:
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, settings, now_s, self._luck.random())
-        self._seen = self._amounts(decoded(answer, Node))
+        self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
         )

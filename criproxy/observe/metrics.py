@@ -40,6 +40,7 @@ _COUNTERS: Final = {
     "samples_discarded": ("Readings that said more than the machine has",),
     "config_reloads": ("Config files taken up",),
     "config_reload_failures": ("Config files refused",),
+    "kubernetes_evictions": ("Offline pods that were to be evicted through the API, by what came of it", "outcome"),
     "upgrade_failures": ("New processes that could not take over from this one",),
 }
 """The words and the labels of each, by its name without "criproxy_" and "_total"."""
@@ -67,12 +68,15 @@ _GAUGES: Final = {
     "signal": ("A signal of harm to online pods, in its unit; NaN: it has no value now", "signal"),
     "signal_bar": ("The value above which a signal counts as harm", "signal"),
     "eviction_hard_known": ("Whether kubelet's evictionHard could be read",),
+    "kubernetes_published": ("What was last published of an extended resource", "resource"),
+    "kubernetes_trouble": ("Whether something of Kubernetes does not work now: the status says what",),
     "info": ("The version that runs", "version"),
     "runtime_ready": ("Whether the runtime answers",),
 }
 """Those that are 0 at first, or nothing where they have a label."""
 
 _UNKNOWN: Final = {
+    "kubernetes_published_age_seconds": "How old it is; NaN: nothing was published",
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
     "eviction_hard_bytes": "kubelet's evictionHard for memory.available, or its default",
     "memory_available_bytes": "As kubelet counts it",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
@@ -17,7 +17,7 @@ from criproxy.control.interference.ladder import Rung
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import MEMORY, UNLIMITED, AttachStatus, PodRef
+from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
 from criproxy.observe.disk_watch import DiskWatch
@@ -30,6 +30,7 @@ from criproxy.observe.status import (
     BypassStatus,
     CgroupStatus,
     HoldOffStatus,
+    KubernetesStatus,
     OfflinePod,
     OverheadStatus,
     PlacementStatus,
@@ -71,6 +72,7 @@ class Reporter(Struct, frozen=True):
     """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
 
     `meters` are the metrics. `bypass` says how that is, None: there is none. `attachment`: whether kubelet uses us.
+    `kubernetes`: None: it is not switched on.
     """
 
     meters: Metrics
@@ -99,6 +101,7 @@ class Reporter(Struct, frozen=True):
     listeners: Sequence[Listener]
     log_writer: LogWriter
     attachment: Callable[[], AttachStatus]
+    kubernetes: Callable[[], KubernetesStatus | None]
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
@@ -138,6 +141,12 @@ class Reporter(Struct, frozen=True):
             signal_bar={one.name: one.bar for one in harm.signals},
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
+        if (kubernetes := self.kubernetes()) is not None:
+            metrics.set(
+                kubernetes_published=kubernetes.published,
+                kubernetes_published_age_seconds=kubernetes.age_s,
+                kubernetes_trouble=bool(kubernetes.trouble),
+            )
         return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
@@ -195,6 +204,7 @@ class Reporter(Struct, frozen=True):
                 )
                 for one in self.services.services()
             ),
+            kubernetes=self.kubernetes(),
         )
 
     def why(self, asked_s: float | None) -> why.Why:
@@ -203,7 +213,13 @@ class Reporter(Struct, frozen=True):
         if asked_s is not None:
             return why.answer(self.history, asked_s, moves=moves)
         state = self.box.state()
-        return why.answer(self.history, None, state.limits, _used(state), moves)
+        answer, kubernetes = why.answer(self.history, None, state.limits, _used(state), moves), self.kubernetes()
+        return replace(answer, published=kubernetes.why) if kubernetes else answer
+
+    def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
+        """The last tick's sample, what is in force by it, and the modes; None before the first."""
+        last = self.recorder.last
+        return None if last is None else (*last, self._modes())
 
     # --- what they are made of --------------------------------------------------------------------------------------
 
@@ -253,6 +269,9 @@ class Reporter(Struct, frozen=True):
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
+        if (kubernetes := self.kubernetes()) is not None:
+            yield from filter(None, (kubernetes.trouble and f"Kubernetes: {kubernetes.trouble}",))
+            yield from (f"the cluster's policy is refused: {problem}" for problem in kubernetes.policy.problems)
 
     def _eviction_status(self) -> EvictionStatus:
         return self.relief.status(self.eviction.last.get(MEMORY, ""))

@@ -179,12 +179,37 @@ class UpgradeStatus(Struct, frozen=True):
     predecessor: bool = False
 
 
+class PolicyShown(Struct, frozen=True):
+    """The cluster's policy that holds above the config file: its `keys`. `problems`: why a newer one does not."""
+
+    name: str = ""
+    version: str = ""
+    keys: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class KubernetesStatus(Struct, frozen=True):
+    """`node`: this node's name; "": not known yet. `trouble`: what does not work now; "": all does.
+
+    `published`: the amounts by their extended resources' names, `why` they are so, and how old they are (None: nothing
+    was published yet).
+    """
+
+    node: str = ""
+    kubeconfig: str = ""
+    trouble: str = ""
+    published: Mapping[str, int] = {}
+    why: str = ""
+    age_s: float | None = None
+    policy: PolicyShown = PolicyShown()
+
+
 class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
     `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
-    `modes`: the names of those in force; see `criproxy.model.modes`.
+    `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None: it is not switched on.
     """
 
     version: str
@@ -214,6 +239,7 @@ class Status(Struct, frozen=True):
     modes: tuple[str, ...] = ()
     hold_offs: tuple[HoldOffStatus, ...] = ()
     services: tuple[ServiceStatus, ...] = ()
+    kubernetes: KubernetesStatus | None = None
 
 
 def resource_status(

@@ -20,6 +20,7 @@ from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
     DecisionStatus,
+    KubernetesStatus,
     OverheadStatus,
     PlacementStatus,
     ServiceStatus,
@@ -95,12 +96,27 @@ def _lines(status: Status) -> Iterator[str]:
     if status.unbounded:
         yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
         yield from _listed(status.unbounded)
+    yield from _kubernetes_lines(status.kubernetes)
     yield from _decision_lines(status.decisions)
 
 
 def _service(service: ServiceStatus) -> str:
     told = "not known" if service.percent is None else f"{service.percent:.0f} %"
     return f"{told}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
+
+
+def _kubernetes_lines(kubernetes: KubernetesStatus | None) -> Iterator[str]:
+    if kubernetes is None:
+        yield _row("kubernetes", "off")
+        return
+    yield _row("kubernetes", kubernetes.trouble or f"node {kubernetes.node}, by {kubernetes.kubeconfig}")
+    if kubernetes.age_s is not None:
+        amounts = ", ".join(f"{name} {amount}" for name, amount in kubernetes.published.items())
+        yield f"  published {_duration(kubernetes.age_s)} ago: {amounts or 'nothing'}"
+    policy = kubernetes.policy
+    if policy.keys:
+        yield f"  policy {policy.name} ({policy.version}) sets {', '.join(policy.keys)}"
+    yield from (f"  policy refused: {problem}" for problem in policy.problems)
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str]:

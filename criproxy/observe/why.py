@@ -52,12 +52,14 @@ class Why(Struct, frozen=True):
     """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty.
 
     `ladder`: the last move before that moment, by resource.
+    `published`: what the API server is told that this node can lend, and why; "": nothing, or it is not asked for now.
     """
 
     asked_s: float | None
     first_s: float | None
     decision: DecisionWhy | None
     ladder: Mapping[str, Move] = {}
+    published: str = ""
 
 
 def answer(
@@ -166,6 +168,10 @@ def _lines(why: Why) -> Iterator[str]:
         if (move := why.ladder.get(name)) is not None:
             moved = move.transition
             yield _row("ladder", f"{moved.after} since {_clock(move.wall_s)}: {moved.reason}")
+    if why.published:
+        yield ""
+        yield "published to Kubernetes"
+        yield from (f"  {part}" for part in why.published.split("; "))
 
 
 def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:

@@ -197,10 +197,13 @@ class Reconciler(PodObserver, Struct, eq=False):
             self.shared.log.info("box_released", files=[change.file for change in changes])
 
     async def _stop_pods(self) -> None:
-        """Stop the pods of the box that shall."""
+        """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches
+        colocation off, keep to their disruption budgets.
+        """
         placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self.settings.why) if self.settings.when_off == "evict" else {}
         wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
         covers = self.shared.holds.hold_offs.covers
-        await self.stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])})
+        patient = everything.keys() - self._to_stop.keys()
+        await self.stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])}, patient)

@@ -37,7 +37,6 @@ class AsksServices(Protocol):
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
         """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError."""
-        ...
 
 
 class ServiceSignal(Struct, frozen=True):

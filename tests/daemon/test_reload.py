@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from criproxy.config import Config, Loaded
-from criproxy.daemon import reload as module
 from criproxy.daemon.reload import FileWatch, Reload
 from tests.fakes.clock import FakeClock
 
@@ -71,7 +70,7 @@ class SlowFile:
         self.read = 0
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
         self.reload = reload_of(watch, Clock())
-        monkeypatch.setattr(module, "load", self._load)
+        self.reload.load = self._load
         monkeypatch.setattr(Reload, "_take_up", lambda _, loaded: self.taken.append(loaded))
 
     def _load(self, _file: object) -> Loaded:

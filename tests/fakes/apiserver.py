@@ -21,6 +21,7 @@ import yaml
 
 _NODE = re.compile(r"/api/v1/nodes/([^/]+)(/status)?")
 _EVICTION = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/eviction")
+_POD = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)")
 _EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
 
 
@@ -231,6 +232,13 @@ class FakeApiServer:
                 return 200, {"kind": "NodeList", "metadata": self._list_meta(), "items": items}, {}
             if seen.path == "/api/v1/pods":
                 return 200, {"kind": "PodList", "metadata": self._list_meta(), "items": self.pods}, {}
+            return self._pod(seen.path)
+
+    def _pod(self, path):
+        asked = _POD.fullmatch(path)
+        for pod in self.pods:
+            if asked and pod["metadata"]["name"] == asked[2]:
+                return 200, pod, {}
         return failure(404, "NotFound", "the server could not find the requested resource")
 
     def _list_meta(self):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.kube.client import ApiAnswer, ApiClient
 from criproxy.kube.evictions import EVICTED, MAX_EVICTED, EvictionTarget, Evictor, Outcome, kept_out, outcome
-from criproxy.kube.objects import Involved
+from criproxy.kube.objects import Involved, Meta, Node
 from criproxy.model import PodRef
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
@@ -44,9 +44,14 @@ class Bench:
         api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
 
     def first(self, *victims):
-        done = asyncio.run(self.evictor.evict_first(victims, "the node is short of memory"))
+        """Evict them in their order, up to the first that goes."""
+        done = []
+        for one in victims:
+            done.append((one.pod.name, asyncio.run(self.evictor.evict(one, "the node is short of memory")).outcome))
+            if done[-1][1] not in (Outcome.BUDGET, Outcome.REFUSED):
+                break
         asyncio.run(self.evictor.tell_all())
-        return [(one.pod.name, one.outcome) for one in done]
+        return done
 
     def left(self):
         return "".join(pod["metadata"]["name"] for pod in self.api.pods)
@@ -90,7 +95,8 @@ def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
 
 
 def test_entries_of_an_earlier_process_are_kept(bench, clock):
-    bench.evictor.saw_annotations({EVICTED: kept_out(None, "job-0", clock.wall + 100, clock.wall)})
+    before = kept_out(None, "job-0", clock.wall + 100, clock.wall)
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
 
@@ -117,6 +123,15 @@ def test_old_server_is_asked_in_its_version_from_then_on(bench, api):
     assert bench.first(victim("b")) == [("b", Outcome.EVICTED)]
     versions = [one.body["apiVersion"] for one in api.seen("POST", "/eviction")]
     assert versions == ["policy/v1", "policy/v1beta1", "policy/v1beta1"]
+
+
+def test_several_at_once_find_the_version_of_an_old_server(bench, api):
+    api.eviction_versions = ("policy/v1beta1",)
+
+    async def at_once():
+        return await asyncio.gather(*(bench.evictor.evict(victim(name), "why") for name in "abc"))
+
+    assert [one.outcome for one in asyncio.run(at_once())] == [Outcome.EVICTED] * 3
 
 
 def test_server_that_was_upgraded_is_asked_in_the_new_version(bench, api):
@@ -168,7 +183,7 @@ def test_what_could_not_be_told_at_first_is_told_later(bench, api):
 def test_run_tells_while_whoever_evicts_goes_on(bench, api):
     async def scenario():
         telling = asyncio.create_task(bench.evictor.run())
-        await bench.evictor.evict_first([victim("a")], "why")
+        await bench.evictor.evict(victim("a"), "why")
         async with asyncio.timeout(10):
             while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
                 await asyncio.sleep(0.01)

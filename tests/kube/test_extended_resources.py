@@ -116,6 +116,7 @@ def test_offer_of_a_tick_has_what_is_measured():
         pytest.param({Mode.BLIND: ""}, "blind (proxy.blind is true)", "", id="unbounded"),
         pytest.param({Mode.ENGINE_GIVEN_UP: ""}, "", "", id="the other engine"),
         pytest.param({Mode.HELD: "near eviction"}, "", "near eviction", id="held"),
+        pytest.param({Mode.HELD_OFF: "repair"}, "", "repair", id="held off"),
     ],
 )
 def test_offer_withholds_where_new_pods_would_not_be_bounded(modes, withheld, held):
@@ -225,12 +226,20 @@ def test_number_never_sinks_below_what_pods_were_promised():
     assert made.raised
 
 
-@pytest.mark.parametrize("fields", [{"withheld": "off"}, {"held": "online suffers"}])
-def test_number_sinks_below_what_pods_were_promised_on_purpose(fields):
+def test_number_sinks_below_what_pods_were_promised_on_purpose():
     last = taken(offered(4.0))
-    assert not needs_allocated(offered(1.0, **fields), last, SETTINGS)
-    made = publication(offered(1.0, **fields), {BATCH_CPU: 3000}, last, SETTINGS, "")
-    assert made.quantities[BATCH_CPU] == (0 if "withheld" in fields else 1000)
+    off = offered(1.0, withheld="off")
+    assert not needs_allocated(off, last, SETTINGS)
+    assert publication(off, {BATCH_CPU: 3000}, last, SETTINGS, "").quantities[BATCH_CPU] == 0
+
+
+@pytest.mark.parametrize("before", [0.0, 4.0])
+def test_box_that_is_closed_lends_just_what_pods_were_promised(before):
+    """However much it could lend: no further pod is let in."""
+    held, last = offered(4.0, held="online suffers"), taken(offered(before))
+    assert needs_allocated(held, last, SETTINGS)
+    made = publication(held, {BATCH_CPU: 3000}, last, SETTINGS, "")
+    assert (made.quantities[BATCH_CPU], made.quantities[BATCH_MEMORY]) == (3000, 0)
 
 
 def test_pods_are_not_asked_for_while_numbers_rise():
@@ -254,7 +263,9 @@ def test_publication_is_what_can_be_lent_or_was_promised(before, cores, promised
     milli = PRESETS["batch"][0].quantity(cores)
     if withheld:
         assert amount == 0
-    elif held or not known:
+    elif held:
+        assert amount == promised
+    elif not known:
         assert amount == milli
     else:
         assert amount == max(milli, promised)

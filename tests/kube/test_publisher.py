@@ -123,12 +123,14 @@ def test_number_stays_when_pods_cannot_be_asked_for(bench, api):
     assert bench.look(60)[BATCH_CPU] == "1000"
 
 
-def test_held_node_sinks_below_and_says_so(bench, api):
+def test_held_node_lends_just_what_pods_were_promised_and_says_so(bench, api):
     bench.look()
     api.pods = [pod("a", "3000")]
-    bench.source.lend(1.0, held="online waits")
-    assert bench.look(60)[BATCH_CPU] == "1000"
+    bench.source.lend(4.0, held="online waits")
+    assert bench.look(60)[BATCH_CPU] == "3000"
     assert bench.condition()["reason"] == "Held"
+    api.pods = []
+    assert bench.look(60)[BATCH_CPU] == "0"
 
 
 def test_withheld_is_zero_at_once_and_comes_back(bench, api):

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
-from criproxy.pods.eviction import HOLD_S, PodEviction
+from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds, PodStopper
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off, no_hold_offs
 
@@ -37,12 +37,13 @@ class Bench:
     fails: Exception | None = None
     setting_ends: bool = False
     notices: dict[str, int] = field(default_factory=dict)
+    evicts: Evicts | None = None
     running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
-        shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger())  # type: ignore[arg-type]
-        self.eviction = PodEviction(shared, self, PodStopper(self, structlog.get_logger(), self))  # type: ignore[arg-type]
+        shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
+        self.eviction = PodEviction(shared, self, shared.stopper())  # type: ignore[arg-type]
 
     async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
         if self.fails:
@@ -50,10 +51,10 @@ class Bench:
         if self.setting_ends:
             self.holds.configure(frozenset())
         now = self.clock.boottime_s()
-        return {pod: Usage(self.cores[pod] * now, size) for pod, size in self.memory.items() if pod in pods}
+        return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
 
     async def sandboxes(self) -> list[ListedSandbox]:
-        listed = [(SMALL.id, SMALL), (LARGE.id, LARGE), ("ended", LARGE)]
+        listed = [*((one.id, one) for one in self.running_pods), ("ended", LARGE)]
         return [
             ListedSandbox(id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, 100.0)
             for id, one in listed
@@ -178,3 +179,77 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
         bench.evict(replace(ORDER, resource=resource))
 
     assert [entry["event"] for entry in logs] == said
+
+
+# --- through the API -----------------------------------------------------------------------------------------------
+
+
+class Api:
+    """Lets only these go, within 16 s. `away`: it does not answer. What it was asked for is `asked`."""
+
+    def __init__(self, *names: str, away: bool = False) -> None:
+        self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        self.asked.append((pod.name, within_s, grace_s))
+        if self.away:
+            return None
+        if pod.name not in self.names:
+            raise BudgetError("none")
+        return 16.0
+
+
+@pytest.mark.parametrize(("resource", "grace_s"), [(MEMORY, GRACE_S), (CPU, None)])
+def test_pod_leaves_by_the_api_without_notice_of_ours_and_in_its_own_grace_where_there_is_time(
+    resource: str, grace_s: int | None
+) -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api, notices={"s1": 30, "s2": 30})
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, resource=resource))
+
+    assert [asked[1:] for asked in api.asked] == [(EVICT_S, grace_s)]
+    assert (bench.stopped, bench.counted, logs) == ([], [("evictions", resource)], [])
+
+
+def test_pod_that_its_budget_keeps_runs_on_unheld_and_the_next_is_evicted() -> None:
+    api = Api("job1")
+    bench = Bench(evicts=api, labels={"s1": {"job-name": "sort"}})
+
+    assert bench.evict() == "batch/job-name=sort"
+    assert [name for name, *_ in api.asked] == ["job2", "job1"]
+    assert bench.stopped == []
+    assert [bool(bench.holds.held(one.pod)) for one in (LARGE, SMALL)] == [False, True]
+    assert "disruption budgets keep those that come before it" in bench.eviction.last[MEMORY]
+
+
+@pytest.mark.parametrize(
+    ("api", "asked"), [(Api(), 2), (Api(away=True), 1)], ids=["budgets-hold-all", "nobody-answers"]
+)
+def test_first_in_rank_is_stopped_at_the_runtime_where_the_api_lets_none_go(api: Api, asked: int) -> None:
+    """As kubelet does it, whose own eviction knows no budgets, and would take an online pod."""
+    bench = Bench(evicts=api)
+    bench.evict()
+
+    assert (len(api.asked), bench.stopped) == (asked, ["s2"])
+    assert bench.holds.held(SMALL.pod) == ""
+
+
+def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -> None:
+    api = Api("job2")
+    bench = Bench(evicts=api)
+    bench.evict()
+    bench.clock.advance(HOLD_S)
+    bench.evict()
+
+    assert (len(api.asked), bench.stopped) == (1, ["s2"])
+
+
+def test_no_more_than_a_few_are_asked_for() -> None:
+    api = Api()
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
+    bench = Bench(evicts=api, running_pods=many, memory={f"/offline/podu{n}": (n + 1) * MIB for n in range(9)})
+    bench.evict()
+
+    assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]
+    assert bench.stopped == ["s8"]

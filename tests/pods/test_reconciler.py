@@ -15,7 +15,7 @@ from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds, PodStopper
+from criproxy.pods.stopping import BudgetError, Evicts, Holds
 from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
@@ -127,16 +127,18 @@ class Bench:
     looks: int = 0
     times: Iterable[float] = ()
     held_off: tuple[str, ...] = ()
+    evicts: Evicts | None = None
 
     def __post_init__(self) -> None:
         self._times = iter(self.times)
         holds = Holds(self, held_off(self, *self.held_off))  # type: ignore[arg-type]
+        shared = PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.settings,
-            PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            shared,
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            PodStopper(self.runtime, structlog.get_logger(), self.runtime),  # type: ignore[arg-type]
+            shared.stopper(),
         )
 
     def boottime_s(self) -> float:
@@ -447,3 +449,17 @@ def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_
     assert [entry["event"] for entry in logs].count("page_cache_dropped") == 1
     assert [entry["event"] for entry in logs].count("page_cache_stays") == 1
     assert bench.box.known == frozenset({"poda", "podb"})
+
+
+class NoBudget:
+    """Lets no pod go."""
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        raise BudgetError("minAvailable 1")
+
+
+def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), evicts=NoBudget())
+    bench.reconciler.stop(sandbox("b"), "it runs outside the box")
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-b"]
