@@ -399,7 +399,10 @@ class Interference(Struct, frozen=True, kw_only=True):
     trial_s: Annotated[
         float,
         Meta(ge=2.0, le=30.0),
-        doc("Seconds for which the box gets its floor, to see whether it is the cause: then the harm falls by half."),
+        doc(
+            "Seconds for which the box gets its floor, to see whether it is the cause: then the harm falls by half. Of "
+            "memory it takes 10 s at least, as online must first read its pages again."
+        ),
     ] = 3.0
     close_after_s: Annotated[
         _Seconds, doc("Seconds of harm after which a box that is squeezed takes no new offline pod.")

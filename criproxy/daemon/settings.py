@@ -10,7 +10,7 @@ from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
-from criproxy.control.interference.ladder import RESOURCES_IN_TURN, Budget, LadderSettings
+from criproxy.control.interference.ladder import MEMORY_TRIAL_S, RESOURCES_IN_TURN, Budget, LadderSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource
@@ -150,14 +150,16 @@ class PartSettings(Struct, frozen=True):
     def interference(self) -> InterferenceSettings:
         config = self.config.interference
         after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s}
+        trial_s = {MEMORY: max(MEMORY_TRIAL_S, config.trial_s), CPU: config.trial_s}
         ladder = LadderSettings(
-            trial_s=config.trial_s,
             close_after_s=config.close_after_s,
             closed_calm_s=config.open_after_s,
             longest_calm_s=config.open_after_most_s,
             budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
             resources=tuple(
-                replace(one, evict_after_s=after_s[one.name]) for one in RESOURCES_IN_TURN if one.name in after_s
+                replace(one, evict_after_s=after_s[one.name], trial_s=trial_s[one.name])
+                for one in RESOURCES_IN_TURN
+                if one.name in after_s
             ),
         )
         return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off)

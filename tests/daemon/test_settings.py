@@ -9,6 +9,7 @@ from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
+from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
@@ -189,7 +190,15 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
     assert {one.name: one.evict_after_s for one in default.ladder.resources} == {"memory": 5.0, "cpu": 120.0}
     assert replace(default.ladder, resources=()) == LadderSettings(resources=())
     assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {"memory": 3.0, "cpu": 7.0}
-    assert (set_so.ladder.budget.most, set_so.ladder.trial_s) == (2, 4.0)
+    assert set_so.ladder.budget.most == 2
+
+
+@pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
+def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
+    config = Config(interference=Interference(trial_s=trial_s))
+    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
+    of = {one.name: one.trial_s for one in ladder.resources}
+    assert (of[CPU], of[MEMORY]) == found
 
 
 @pytest.mark.parametrize(("bound", "on", "by_evidence"), [

@@ -316,7 +316,7 @@ def test_new_settings_keep_where_each_resource_stands() -> None:
     bench.node.waits = by_the_box
     bench.looks(8)
     before = bench.rung(CPU)
-    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, trial_s=5.0)))
+    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
 
     assert before == bench.rung(CPU) == Rung.SQUEEZED
 

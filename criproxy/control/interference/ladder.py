@@ -5,7 +5,7 @@ How it works
 Each resource of the box stands on a rung of its own:
 
     open      nothing is held back
-    tried     the experiment: squeezed to its floor for `trial_s`, to see whether the signal falls by half
+    tried     the experiment: squeezed to its floor for its `trial_s`, to see whether the signal falls by half
     squeezed  convicted: held to the prediction, from there towards the floor while the harm lasts, and back when calm
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
     evicting  at its floor; one pod goes, then it is looked again
@@ -22,6 +22,9 @@ helped. The signal's excess above its rest is compared:
     after    mean over the experiment, less its first `settle_s`
     guilty   after <= fall_ratio * before
 
+Both times are the resource's own. CPU is given back to online at once; pages that online lost must be read again first,
+and the box's own are reclaimed by and by.
+
 Guilty ends the case. A case that ends with suspects exonerated and none guilty doubles the detector's bar (unless a
 suspect of the detector stands convicted by it already). Either way the detector opens no other case for a pause; where
 the signal stays above even the doubled bar, the pause doubles, too, so that an innocent box is left alone. A resource
@@ -30,7 +33,7 @@ that is not open is not tried again: it has been convicted, and is answered for.
 **Without an experiment** the cause is proved by account where a signal is a stock: a resource that is held, not used up
 as it comes, does not come back within seconds. Then a suspect of which the box holds more than its bound is convicted
 on the alarm; within its bound it has nothing to give back, and the harm is not its own, in an emergency either: the box
-keeps its floor however full the node is.
+keeps its floor however full the node is. A resource without a `trial_s` is judged so alone.
 
 **The evidence is looked at again** before a pod goes: where the box was at its floor and the signal is not down to
 `fall_ratio` of what it was before, squeezing does not help. The verdict was wrong then, as signals fall by themselves,
@@ -80,6 +83,7 @@ _SHUT: Final = (Rung.CLOSED, Rung.EVICTING)
 class LadderResource(Struct, frozen=True):
     """A resource as the ladder knows it. A pod goes when harm lasts for `evict_after_s` while it is closed.
 
+    `trial_s`: how long an experiment takes, the first `settle_s` of which say nothing; None: none is made.
     `revocable`: what the box has of it is taken back at once when it is squeezed.
     """
 
@@ -87,14 +91,19 @@ class LadderResource(Struct, frozen=True):
     words: str
     evict_after_s: float
     revocable: bool
+    trial_s: float | None = None
+    settle_s: float = 1.0
 
+
+MEMORY_TRIAL_S: Final = 10.0
+"""A first guess, not measured."""
 
 RESOURCES_IN_TURN: Final = (
-    LadderResource(MEMORY, "memory", 5.0, False),
+    LadderResource(MEMORY, "memory", 5.0, False, trial_s=MEMORY_TRIAL_S, settle_s=MEMORY_TRIAL_S / 2),
     LadderResource(DISK, "disk space", 5.0, False),
     LadderResource(PIDS, "processes", 5.0, False),
-    LadderResource(CPU, "CPU", 120.0, True),
-    LadderResource(IO, "IO", 120.0, True),
+    LadderResource(CPU, "CPU", 120.0, True, trial_s=3.0),
+    LadderResource(IO, "IO", 120.0, True, trial_s=3.0),
 )
 """In the order in which they may order an eviction: what kubelet itself would evict for comes first."""
 
@@ -123,8 +132,6 @@ class LadderSettings(Struct, frozen=True):
     is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`.
     """
 
-    trial_s: float = 3.0
-    settle_s: float = 1.0
     fall_ratio: float = 0.5
     pause_s: float = 30.0
     longest_pause_s: float = 300.0
@@ -358,7 +365,7 @@ class _Scene(Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        return self.case is not None and self.case.seconds >= self.settings.trial_s
+        return self.case is not None and self.case.seconds >= (self.resource.trial_s or 0.0)
 
     @property
     def guilty(self) -> bool:
@@ -449,6 +456,7 @@ class _Step:
         self._pods, self._t_s, self._seconds = signals.pods, t_s, seconds
         self._before, self._detectors, self._settings, self._over = state, detectors, settings, signals.over
         self._states = {resource.name: state.of(resource.name) for resource in settings.resources}
+        self._tried = {resource.name: resource for resource in settings.resources if resource.trial_s is not None}
         self._case = state.case if self._still_there(state.case) else None
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds}
         self._fruitless = {name: count for name, count in state.fruitless.items() if self._goes_on(name)}
@@ -460,8 +468,8 @@ class _Step:
         self._emergencies = self._found_emergencies()
 
     def _still_there(self, case: Case | None) -> bool:
-        """Its detector and resource may have gone with a change of settings."""
-        return case is not None and case.detector in self._detectors and (not case.on or case.on in self._states)
+        """Its detector and resource, or the resource's experiments, may have gone with a change of settings."""
+        return case is not None and case.detector in self._detectors and (not case.on or case.on in self._tried)
 
     def _goes_on(self, detector: str) -> bool:
         reading = self._readings.get(detector)
@@ -488,7 +496,7 @@ class _Step:
         case = self._case
         if case is not None and case.on:
             case = replace(case, seconds=case.seconds + self._seconds)
-            if case.seconds > self._settings.settle_s and case.detector in self._readings:
+            if case.seconds > self._tried[case.on].settle_s and case.detector in self._readings:
                 case = replace(case, total=case.total + self._excess(case.detector), samples=case.samples + 1)
             self._case = case
         for name, state in self._states.items():
@@ -574,7 +582,7 @@ class _Step:
         """Its next suspect; "": its signal is not at alarm (any more), or everybody is exonerated or convicted."""
         if not self._at_alarm(detector):
             return ""
-        suspects = (name for name in self._detectors[detector].suspects if name in self._states)
+        suspects = (name for name in self._detectors[detector].suspects if name in self._tried)
         free = (name for name in suspects if name not in but and name not in self._accounted)
         return next((name for name in free if self._states[name].rung is Rung.OPEN), "")
 
@@ -709,7 +717,7 @@ class _Step:
             "fall": f"{max(0.0, after) / before:.0%}" if before > 0.0 else "all",
             "harm_s": scene.state.harm_s,
             "calm_s": scene.state.calm_s,
-            "trial_s": self._settings.trial_s,
+            "trial_s": scene.resource.trial_s or 0.0,
         }
 
     # evictions
