@@ -25,7 +25,8 @@ The rest is always in force: the lowest priority, the CPUs (`cpus`) and what els
 
 **Memory.** A limit below the usage is brought to just above the usage by the writer. What is left takes reclaim and
 sinks on the reclaimer's thread (`_sink`), towards `_sink_to`; each step looks at that anew, so that the steps stop as
-soon as the wanted limit has risen. What a last step undid, the next `apply` mends.
+soon as the wanted limit has risen. What a last step undid, the next `apply` mends. What memory is to be brought down to
+below its limit (MEMORY_HIGH), on v2, sinks the same way, and leaves memory.max alone.
 
 **Invariants.** A pod's cgroup is made in the job that has bounded the box, after that (`_admit`). Neither CPU nor the
 start of a pod waits for memory. Something that can't be bounded keeps nothing else from being bounded (`_bound`).
@@ -56,6 +57,7 @@ from criproxy.model import (
     CPU,
     LOWEST_SHARES,
     MEMORY,
+    MEMORY_HIGH,
     UNLIMITED,
     AdmissionError,
     LimitChange,
@@ -257,6 +259,11 @@ class Box:
         self._admitted.update(expected)
         self._starting.update(expected)
 
+    @property
+    def spares_memory(self) -> bool:
+        """Memory can be taken back without a limit that kills: there is memory.high, which v1 has not."""
+        return self._version == 2
+
     async def settle(self) -> None:
         """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
         await self._stop_sinking()
@@ -433,11 +440,17 @@ class Box:
     def _sink(self) -> CgroupError | None:
         """Begin, or go on, with what stands above the wanted limit. Returns what failed of it before."""
         held, wanted = self._limits, None if self._lifting else self._wanted
-        self._sink_to = None if held is None or wanted is None else _below(held[MEMORY], wanted[MEMORY])
+        self._sink_to = None if held is None or wanted is None else self._sought(held, wanted)
         failure, self._failure = self._failure, None
         if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
             self._sinking = asyncio.create_task(self._reclaimed())
         return failure
+
+    def _sought(self, held: Limits, wanted: Limits) -> int | None:
+        high, memory = wanted.get(MEMORY_HIGH, UNLIMITED), self._memory
+        if high is UNLIMITED or not self.spares_memory:
+            return _below(held[MEMORY], wanted[MEMORY])
+        return int(high) if memory is None or memory.used_bytes > high else _below(held[MEMORY], wanted[MEMORY])
 
     async def _reclaimed(self) -> None:
         try:

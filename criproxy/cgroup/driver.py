@@ -89,11 +89,14 @@ class CgroupDriver(Protocol):
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
 
         A file that this driver wrote before and that holds something else by now has drifted. Nothing here waits for
-        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter.
+        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter. So is
+        MEMORY_HIGH below the usage, which leaves the limit alone; v1 has none.
         """
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
+
+        On v2 it is memory.high.
 
         For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
         `path`: the box, or a pod in it.

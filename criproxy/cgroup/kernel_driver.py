@@ -21,7 +21,7 @@ from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
@@ -104,11 +104,11 @@ class KernelDriver:
         return {CPU: self._version.cores(path), MEMORY: self._access.read(rows.MEMORY_MAX, path)}
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
-        path, size = checked_box(box), limits[MEMORY]
+        path, size, high = checked_box(box), limits[MEMORY], limits.get(MEMORY_HIGH)
         return (
             *self._settle_priority(path),
             *self._version.settle_cpu(path, limits[CPU]),
-            *self._version.settle_memory(path, size if size is UNLIMITED else files.whole_pages(size)),
+            *self._version.settle_memory(path, _pages(size), None if high is None else _pages(high)),
         )
 
     def _settle_priority(self, path: str) -> list[LimitChange]:
@@ -213,3 +213,7 @@ class KernelDriver:
     def processes(self, path: str) -> tuple[int, ...]:
         path = checked_path(path)
         return tuple(sorted({pid for root in self._access.roots for pid in self._tree.processes(root + path)}))
+
+
+def _pages(size: float | type_unlimited) -> int | type_unlimited:
+    return size if size is UNLIMITED else files.whole_pages(size)

@@ -112,12 +112,19 @@ class V2Hierarchy:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
-        """No swap while memory is limited, so that squeezed memory does not become disk traffic."""
-        swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
-        return [*swap, *self.settle_pod_memory(box, want)]
+    def settle_memory(
+        self, box: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+    ) -> list[LimitChange]:
+        """No swap while memory is limited, so that squeezed memory does not become disk traffic.
 
-    def settle_pod_memory(self, path: str, want: int | type_unlimited) -> list[LimitChange]:
+        `high`: for memory.high, where that is to be below memory.max; None: it is the same.
+        """
+        swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
+        return [*swap, *self.settle_pod_memory(box, want, high)]
+
+    def settle_pod_memory(
+        self, path: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+    ) -> list[LimitChange]:
         """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage.
 
         A memory.high below the usage is `reclaim`'s matter alone.
@@ -125,8 +132,9 @@ class V2Hierarchy:
         if want is UNLIMITED:
             return [*self.access.settle(rows.MEMORY_MAX, path, want), *self.access.settle(rows.MEMORY_HIGH, path, want)]
         changes = []
-        if self.access.read(rows.MEMORY_USAGE, path) <= want:
-            changes = self.access.settle(rows.MEMORY_HIGH, path, want)
+        high = want if high is None or high is UNLIMITED else min(high, want)
+        if self.access.read(rows.MEMORY_USAGE, path) <= high:
+            changes = self.access.settle(rows.MEMORY_HIGH, path, high)
         else:
             self.access.note(rows.MEMORY_HIGH, path, self.access.read(rows.MEMORY_HIGH, path))
         in_use_bytes: int = self.access.read(rows.MEMORY_USAGE, path)

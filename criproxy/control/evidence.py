@@ -5,6 +5,10 @@
     guard       its ceiling, for CPU
     ladder      of each resource that is held: floor + share x (what the policy decides - floor)
 
+Who hits the limit of memory is killed, and an experiment must not kill: the box may be innocent, and growing. So what
+the ladder leaves of memory is `high`, to which the box is brought down by reclaim, and above which it is slowed down;
+the limit stays where the policy has it.
+
 **`cpu.bound = "evidence"`** means the box's CPU limit by what is seen, and not by what is predicted.
 
 The kernel's cpu.idle already lets online run before the box, whenever online wants to. So while nothing tells of harm,
@@ -103,6 +107,9 @@ def _held(decided: ResourceDecision, row: Resource, share: float, floor: float) 
     if share >= 1.0:
         return replace(decided, reason=f"{decided.reason}; given no more than the prediction, as online is harmed")
     limit, why = _squeezed(decided.limit, share, row, floor)
+    if row.kills:
+        words = f"{decided.reason}; reclaimed down to {row.words(limit)}: {why}, as online is harmed"
+        return replace(decided, high=limit, reason=words)
     before = None if decided.before is UNLIMITED else decided.before
     words = f"{moved(before, limit, row)}: {why}, as online is harmed ({decided.reason})"
     return replace(decided, limit=row.whole(limit), reason=words)

@@ -219,6 +219,11 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 PIDS: Final = "pids"
 
+MEMORY_HIGH: Final = "memory_high"
+"""In `Limits`: what the box's memory is brought down to by reclaim, below its limit. Above it nobody is killed, only
+slowed down. Where it is missing, it is the limit itself. Source: cgroup-v2.rst, memory.high.
+"""
+
 Limit = float | Unlimited
 
 Limits = Mapping[str, Limit]
@@ -267,7 +272,8 @@ class Bounds(Struct, frozen=True):
 class ResourceDecision(Struct, frozen=True):
     """A resource's limit, why it is so, in words an operator reads, and what it was decided from.
 
-    `before` is what the last decision gave; None: this is the first.
+    `before` is what the last decision gave; None: this is the first. `high`: what the box is brought down to below the
+    limit, while the limit stays where it is, as who hits it is killed; None: nothing.
     """
 
     limit: Limit
@@ -275,6 +281,7 @@ class ResourceDecision(Struct, frozen=True):
     bounds: Bounds
     prediction: ResourcePrediction
     before: Limit | None = None
+    high: float | None = None
 
 
 class Decision(Struct, frozen=True):
@@ -293,6 +300,13 @@ class Decision(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         return {name: decided.limit for name, decided in self.resources.items()}
+
+    @property
+    def applied(self) -> Limits:
+        """What the box is to be given: the limits, and what it is brought down to below one."""
+        memory = self.resources.get(MEMORY)
+        high = None if memory is None else memory.high
+        return self.limits if high is None else {**self.limits, MEMORY_HIGH: high}
 
 
 class Counters(Protocol):

@@ -267,6 +267,8 @@ def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
         yield f"  {one.name}: {'here' if one.here else 'not here'}, {words}"
     yield _row("ladder", harm.closed or ", ".join(f"{one.resource} {one.rung}" for one in harm.rungs))
     for rung in harm.rungs:
+        if rung.untried:
+            yield f"  {rung.resource}: {rung.untried}"
         if rung.since_s is not None:
             share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
             yield f"  {rung.resource}: {rung.rung}{share}, since {_moment(rung.since_s)}: {rung.reason}"

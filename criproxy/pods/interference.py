@@ -18,6 +18,10 @@ ladder's clocks, as signals that are not reported for long count as calm.
 The time for which online's own limits stop it is read only after a look that can't say without it whether online is
 harmed. What such a look has shown to be no harm, the guard is told: it acts upon the same pressure, but can't explain
 it.
+
+Memory is squeezed by memory.high, and its limit stays: see `control.evidence`. Where there is no memory.high (v1), a
+squeeze would have to lower the limit, and who hits that is killed. So there it is never tried, but judged by account
+(`memory_shortage`), and never held below the prediction, which bounds it anyway.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.signals import SignalReader
@@ -58,6 +63,11 @@ LARGE_IO_SHARE: Final = 20.0
 """In %: a box that does less of a disk's IO is not suspected of what online waits for there."""
 
 _MOVES: Final = 20
+
+NO_HIGH: Final = (
+    "no experiment is made of it, as cgroup v1 has no memory.high, and a lower limit would kill: it is judged by "
+    "account alone, and never held below the prediction"
+)
 
 _OFF: Final = Missing("interference.enabled is false")
 _FIRST: Final = "no look has been taken yet"
@@ -113,13 +123,21 @@ class InterferenceWatch(Struct):
     _unheld: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
-        self._responder = Responder(self.settings.ladder, self.settings.detectors)
+        self._responder = Responder(self._ladder(), self.settings.detectors)
+
+    def _ladder(self) -> LadderSettings:
+        """As it is set, as far as this machine can do it."""
+        ladder = self.settings.ladder
+        if self.box.spares_memory:
+            return ladder
+        untried = (replace(one, trial_s=None) if one.name == MEMORY else one for one in ladder.resources)
+        return replace(ladder, resources=tuple(untried))
 
     def configure(self, settings: InterferenceSettings) -> None:
         """From the next look on; what was learned stays, as does where each resource stands."""
         if settings != self.settings:
             before, self.settings = self._responder.state(), settings
-            self._responder = Responder(settings.ladder, settings.detectors)
+            self._responder = Responder(self._ladder(), settings.detectors)
             self._responder.load(before)
         if not settings.acts:
             self._rest("the box's limits are not criproxy's to set now")
@@ -224,10 +242,16 @@ class InterferenceWatch(Struct):
         self.closed = why
         self.shared.holds.close(why)
 
+    def _spared(self, shares: Mapping[str, float]) -> Mapping[str, float]:
+        """The shares that can be had without killing."""
+        if MEMORY not in shares or self.box.spares_memory:
+            return shares
+        return {**shares, MEMORY: 1.0}
+
     async def _hold(self, shares: Mapping[str, float]) -> None:
-        before, self._shares = self._shares, shares
-        self.loop.see(HarmSeen(shares, self._cpu_seen_s, self._cpu_idle))
-        if any(share < before.get(name, 1.01) for name, share in shares.items()):
+        before, self._shares = self._shares, self._spared(shares)
+        self.loop.see(HarmSeen(self._shares, self._cpu_seen_s, self._cpu_idle))
+        if any(share < before.get(name, 1.01) for name, share in self._shares.items()):
             with self._unheld.logged_by(lambda e: self.shared.log.warning("squeeze_failed", error=str(e))):
                 await self.loop.renew()
 
@@ -292,9 +316,9 @@ class InterferenceWatch(Struct):
         self._moves = state.moves
         if self.settings.acts:
             standing = self._responder.standing()
-            self._shares = standing.shares
+            self._shares = self._spared(standing.shares)
             self._close(standing.closed)
-            self.loop.see(HarmSeen(standing.shares))
+            self.loop.see(HarmSeen(self._shares))
 
     def status(self) -> InterferenceStatus:
         now_s, ladder, budget = self.shared.clock.boottime_s(), self._responder.ladder, self.settings.ladder.budget
@@ -309,6 +333,7 @@ class InterferenceWatch(Struct):
                     since_s=None if last is None else last.wall_s,
                     reason="" if last is None else last.transition.reason,
                     share=self._shares.get(resource.name),
+                    untried=NO_HIGH if resource.name == MEMORY and not self.box.spares_memory else "",
                 )
             )
         return InterferenceStatus(

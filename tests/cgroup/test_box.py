@@ -935,6 +935,44 @@ def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver
     assert state.welcome, "the bound in force is above the wanted one, but it is one"
 
 
+SQUEEZED = {**DECIDED, "memory_high": 128 << 20}
+
+
+def test_squeezed_memory_is_reclaimed_below_its_limit_which_stays(box: Box, driver: FakeDriver) -> None:
+    driver.in_use = 500 << 20
+
+    async def scenario() -> None:
+        await box.admit(A, 0)
+        await box.apply(SQUEEZED)
+        await until(driver.reclaiming.is_set)
+        await box.settle()
+        await box.usage()
+        for _ in range(3):
+            await box.apply(SQUEEZED)
+
+    asyncio.run(scenario())
+
+    assert [call[-1] for call in driver.log if call[0] == "reclaim"] == [str(128 << 20)], "then it is there"
+    assert driver.boxes["/offline"] == SQUEEZED
+    assert box.state().memory == Held(used_bytes=128 << 20, wanted_bytes=DECIDED["memory"]), "its bound is the limit"
+
+
+def test_squeezed_memory_is_not_reclaimed_by_a_limit_that_kills(driver: FakeDriver, clock: FakeClock) -> None:
+    driver.version, driver.in_use = 1, 500 << 20
+    box = made(driver, clock)
+
+    async def scenario() -> None:
+        await box.admit(A, 0)
+        await box.apply({**DECIDED, "memory": 900 << 20, "memory_high": 128 << 20})
+        await box.settle()
+
+    asyncio.run(scenario())
+    box.close()
+
+    assert not any(name == "reclaim" for name, *_ in driver.log)
+    assert not box.spares_memory
+
+
 def test_next_limit_follows_what_was_reclaimed(box: Box, driver: FakeDriver) -> None:
     async def nothing() -> None: ...
 

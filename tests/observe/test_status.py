@@ -256,6 +256,11 @@ def test_text_tells_what_is_seen_of_harm_and_what_is_done(shown: str) -> None:
     assert shown in render(replace(STATUS, interference=HARM))
 
 
+def test_text_tells_which_resource_is_not_tried() -> None:
+    untried = replace(HARM, rungs=(RungStatus("memory", "open", None, "", None, untried="it would kill"),))
+    assert "  memory: it would kill" in render(replace(STATUS, interference=untried))
+
+
 def test_text_tells_why_no_signal_is_looked_at() -> None:
     resting = replace(HARM, resting="the box has no pods", signals=(), closed="", evictions=0)
     text = render(replace(STATUS, interference=resting))

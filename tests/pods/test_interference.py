@@ -24,7 +24,7 @@ from criproxy.model.signals import (
     Stall,
     Throttling,
 )
-from criproxy.pods.interference import InterferenceSettings, InterferenceState, InterferenceWatch
+from criproxy.pods.interference import NO_HIGH, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
 from tests.fakes.clock import FakeClock
@@ -49,10 +49,13 @@ class Node:
     seen: HarmSeen = field(default_factory=HarmSeen)
     renewed: int = 0
     reads: list[bool] = field(default_factory=list)
+    spares_memory: bool = True
+    memory_waits: Callable[[Mapping[str, float]], float] | None = None
     fails: Exception | None = None
     stuck: Exception | None = None
     _some_s: float = 0.0
     _io_s: float = 0.0
+    _memory_s: float = 0.0
     _throttled_s: float = 0.0
 
     async def signals(self, reader: Any, *, own_limits: bool) -> SignalReading:
@@ -66,7 +69,7 @@ class Node:
         own = OwnLimits(now_s, {"/kubepods/a": Throttling(self._throttled_s, now_s)}, now_s) if own_limits else None
         return SignalReading(
             cpu=Stall(now_s, self._some_s),
-            memory=NONE,
+            memory=self._memory(now_s),
             io=Stall(now_s, self._io_s),
             run_queue=NONE,
             room=MemoryRoom(100 * GIB, 50 * GIB, 50 * GIB),
@@ -75,6 +78,12 @@ class Node:
             own_limits=own,
             cpu_idle=True,
         )
+
+    def _memory(self, now_s: float) -> Stall | Missing:
+        if self.memory_waits is None:
+            return NONE
+        self._memory_s += self.memory_waits(self.seen.shares)
+        return Stall(now_s, self._memory_s)
 
     # the control loop
 
@@ -219,6 +228,52 @@ def test_innocent_box_is_exonerated_and_the_guard_is_told() -> None:
     assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
     assert ("exonerations", "cpu_pressure") in bench.counted
     assert bench.innocent[-5:] == [True] * 5, "it is above its threshold, and below the bar that was doubled"
+
+
+def by_its_memory(shares: Mapping[str, float]) -> float:
+    return 0.01 if shares.get(MEMORY, 1.0) == 0.0 else 0.3
+
+
+def test_memory_is_tried_and_squeezed_where_that_does_not_kill() -> None:
+    bench = Bench()
+    bench.node.memory_waits = by_its_memory
+    bench.looks(14)
+
+    assert bench.moves() == [(MEMORY, "tried"), (MEMORY, "squeezed")]
+    assert all(not one.untried for one in bench.watch.status().rungs)
+
+
+def test_memory_is_not_tried_without_memory_high_and_status_says_so() -> None:
+    bench = Bench()
+    bench.node.spares_memory = False
+    bench.watch = bench.made(ON)
+    bench.node.memory_waits = by_its_memory
+    bench.looks(30)
+
+    assert [one for one in bench.moves() if one[0] == MEMORY] == []
+    untried = {one.resource: one.untried for one in bench.watch.status().rungs}
+    assert (untried[CPU], untried[MEMORY]) == ("", NO_HIGH)
+    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
+    bench.looks(30)
+    assert [one for one in bench.moves() if one[0] == MEMORY] == [], "new settings bring no experiment either"
+
+
+@pytest.mark.parametrize(("spares", "share"), [(True, 0.0), (False, 1.0)], ids=["memory.high", "v1"])
+def test_box_is_not_held_below_the_prediction_of_memory_where_that_would_kill(spares: bool, share: float) -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.node.spares_memory, bench.relief.accountable = spares, True
+    bench.watch = bench.made(replace(ON, enabled=False))
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(2)
+    status = {one.resource: one.share for one in bench.watch.status().rungs}
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    held = bench.node.seen.shares
+    bench.node.seen = HarmSeen()
+    bench.watch = bench.made(replace(ON, enabled=False))
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert held == bench.node.seen.shares == {MEMORY: share}
+    assert status[MEMORY] == share
 
 
 def test_it_rests_without_pods() -> None:

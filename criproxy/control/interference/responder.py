@@ -54,7 +54,8 @@ class SignalStatus(Struct, frozen=True):
 class RungStatus(Struct, frozen=True):
     """Where a resource stands, since when (UTC, None: not known), and why ("": nothing has happened yet).
 
-    `share`: how far from its floor (0) to its prediction (1) the box may go; None: it is not held.
+    `share`: how far from its floor (0) to its prediction (1) the box may go; None: it is not held. `untried`: why no
+    experiment is made of it; "": one is.
     """
 
     resource: str
@@ -62,6 +63,7 @@ class RungStatus(Struct, frozen=True):
     since_s: float | None
     reason: str
     share: float | None
+    untried: str = ""
 
 
 class InterferenceStatus(Struct, frozen=True):
