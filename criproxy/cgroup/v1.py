@@ -201,8 +201,8 @@ class V1Hierarchies:
     ) -> list[LimitChange]:
         """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
 
-        There is no memory.high, so `high` is nothing here. The kernel wants memsw >= limit at any moment: up, memsw goes
-        first; down, it follows.
+        There is no memory.high, so `high` is nothing here. The kernel wants memsw >= limit at any moment: up, memsw
+        goes first; down, it follows.
         """
         raising = _at_least(want, self.access.read(rows.MEMORY_MAX, box))
         changes = [] if raising else self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, box, want)

@@ -249,6 +249,7 @@ class Daemon:
             self._guard,
             self._relief,
             self._eviction,
+            self._services,
             self._checkpointer.hurry,
         )
 

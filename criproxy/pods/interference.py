@@ -5,6 +5,7 @@ How it works
 A look goes one way, and the pure modules of `control.interference` do all of the judging:
 
     Box.signals -> signals.values -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
+    ServiceChecks.signals -> service_checks -^
 
     what comes out    what is done with it
     shares            the control loop keeps to them from the next decision on; where one has sunk, it decides at once
@@ -25,7 +26,7 @@ squeeze would have to lower the limit, and who hits that is killed. So there it 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -45,12 +46,22 @@ from criproxy.control.interference.responder import (
     RungStatus,
     SignalStatus,
 )
+from criproxy.control.interference.service_checks import (
+    ANNOTATION,
+    SERVICE_CHECK,
+    Hearing,
+    at_rest,
+    heard,
+    in_an_experiment,
+    worst_of,
+)
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
 from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
 
@@ -106,6 +117,7 @@ class InterferenceWatch(Struct):
     guard: CpuGuard
     relief: MemoryRelief
     eviction: PodEviction
+    services: ServiceChecks
     moved: Callable[[], object]
     closed: str = ""
     _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
@@ -113,6 +125,7 @@ class InterferenceWatch(Struct):
     _before: SignalReading | None = None
     _found: Sequence[SignalValue] = ()
     _own_limits: bool = False
+    _hearing: Hearing = Hearing()
     _cpu_seen_s: float | None = None
     _cpu_idle: bool = False
     _shares: Mapping[str, float] = {}
@@ -180,7 +193,7 @@ class InterferenceWatch(Struct):
         if reading is None:
             self._forget("kubelet's cgroup is not known yet")
             return {}
-        self._found = found = values(self._before, reading, self.relief.hard)
+        self._found = found = (*values(self._before, reading, self.relief.hard), *self._services_word(now_s))
         self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
         levels = {
             name: bar - self._responder.detectors[name].hysteresis for name, bar in self._responder.bars(now_s).items()
@@ -194,6 +207,26 @@ class InterferenceWatch(Struct):
         self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
         shown = {name: value for name, (value, _) in seen.items() if value is not None}
         return self._without_others_io(shown)
+
+    def _services_word(self, now_s: float) -> Iterator[SignalValue]:
+        """What online services say of themselves, as the one signal that there is of it."""
+        responder, name = self._responder, SERVICE_CHECK
+        if name not in responder.detectors:
+            return
+        signals, asked = self.services.signals(), self.services.services()
+        bar, since_s = responder.bars(now_s)[name], responder.trial_counts_from_s(name)
+        self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
+        if since_s is not None:
+            yield in_an_experiment(signals, self._hearing, since_s)
+        elif signals and responder.answers(name):
+            yield worst_of(signals)
+        elif signals:
+            word, self._hearing = at_rest(signals, self._hearing)
+            yield word
+        elif asked:
+            yield SignalValue(name, "%", gap=f"{asked[0].pod}: {asked[0].problem or 'it has not answered of late'}")
+        else:
+            yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
 
     async def _reading(self) -> SignalReading | None:
         if self.settings.enabled and self.reader is not None:
@@ -232,6 +265,7 @@ class InterferenceWatch(Struct):
             self.shared.counters.count("exonerations", name)
         self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
         self._close(decision.closed)
+        self.services.hurry("" if self._responder.trial_counts_from_s(SERVICE_CHECK) is None else self._hearing.accuser)
         if decision.eviction is not None:
             self._ask_for(decision.eviction)
         if decision.transitions or decision.eviction is not None:
@@ -291,6 +325,7 @@ class InterferenceWatch(Struct):
     def _rest(self, why: str) -> None:
         """Nothing is held back."""
         self._forget(why)
+        self.services.hurry("")
         self._close("")
         self._shares = {}
         self.loop.see(NOTHING_SEEN)
@@ -299,6 +334,7 @@ class InterferenceWatch(Struct):
         """No signal is known."""
         self._resting = why
         self._before, self._found, self._own_limits, self._cpu_seen_s = None, (), False, None
+        self._hearing = Hearing()
         self.guard.acquit(False)
 
     # --- what others ask of it --------------------------------------------------------------------------------------

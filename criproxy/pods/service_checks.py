@@ -3,6 +3,8 @@
 It is bounded: at most `MOST` services of a node are asked, `AT_ONCE` of them at a time, each as often and for as long
 as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody waits for an
 answer, and nobody is asked while no offline pod runs: there is no harm to be seen then.
+
+While an experiment waits for a service's word, which is over within seconds, that one is asked each second (`hurry`).
 """
 
 import asyncio
@@ -13,7 +15,14 @@ from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
-from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck, check_of, percent_of, problem_of
+from criproxy.control.interference.service_checks import (
+    ServiceAnswer,
+    ServiceCheck,
+    ServiceSignal,
+    check_of,
+    percent_of,
+    problem_of,
+)
 from criproxy.model import Pod, PodRef
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.unbounded import UnboundedPods
@@ -37,19 +46,6 @@ class AsksServices(Protocol):
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
         """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError."""
-
-
-class ServiceSignal(Struct, frozen=True):
-    """The last word of one service: `percent` of its `threshold` (None: it says yes or no), at `read_s` (boottime).
-
-    It is harm from 100 on, and an alarm when it has been for `hold_s`.
-    """
-
-    pod: PodRef
-    percent: float
-    threshold: float | None
-    hold_s: float
-    read_s: float
 
 
 class AskedService(Struct):
@@ -76,6 +72,7 @@ class ServiceChecks(Struct):
     _services: Mapping[str, AskedService] = {}
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _hurried: str = ""
 
     def configure(self, active: bool) -> None:
         self.active = active
@@ -92,6 +89,10 @@ class ServiceChecks(Struct):
             and one.percent is not None
             and now_s - one.read_s <= 2.0 * one.check.every_s + one.check.timeout_s + EVERY_S
         )
+
+    def hurry(self, pod_uid: str) -> None:
+        """An experiment waits for this one's word; "": none does (any more)."""
+        self._hurried = pod_uid
 
     def services(self) -> tuple[AskedService, ...]:
         """All that want to be asked. May be called from any thread."""
@@ -125,10 +126,15 @@ class ServiceChecks(Struct):
                 continue
             if place >= MOST:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
-            elif now_s >= service.due_s and id not in self._asking and len(self._asking) < AT_ONCE:
+            elif self._is_due(service, now_s) and id not in self._asking and len(self._asking) < AT_ONCE:
                 service.due_s = now_s + service.check.every_s
                 self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
+
+    def _is_due(self, service: AskedService, now_s: float) -> bool:
+        """One whose word is not known, as its answers are too large, is not hurried."""
+        hurried = service.pod.uid == self._hurried and service.percent is not None
+        return hurried or now_s >= service.due_s
 
     def _new(self, pod: Pod) -> AskedService | None:
         try:

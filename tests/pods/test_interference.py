@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox
 from criproxy.model.signals import (
@@ -25,6 +26,7 @@ from criproxy.model.signals import (
     Throttling,
 )
 from criproxy.pods.interference import NO_HIGH, InterferenceSettings, InterferenceState, InterferenceWatch
+from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
 from tests.fakes.clock import FakeClock
@@ -109,6 +111,9 @@ class Bench:
         self.node = Node(self.clock)
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM]))
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
+        self.words: tuple[ServiceSignal, ...] = ()
+        self.asked: tuple[AskedService, ...] = ()
+        self.hurried: list[str] = []
         self.innocent: list[bool] = []
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: str | None = "job"
@@ -121,7 +126,16 @@ class Bench:
         node: Any = self.node
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log)
         relief: Any = self.relief
-        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, self.save)
+        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, self.save)
+
+    def signals(self) -> tuple[ServiceSignal, ...]:
+        return self.words
+
+    def services(self) -> tuple[AskedService, ...]:
+        return self.asked
+
+    def hurry(self, pod_uid: str) -> None:
+        self.hurried.append(pod_uid)
 
     def acquit(self, innocent: bool) -> None:
         self.innocent.append(innocent)
@@ -436,6 +450,88 @@ def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:
     assert (found["cpu_pressure"].here, found["cpu_pressure"].value, found["cpu_pressure"].bar) == (True, 0.0, 10.0)
     assert (found["memory_pressure"].here, found["memory_pressure"].why) == (False, "not in this test")
     assert "box_io_share" not in found
+
+
+WEB = PodRef("u-web", "shop", "web")
+
+
+def services_look(bench: Bench, percent: Callable[[Mapping[str, float]], float], every_s: int, seconds: int) -> None:
+    """A service is asked each `every_s`, or each second while an experiment waits for it; a look follows."""
+    for second in range(seconds):
+        if second % every_s == 0 or bench.hurried[-1:] == ["u-web"]:
+            now_s = bench.clock.boottime_s() + 0.5
+            bench.words = (ServiceSignal(WEB, percent(bench.node.seen.shares), 250.0, 3.0, now_s),)
+        bench.looks(1)
+
+
+def test_service_that_says_it_is_harmed_has_the_cause_tried_and_squeezed() -> None:
+    bench = Bench()
+    services_look(bench, lambda shares: 80.0 if shares.get(CPU, 1.0) == 0.0 else 150.0, 10, 12)
+    before = bench.moves()
+    services_look(bench, lambda shares: 80.0 if shares.get(CPU, 1.0) == 0.0 else 150.0, 10, 4)
+
+    assert before == [(CPU, "tried")], "it is high for its 3 s only by the second answer, 10 s later"
+    assert bench.moves() == [(CPU, "tried"), (CPU, "squeezed")]
+    assert bench.hurried[9:14] == ["", "u-web", "u-web", "u-web", ""], "asked each second while it is tried"
+    (shown,) = [one for one in bench.watch.status().signals if one.name == "service_check"]
+    assert (shown.here, shown.note, shown.bar) == (True, "said by shop/web", 100.0)
+
+
+def test_service_that_is_harmed_by_something_else_exonerates_the_box() -> None:
+    bench = Bench()
+    services_look(bench, lambda _: 150.0, 5, 40)
+
+    assert [rung for resource, rung in bench.moves() if resource == CPU][:2] == ["tried", "open"]
+    assert (MEMORY, "tried") in bench.moves()
+    assert "squeezed" not in [rung for _, rung in bench.moves()]
+
+
+def test_experiment_without_an_answer_to_it_is_called_off_and_proves_nothing() -> None:
+    bench = Bench()
+    bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.looks(6)
+
+    assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
+    assert "called off" in bench.watch.status().moves[0].transition.reason
+    assert not any(name == "exonerations" for name, *_ in bench.counted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "why"),
+    [
+        ((), False, f"no online pod asks for it by the annotation {ANNOTATION}"),
+        ((AskedService(WEB, None, "it has not been asked yet"),), True, "shop/web: it has not been asked yet"),
+        ((AskedService(WEB, None),), True, "shop/web: it has not answered of late"),
+    ],
+    ids=["none", "not-yet", "stale"],
+)
+def test_status_says_why_no_service_is_heard(asked: tuple[AskedService, ...], here: bool, why: str) -> None:
+    bench = Bench()
+    bench.asked = asked
+    bench.looks(1)
+    (shown,) = [one for one in bench.watch.status().signals if one.name == "service_check"]
+
+    assert (shown.here, shown.why, shown.value) == (here, why, None)
+
+
+def test_services_are_not_heard_while_interference_is_off() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.words = (ServiceSignal(WEB, 900.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, GIB, GIB, None, EvictionHard())
+    bench.looks(10)
+
+    assert bench.moves() == []
+    assert "service_check" not in [one.name for one in bench.watch.status().signals]
+
+
+def test_nobody_is_hurried_any_more_once_the_limits_are_not_ours() -> None:
+    bench = Bench()
+    bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.looks(1)
+    hurried = bench.hurried[-1]
+    bench.watch.configure(replace(ON, acts=False))
+
+    assert (hurried, bench.hurried[-1]) == ("u-web", "")
 
 
 def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:

@@ -90,6 +90,21 @@ def test_service_is_asked_as_often_as_it_says_and_its_last_word_is_the_signal() 
     run(test)
 
 
+def test_service_that_an_experiment_waits_for_is_asked_each_second() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web"), "s2": pod("shop")})
+        await bench.seconds(2)
+        bench.asked.clear()
+        bench.checks.hurry("u-web")
+        await bench.seconds(3)
+        assert bench.asked == [("s1", "")] * 3
+        bench.checks.hurry("")
+        await bench.seconds(5)
+        assert bench.asked.count(("s1", "")) == 4
+
+    run(test)
+
+
 def test_failing_service_is_harm_only_once_it_was_well() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, ConnectionRefusedError("refused"))
@@ -102,6 +117,16 @@ def test_failing_service_is_harm_only_once_it_was_well() -> None:
         await bench.seconds(5)
         assert bench.percents() == [200.0]
         assert bench.checks.services()[0].problem == "refused"
+
+    run(test)
+
+
+def test_service_whose_answers_are_too_large_is_not_hurried() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")}, TooLargeError())
+        bench.checks.hurry("u-web")
+        await bench.seconds(5)
+        assert len(bench.asked) == 1
 
     run(test)
 

@@ -105,6 +105,14 @@ class Responder:
         convicted = (one.detector for state in self._ladder.resources.values() for one in state.by)
         return (case is not None and case.detector == detector) or detector in convicted
 
+    def trial_counts_from_s(self, detector: str) -> float | None:
+        """From when on (the clock of the ticks) its signal counts in an experiment for it; None: there is none."""
+        ladder = self._ladder
+        if ladder.t_s is None or ladder.case is None or ladder.case.detector != detector or not ladder.case.on:
+            return None
+        settle_s = next((one.settle_s for one in self._settings.resources if one.name == ladder.case.on), 0.0)
+        return ladder.t_s - ladder.case.seconds + settle_s
+
     def standing(self) -> LadderDecision:
         """What holds before the next tick."""
         return standing(self._ladder, self._settings)

@@ -14,18 +14,35 @@ higher it is; without one, it says yes or no by its status. What counts is a per
     number and threshold             100 * number / threshold, 0 at least and `MOST_PERCENT` at most
     yes, without a threshold         0
 
-A service that was never well since its start says nothing: it may just be starting. Pure.
+A service that was never well since its start says nothing: it may just be starting.
+
+Of all that is known now, one value goes to the detector `service_check`, which opens a case as soon as it is shown one
+above its bar: so a service is kept back until it has been high for its own `hold_s`, from answer to answer. The worst
+of the others counts.
+
+    at rest         the worst service that is low, or high for its `hold_s`
+    an experiment   the last word of the one that raised the alarm (`accuser`), given since what the box has lost takes
+                    effect; an older one would acquit the box whatever the experiment does. None: nothing is known
+    convicted       the worst, held or not
+
+Pure.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
+from criproxy.control.interference.signals import SignalValue
+from criproxy.model import PodRef
+
 ANNOTATION: Final = "colocation.criproxy.io/service-check"
+
+SERVICE_CHECK: Final = "service_check"
+"""The detector's name."""
 
 FAILING_PERCENT: Final = 200.0
 MOST_PERCENT: Final = 1000.0
@@ -127,3 +144,74 @@ def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
         return FAILING_PERCENT
     value = 100.0 * float(number[1]) / check.threshold
     return FAILING_PERCENT if math.isnan(value) else min(MOST_PERCENT, max(0.0, value))
+
+
+# --- from services to one signal --------------------------------------------------------------------------------------
+
+
+class ServiceSignal(Struct, frozen=True):
+    """The last word of one service: `percent` of its `threshold` (None: it says yes or no), at `read_s` (boottime).
+
+    It is harm above 100, and an alarm when it has been for `hold_s`.
+    """
+
+    pod: PodRef
+    percent: float
+    threshold: float | None
+    hold_s: float
+    read_s: float
+
+
+class Hearing(Struct, frozen=True):
+    """What is remembered of services: since when (boottime) those are high that are, by pod UID, and the `accuser`.
+
+    The accuser is the pod UID of the one whose word was shown last while nothing was tried; "": none was.
+    """
+
+    high_since_s: Mapping[str, float] = {}
+    accuser: str = ""
+
+
+def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
+    """What is remembered after these: a service is high from above the bar until below the level."""
+    since = {
+        one.pod.uid: before.high_since_s.get(one.pod.uid, one.read_s)
+        for one in signals
+        if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
+    }
+    return Hearing(since, before.accuser)
+
+
+def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
+    """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
+    waiting = [one for one in signals if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    known = [one for one in signals if one not in waiting]
+    if not known:
+        one = max(waiting, key=_percent)
+        gap = f"{one.pod} says {one.percent:.0f} %, and not for {one.hold_s:g} s yet"
+        return SignalValue(SERVICE_CHECK, "%", gap=gap), hearing
+    worst = max(known, key=_percent)
+    return _word_of(worst), Hearing(hearing.high_since_s, worst.pod.uid)
+
+
+def in_an_experiment(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float) -> SignalValue:
+    """What the accuser has said since `since_s` (boottime)."""
+    word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
+    if word is None:
+        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more")
+    if word.read_s < since_s:
+        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began")
+    return _word_of(word)
+
+
+def worst_of(signals: Sequence[ServiceSignal]) -> SignalValue:
+    """The worst, held or not; of at least one."""
+    return _word_of(max(signals, key=_percent))
+
+
+def _word_of(one: ServiceSignal) -> SignalValue:
+    return SignalValue(SERVICE_CHECK, "%", one.percent, one.percent, note=f"said by {one.pod}")
+
+
+def _percent(one: ServiceSignal) -> float:
+    return one.percent

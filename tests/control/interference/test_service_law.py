@@ -10,13 +10,20 @@ from criproxy.control.interference.service_checks import (
     ANNOTATION,
     ExecCheck,
     GrpcCheck,
+    Hearing,
     HttpCheck,
     ServiceAnswer,
     ServiceCheck,
+    ServiceSignal,
+    at_rest,
     check_of,
+    heard,
+    in_an_experiment,
     percent_of,
     problem_of,
+    worst_of,
 )
+from criproxy.model import PodRef
 
 HTTP = {"port": 8080, "path": "/p99"}
 
@@ -115,3 +122,74 @@ def test_any_text_is_a_check_or_nonsense(text: str) -> None:
         check_of({ANNOTATION: text})
     except ValueError as error:
         assert ANNOTATION in str(error)
+
+
+# --- from services to one signal --------------------------------------------------------------------------------------
+
+
+def said(name: str, percent: float, read_s: float, hold_s: float = 3.0) -> ServiceSignal:
+    return ServiceSignal(PodRef(f"u-{name}", "shop", name), percent, 250.0, hold_s, read_s)
+
+
+def shown(*moments: list[ServiceSignal]) -> list[float | None]:
+    """What is shown after each of these, at rest, with a bar of 100."""
+    hearing, found = Hearing(), []
+    for signals in moments:
+        hearing = heard(signals, hearing, 100.0, 98.0)
+        word, hearing = at_rest(signals, hearing)
+        found.append(word.value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("moments", "values"),
+    [
+        pytest.param([[said("a", 50, 0)], [said("a", 80, 5)]], [50, 80], id="low"),
+        pytest.param([[said("a", 50, 0), said("b", 80, 0)]], [80], id="worst"),
+        pytest.param([[said("a", 150, 0, hold_s=0)]], [150], id="no-hold"),
+        pytest.param([[said("a", 150, 0)], [said("a", 150, 0)], [said("a", 160, 5)]], [None, None, 160], id="held"),
+        pytest.param([[said("a", 150, 0, 6)], [said("a", 150, 5, 6)], [said("a", 150, 10, 6)]], [None, None, 150],
+                     id="held-for-longer"),
+        pytest.param([[said("a", 150, 0)], [said("a", 90, 5)], [said("a", 150, 10)]], [None, 90, None], id="low-again"),
+        pytest.param([[said("a", 150, 0)], [said("a", 99, 5)], [said("a", 150, 10)]], [None, 99, 150],
+                     id="within-the-hysteresis"),
+        pytest.param([[said("a", 99, 0)], [said("a", 150, 5)]], [99, None], id="not-high-before"),
+        pytest.param([[said("a", 300, 0), said("b", 80, 0)]], [80], id="others-while-one-waits"),
+        pytest.param([[said("a", 300, 0), said("b", 150, 0)], [said("a", 300, 0), said("b", 150, 5)]], [None, 150],
+                     id="each-has-its-own"),
+        pytest.param([[said("a", 150, 0)], [said("b", 50, 1)], [said("a", 150, 5)]], [None, 50, None],
+                     id="not-known-meanwhile"),
+    ],
+)  # fmt: skip
+def test_worst_service_counts_once_it_was_high_for_its_own_hold(
+    moments: list[list[ServiceSignal]], values: list[float | None]
+) -> None:
+    assert shown(*moments) == values
+
+
+def test_service_that_waits_is_named() -> None:
+    word, hearing = at_rest([said("a", 150, 0)], heard([said("a", 150, 0)], Hearing(), 100.0, 98.0))
+    assert (word.gap, word.absent, hearing.accuser) == ("shop/a says 150 %, and not for 3 s yet", "", "")
+
+
+@pytest.mark.parametrize(
+    ("signals", "value", "gap"),
+    [
+        ([said("a", 60, 11.0), said("b", 400, 12.0)], 60.0, ""),
+        ([said("a", 60, 11.0, hold_s=300.0)], 60.0, ""),
+        ([said("a", 300, 11.0)], 300.0, ""),
+        ([said("a", 300, 9.9), said("b", 10, 12.0)], None, "shop/a has not answered since the experiment began"),
+        ([said("b", 10, 12.0)], None, "the service that raised the alarm is not known any more"),
+    ],
+    ids=["fell", "hold-is-over", "did-not", "stale", "gone"],
+)
+def test_experiment_is_judged_by_what_the_one_that_raised_the_alarm_says_meanwhile(
+    signals: list[ServiceSignal], value: float | None, gap: str
+) -> None:
+    found = in_an_experiment(signals, Hearing(accuser="u-a"), 10.0)
+    assert (found.value, found.most, found.gap) == (value, value, gap)
+
+
+def test_worst_counts_at_once_after_a_conviction() -> None:
+    found = worst_of([said("a", 300, 0), said("b", 80, 0)])
+    assert (found.value, found.note) == (300, "said by shop/a")
