@@ -1,7 +1,8 @@
 """Harm on the real kernel: who is innocent stays free, who is guilty is found, squeezed, and cured of it.
 
 An online pod that waits for its own CPU limit is harmed by nobody. One whose page cache is flooded away by an offline
-pod's writing reads again and again what it had: that is the box's doing, and ends when the box has its floor of memory.
+pod's writing reads again and again what it had: that is the box's doing, and ends when the box has its floor of memory,
+to which it is reclaimed: the limit, at which the kernel kills, stays.
 """
 
 import os
@@ -89,6 +90,11 @@ def node(lab: Path) -> Iterator[Node]:
         yield Node(root, data, client, proxy)
 
 
+def is_squeezed(box: Cgroup) -> bool:
+    high = box.memory_high_bytes()
+    return high is not None and high < box.memory_limit_bytes()
+
+
 @pytest.mark.parametrize("enabled", [True, False], ids=["ladder", "guard-alone"])
 def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(node: Node, say: Say, enabled: bool) -> None:
     """At a watermark of 1.0, where the guard alone takes such waiting for harm as long as the node is full."""
@@ -122,6 +128,7 @@ def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(node: Nod
         assert sum(later) <= 0.2 * len(later), "what the guard takes for harm is given back"
 
 
+@pytest.mark.skipif(version() == 1, reason="without memory.high no experiment is made of memory, as it could kill")
 @pytest.mark.skipif(MEMORY_BYTES > 6 << 30, reason="so much page cache is not flooded away in a test")
 def test_box_that_floods_online_out_of_the_page_cache_is_guilty_squeezed_and_cured_and_stays_so_after_a_kill(
     node: Node, say: Say
@@ -140,13 +147,13 @@ def test_box_that_floods_online_out_of_the_page_cache_is_guilty_squeezed_and_cur
     wait_until(lambda: ("memory", "squeezed") in node.moves(), WAIT_S, "the box to be convicted")
     say(f"convicted {time.monotonic() - began_s:.0f} s after the flood began: {node.moves()}")
     say(f"{node.harm()['moves'][0]}")
-    limits = [node.box.memory_limit_bytes()]
+    wait_until(lambda: is_squeezed(node.box), WAIT_S, "the harm to go on, so that it is squeezed further")
+    limit = node.box.memory_limit_bytes()
     node.proxy.kill()
-    before = node.box.memory_limit_bytes()
+    before = node.box.memory_high_bytes()
     node.proxy.start()
-    rung = node.rung("memory")
-    limits.append(node.box.memory_limit_bytes())
-    say(f"after kill -9: {rung}, the box's memory limit {before} -> {limits[-1]}")
+    rung, after = node.rung("memory"), node.box.memory_high_bytes()
+    say(f"after kill -9: {rung}, the box is reclaimed to {before} -> {after}, limit {limit}")
     wait_until(lambda: (node.signal("refaults") or {}).get("value") is not None, WAIT_S, "two readings")
     values = []
     for _ in range(20):
@@ -155,5 +162,6 @@ def test_box_that_floods_online_out_of_the_page_cache_is_guilty_squeezed_and_cur
     say(f"online's refaults per s, squeezed: {[round(one) for one in values]}; rung {node.rung('memory')}")
 
     assert rung in ("squeezed", "closed")
-    assert limits[-1] <= before
+    assert after is not None, "nothing is lifted"
+    assert after < limit
     assert sorted(values)[len(values) // 2] < 500, "online has its pages again"

@@ -83,7 +83,10 @@ class CgroupDriver(Protocol):
         """Make the box in every controller; its priority and its limits are `write`'s matter."""
 
     def read(self, box: str) -> Limits:
-        """The limits that the kernel holds now, of the box or of a pod in it."""
+        """The limits that the kernel holds now, of the box or of a pod in it.
+
+        MEMORY_HIGH is among them where it is below the limit.
+        """
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.

@@ -101,7 +101,14 @@ class KernelDriver:
 
     def read(self, box: str) -> Limits:
         path = checked_path(box)
-        return {CPU: self._version.cores(path), MEMORY: self._access.read(rows.MEMORY_MAX, path)}
+        held: dict[str, float | type_unlimited] = {
+            CPU: self._version.cores(path),
+            MEMORY: self._access.read(rows.MEMORY_MAX, path),
+        }
+        high = UNLIMITED if self.version == 1 else self._access.read(rows.MEMORY_HIGH, path)
+        if high is not UNLIMITED and (held[MEMORY] is UNLIMITED or high < held[MEMORY]):
+            held[MEMORY_HIGH] = high
+        return held
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         path, size, high = checked_box(box), limits[MEMORY], limits.get(MEMORY_HIGH)

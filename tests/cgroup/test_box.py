@@ -609,6 +609,7 @@ def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> N
     ("held", "expected"),
     [
         pytest.param(DECIDED, DECIDED, id="bounded"),
+        pytest.param({**DECIDED, "memory_high": 64 << 20}, {**DECIDED, "memory_high": 64 << 20}, id="squeezed"),
         pytest.param(LIFTED, FLOOR, id="released_before"),
         pytest.param({"cpu": 1.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": FLOOR["memory"]}, id="half"),
         pytest.param(None, FLOOR, id="gone"),
@@ -637,6 +638,12 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
             {"cpu": 0.5, "memory": 64 << 30}, DECIDED, {"cpu": 0.5, "memory": 512 << 20}, id="each-for-itself"
         ),
         pytest.param({"cpu": 0.5, "memory": 64 << 20}, LIFTED, {"cpu": 0.5, "memory": 64 << 20}, id="nor-lifted"),
+        pytest.param(
+            {**LIFTED, "memory": 64 << 30, "memory_high": 64 << 20},
+            DECIDED,
+            {**LIFTED, "memory": 512 << 20, "memory_high": 64 << 20},
+            id="nor-given-back",
+        ),
         pytest.param(LIFTED, DECIDED, LIFTED, id="what-was-lifted-stays-so"),
         pytest.param(
             {"cpu": UNLIMITED, "memory": 64 << 30},

@@ -122,6 +122,21 @@ def test_squeeze_of_a_box_that_uses_less_holds_at_once_and_ends_with_the_next_wr
     assert [(change.file.rpartition("/")[2], change.drift) for change in changes] == [("memory.high", False)]
 
 
+def test_squeeze_that_the_kernel_holds_is_read_back_and_survives_who_wrote_it(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, SQUEEZED)
+    again = detect(kernel, kernel.root)
+    held = again.read(BOX)
+    again.write(BOX, held)
+    after = kernel.file(f"cg{BOX}/memory.high")
+    again.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
+
+    assert (held, after) == (SQUEEZED, str(64 * MIB))
+    assert again.read(BOX) == {"cpu": 1.0, "memory": 512 * MIB}
+
+
 def test_squeeze_is_never_above_the_limit(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     driver.write(BOX, {**SQUEEZED, "memory_high": 4096 * MIB})
