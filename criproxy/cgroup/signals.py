@@ -21,12 +21,14 @@ from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.naming import parse_box
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model import PIDS
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
     MemoryRoom,
     Missing,
     OwnLimits,
+    PidsRoom,
     Refaults,
     RunQueue,
     SignalReading,
@@ -59,7 +61,7 @@ class SignalReader:
         """
         online = _understood(lambda: checked_path(parse_box(box).online))
         if isinstance(online, Missing):
-            return SignalReading(online, online, online, online, online, online, online)
+            return SignalReading(online, online, online, online, online, online, online, online)
         cpu = self._stall(rows.CPU_PRESSURE, online)
         return SignalReading(
             cpu=cpu,
@@ -69,6 +71,7 @@ class SignalReader:
             room=_understood(self._room),
             refaults=_understood(lambda: self._refaults(online)),
             disks=_understood(lambda: self._disks(checked_box(box))),
+            pids=_understood(self._pids),
             own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
         )
@@ -147,6 +150,12 @@ class SignalReader:
         capacity = files.memory_bytes(meminfo, "MemTotal") or 0
         kubelets = capacity - files.node_working_set_bytes(meminfo)
         return MemoryRoom(capacity, files.memory_bytes(meminfo, "MemAvailable"), kubelets)
+
+    def _pids(self) -> PidsRoom:
+        """By kubelet's measure. Source: proc(5), loadavg; kubelet, pkg/kubelet/stats/pidlimit."""
+        tasks = self._tree.read_often(f"{self._proc}/loadavg").split()[3].partition("/")[2]
+        limits = (self._tree.read_often(f"{self._proc}/sys/kernel/{file}") for file in rows.LIMITS[PIDS].node)
+        return PidsRoom(int(tasks), min(int(limit) for limit in limits))
 
     def _refaults(self, online: str) -> Refaults | Missing:
         """On v1, the sums with the children begin with "total_"."""

@@ -74,6 +74,13 @@ class MemoryRoom(Struct, frozen=True):
     kubelets_available: int
 
 
+class PidsRoom(Struct, frozen=True):
+    """The node's processes and threads: how many there are, and how many there can be at most."""
+
+    used: int
+    most: int
+
+
 class Refaults(Struct, frozen=True):
     """Pages of online's that had been taken from it and had to be read again, from files and from swap.
 
@@ -115,5 +122,6 @@ class SignalReading(Struct, frozen=True):
     room: MemoryRoom | Missing
     refaults: Refaults | Missing
     disks: DiskCounters | Missing
+    pids: PidsRoom | Missing
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False

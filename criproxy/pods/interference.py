@@ -235,7 +235,7 @@ class InterferenceWatch(Struct):
         if evidence is None:
             return None
         room = MemoryRoom(int(evidence.capacity), None, int(evidence.available))
-        return SignalReading(_OFF, _OFF, _OFF, _OFF, room, _OFF, _OFF)
+        return SignalReading(_OFF, _OFF, _OFF, _OFF, room, _OFF, _OFF, _OFF)
 
     def _is_innocent(self, signal: SignalValue, value: float | None, level: float) -> bool:
         """Online waits as much as would be harm, and it is known that the box is not why."""

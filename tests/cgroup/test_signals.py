@@ -19,7 +19,7 @@ from criproxy.cgroup.run_queue import CGROUPS_A_READING, KEPT_THREADS, MOST_THRE
 from criproxy.control.interference.signals import values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED
-from criproxy.model.signals import DiskIo, MemoryRoom, Missing, RunQueue, Stall, ThreadTimes, Throttling
+from criproxy.model.signals import DiskIo, MemoryRoom, Missing, PidsRoom, RunQueue, Stall, ThreadTimes, Throttling
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 
@@ -389,6 +389,19 @@ def test_memory_room_is_the_nodes_by_both_measures(node: Node) -> None:
     assert node.read().room == MemoryRoom(1000 << 10, 400 << 10, 500 << 10)
 
 
+def test_processes_are_counted_as_kubelet_does(node: Node) -> None:
+    assert node.read().pids == PidsRoom(554, 32768)
+    node.kernel.by_hand("sys/kernel/threads-max", "7000\n")
+    assert node.read().pids == PidsRoom(554, 7000)
+
+
+def test_processes_of_a_kernel_that_says_it_otherwise_are_not_known(node: Node) -> None:
+    node.kernel.by_hand("loadavg", "2.08 2.19 2.79\n")
+    reading = node.read()
+    assert isinstance(reading.pids, Missing)
+    assert isinstance(reading.room, MemoryRoom)
+
+
 def test_memory_room_of_an_old_kernel_is_by_kubelets_measure(node: Node) -> None:
     (node.root / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n")
 
@@ -495,12 +508,13 @@ def test_disks_of_v1_without_blkio_are_missing(tmp_path: Path) -> None:
 def test_nothing_at_all_can_be_read_and_nothing_is_raised(node: Node) -> None:
     for controller in ("cpu", "memory", "blkio"):
         shutil.rmtree(node.directory(controller, ""), ignore_errors=True)
-    for file in ("meminfo", "diskstats", "cmdline", "self/schedstat"):
+    for file in ("meminfo", "loadavg", "diskstats", "cmdline", "self/schedstat"):
         (node.root / file).unlink()
 
     reading = node.read(own_limits=True)
 
-    for signal in (reading.cpu, reading.memory, reading.io, reading.run_queue, reading.room, reading.refaults):
+    kinds = (reading.cpu, reading.memory, reading.io, reading.run_queue, reading.room, reading.refaults, reading.pids)
+    for signal in kinds:
         assert isinstance(signal, Missing)
         assert signal.why
 

@@ -105,6 +105,7 @@ class FakeKernel(Tree):
         (root / "meminfo").write_text(MEMINFO)
         (root / "diskstats").write_text(DISKSTATS)
         (root / "cmdline").write_text("quiet\n")
+        (root / "loadavg").write_text("2.08 2.19 2.79 2/554 23115\n")
         (root / "pressure").mkdir()
         (root / "sys/kernel").mkdir(parents=True)
         (root / "sys/kernel/pid_max").write_text("32768\n")

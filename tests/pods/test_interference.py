@@ -77,6 +77,7 @@ class Node:
             room=MemoryRoom(100 * GIB, 50 * GIB, 50 * GIB),
             refaults=NONE,
             disks=self.disk,
+            pids=NONE,
             own_limits=own,
             cpu_idle=True,
         )

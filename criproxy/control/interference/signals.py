@@ -34,6 +34,7 @@ waiting, the time for which its cgroup, or one above it, was stopped counts as i
     memory_pressure  %        cgroup v2 with PSI
     refaults         pages/s  the kernel counts them: v2; v1 in newer kernels
     io_pressure      %        cgroup v2 with PSI
+    pids_shortage    %        always; 100: no process or thread can be made on the node any more
     box_io_share     %        the kernel counts the box's IO: v2 with the io controller; v1 where blkio counts
 
 `box_io_share` says whether the box can be what online waits for at its disks. It is no part of `io_pressure`: a box
@@ -59,6 +60,7 @@ from criproxy.model.signals import (
     MemoryRoom,
     Missing,
     OwnLimits,
+    PidsRoom,
     Refaults,
     RunQueue,
     SignalReading,
@@ -137,6 +139,7 @@ def values(before: SignalReading | None, now: SignalReading, hard: EvictionHard)
         _rate("memory_pressure", "%", Stall, [each and each.memory for each in pair], _pressure),
         _rate("refaults", "pages/s", Refaults, [each and each.refaults for each in pair], _refaults),
         _rate("io_pressure", "%", Stall, [each and each.io for each in pair], _pressure),
+        _pids(now.pids),
         _rate("box_io_share", "%", DiskCounters, [each and each.disks for each in pair], _io_share),
     )  # fmt: skip
 
@@ -318,6 +321,16 @@ def _shortage(room: MemoryRoom | Missing, hard: EvictionHard) -> SignalValue:
     value = max(0.0, 100.0 - _MARGIN_POINTS * above / margin_bytes(room.capacity))
     whose = "by the kernel's MemAvailable" if kernels < room.kubelets_available else "by kubelet's measure"
     return SignalValue(name, unit, value, value, note=whose)
+
+
+def _pids(room: PidsRoom | Missing) -> SignalValue:
+    name, unit = "pids_shortage", "%"
+    if isinstance(room, Missing):
+        return SignalValue(name, unit, absent=room.why)
+    if room.most <= 0:
+        return SignalValue(name, unit, gap=f"the node is said to have room for {room.most} processes")
+    value = 100.0 * room.used / room.most
+    return SignalValue(name, unit, value, value, note=f"{room.used} of {room.most}")
 
 
 def _refaults(last: Refaults, this: Refaults) -> _Of:

@@ -15,6 +15,7 @@ from criproxy.model.signals import (
     MemoryRoom,
     Missing,
     OwnLimits,
+    PidsRoom,
     Refaults,
     RunQueue,
     SignalReading,
@@ -26,7 +27,7 @@ from criproxy.model.signals import (
 GIB = 1 << 30
 MIB = 1 << 20
 NONE = Missing("of no matter here")
-NOTHING = SignalReading(NONE, NONE, NONE, NONE, NONE, NONE, NONE)
+NOTHING = SignalReading(NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE)
 HARD = EvictionHard()
 
 
@@ -304,6 +305,20 @@ def test_refaults_are_pages_by_time(before, now, value) -> None:
     assert bool(found.gap) == (value is None)
 
 
+@pytest.mark.parametrize(
+    ("pids", "value", "absent", "gap"),
+    [
+        (PidsRoom(9000, 10_000), 90.0, "", ""),
+        (PidsRoom(0, 10_000), 0.0, "", ""),
+        (PidsRoom(5, 0), None, "", "the node is said to have room for 0 processes"),
+        (Missing("it was not read"), None, "it was not read", ""),
+    ],
+)
+def test_pids_shortage_is_the_part_of_all_processes_that_there_can_be(pids, value, absent, gap) -> None:
+    found = signal("pids_shortage", None, replace(NOTHING, pids=pids))
+    assert (found.value, found.most, found.absent, found.gap) == (value, value, absent, gap)
+
+
 # --- disks -----------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +388,7 @@ readings = st.builds(
     io=missing | st.builds(Stall, times, times),
     run_queue=missing
     | st.builds(RunQueue, times, st.dictionaries(st.integers(1, 4), st.builds(ThreadTimes, paths, times, times))),
+    pids=missing | st.builds(PidsRoom, counts, counts),
     room=missing | st.builds(MemoryRoom, counts, st.none() | counts, counts),
     refaults=missing | st.builds(Refaults, times, counts, counts),
     disks=missing | st.builds(DiskCounters, times, disk, disk, st.just({})),
