@@ -181,7 +181,7 @@ class Loop(Struct, eq=False):
         self.guard.decided(self._outlook(snapshot, decision, cpu))
         decision = joined(decision, settings.policy.resources, self._seen, cpu)
         self._state = replace(self._state, before=decision.limits)
-        changes = () if settings.dry_run else await self.box.apply(decision.applied)
+        changes = () if settings.dry_run else await self.box.apply(decision.asked_of_box)
         self._tell_drift(changes)
         self.history.add(DecisionRecord(self.clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes

@@ -302,8 +302,8 @@ class Decision(Struct, frozen=True):
         return {name: decided.limit for name, decided in self.resources.items()}
 
     @property
-    def applied(self) -> Limits:
-        """What the box is to be given: the limits, and what it is brought down to below one."""
+    def asked_of_box(self) -> Limits:
+        """The limits, and what the box is brought down to below one."""
         memory = self.resources.get(MEMORY)
         high = None if memory is None else memory.high
         return self.limits if high is None else {**self.limits, MEMORY_HIGH: high}
