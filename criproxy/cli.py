@@ -20,6 +20,8 @@ _REDRAW: Final = "\x1b[H\x1b[2J"
 _TIMEOUT_S: Final = 12.0
 """Longer than criproxy waits for a file that hangs, so that its answer says so."""
 
+_OFF_WHAT: Final = "the box, or an offline pod: its namespace/name, its name or its uid"
+
 _STATUS_ENDS: Final = (
     "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
     "command line; 3 criproxy does not run; 4 what answers is not criproxy; 5 only root may ask. With --why, 0 for any "
@@ -103,11 +105,25 @@ def _parser() -> argparse.ArgumentParser:
         "upgrade", parents=[config], help="replace a running criproxy by the one installed now; no call fails"
     )
     upgrade.set_defaults(verb=_upgrade)
+    withdraw = verbs.add_parser(
+        "withdraw", parents=[config], help="tell Kubernetes that this node lends nothing, while criproxy does not run"
+    )
+    withdraw.set_defaults(verb=_withdraw)
     attach = verbs.add_parser("attach", parents=[config], help="send this node's kubelet through criproxy")
     detach = verbs.add_parser("detach", parents=[config], help="send this node's kubelet back to its runtime")
     for name, verb in (("attach", attach), ("detach", detach)):
         verb.set_defaults(verb=functools.partial(_attach, name=name))
         verb.add_argument("--dry-run", action="store_true", help="show what would change and run, and change nothing")
+    hold_off = verbs.add_parser(
+        "hold-off", parents=[config], help="have criproxy leave its hands off the box, or a pod"
+    )
+    hold_off.add_argument("of", metavar="POD|box", nargs="?", default="box", help=f"{_OFF_WHAT} (default: %(default)s)")
+    hold_off.add_argument("seconds", metavar="FOR", type=_seconds, help="for how long: 2h, 90m, 45s, 1d, 1h30m")
+    hold_off.add_argument("--reason", required=True, help="why, for who comes next")
+    hold_off.set_defaults(verb=_hold_off)
+    release = verbs.add_parser("release", parents=[config], help="end a hold-off before its time")
+    release.add_argument("of", metavar="POD|box", nargs="?", default="box", help=f"{_OFF_WHAT} (default: %(default)s)")
+    release.set_defaults(verb=_release)
     version = verbs.add_parser("version", help="print the version")
     version.set_defaults(verb=_version)
     return parser
@@ -237,10 +253,56 @@ def _upgrade(options: argparse.Namespace) -> int:
     return 0
 
 
+def _withdraw(options: argparse.Namespace) -> int:
+    from criproxy.commands.withdraw import NotWithdrawnError, withdraw
+    from criproxy.config import load
+
+    try:
+        _print(withdraw(load(options.config).config))
+    except NotWithdrawnError as error:
+        return _fail(f"not withdrawn: {error}")
+    return 0
+
+
 def _attach(options: argparse.Namespace, name: str) -> int:
     from criproxy.commands.attach.command import run
 
     return run(name, options.config, options.dry_run)
+
+
+def _seconds(text: str) -> float:
+    from criproxy.commands.hold_off import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _hold_off(options: argparse.Namespace) -> int:
+    return _command(options, "hold-off", of=options.of, seconds=f"{options.seconds:g}", reason=options.reason)
+
+
+def _release(options: argparse.Namespace) -> int:
+    return _command(options, "release", of=options.of)
+
+
+def _command(options: argparse.Namespace, name: str, **asked: str) -> int:
+    """Have the running criproxy do it."""
+    from urllib.parse import urlencode
+
+    from criproxy.config import load
+    from criproxy.observe import client
+
+    socket = Path(load(options.config).config.proxy.status_path)
+    try:
+        _print(client.command(socket, f"/{name}?{urlencode(asked)}", _TIMEOUT_S))
+    except client.AskError as error:
+        _fail(str(error))
+        return error.exit_status
+    except ValueError as error:
+        return _fail(str(error))
+    return 0
 
 
 def _version(_options: argparse.Namespace) -> int:

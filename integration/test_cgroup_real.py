@@ -19,7 +19,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
@@ -258,6 +258,45 @@ def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
     assert stat.get("total_cache", stat.get("file", 0)) > 100 * MIB
     assert ground.driver.read(ground.box)["memory"] == 48 * MIB
     assert child.poll() is None
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["left", "dropped"])
+def test_page_cache_of_a_pod_that_has_ended_stays_charged_to_the_box_unless_it_is_dropped(
+    ground: Ground, drops: bool
+) -> None:
+    """The containers' own cgroups are gone by then, as a runtime removes them when they end."""
+    box = Box(ground.driver, BoxSettings(GENEROUS), lambda: UNLIMITED, Clock())
+    pod, file = ground.pod("poda"), Path(__file__).parent / f".cache-{os.getpid()}"
+    usage = ground.file(ground.box, "memory.usage_in_bytes", "memory.current")
+    container = f"{pod}/main"
+    for hierarchy in ground.hierarchies:
+        Path(hierarchy + container).mkdir()
+    for name in ("cpuset.cpus", "cpuset.mems") if ground.driver.version == 1 else ():
+        of = [ground.file(path, name, name) for path in (pod, container)]
+        of[1].write_text(of[0].read_text())
+    child = ground.start(container)
+    try:
+        tell(child, f"cache 128 {file}")
+        ground.stop(child)
+        remove = Tree().remove
+        deadline = time.monotonic() + 20
+        while not all(remove(hierarchy + container) for hierarchy in ground.hierarchies):
+            assert time.monotonic() < deadline
+        before = int(usage.read_text())
+
+        async def after() -> tuple[int, tuple[str, ...]]:
+            await box.adopt(parse_box(ground.box))
+            dropped = await box.drop_caches(()) if drops else 0
+            return dropped, await box.sweep(())
+
+        dropped, swept = asyncio.run(after())
+        left = int(usage.read_text())
+    finally:
+        box.close()
+        file.unlink()
+    assert before > 120 * MIB
+    assert swept == ("poda",)
+    assert (left < 16 * MIB, dropped > 110 * MIB) == (drops, drops), f"{left} bytes are left, {dropped} were dropped"
 
 
 def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> None:

@@ -54,7 +54,7 @@ class Node:
         return {words for words in PROBLEMS if words in said}
 
     def metric(self, name: str) -> float:
-        found = re.search(rf"^{name} (\S+)$", self.criproxy.http("/metrics")[1], re.MULTILINE)
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.criproxy.http("/metrics")[1], re.MULTILINE)
         assert found is not None, name
         return float(found[1])
 
@@ -124,6 +124,6 @@ def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(node: Node
     if evicts:
         assert set(node.evicted()) == {f"default/hog-{node.kubelet.node}"}
         assert "online" not in node.ranked(), "others on this machine may take memory, too, but online is never first"
-        assert node.metric("criproxy_memory_evictions_total") >= 1
+        assert node.metric('criproxy_evictions_total{resource="memory"}') >= 1
     else:
         assert node.evicted() == []

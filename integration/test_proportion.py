@@ -1,8 +1,9 @@
 """In the box, busy offline pods divide the CPU as their requests say; online beside them loses nothing by it."""
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup, busy_loops
+from integration.test_daemon import file_of
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -33,6 +35,8 @@ WINDOWS = 7
 WINDOW_S = 2.0
 """Of the windows the median counts: for one or two, the kernel may leave loops of one weight on one CPU."""
 LEAST_ONLINE = 0.95
+ROUNDS_S = 15.0
+"""In which a criproxy that was restarted has listed the pods twice, and carried their limits."""
 CONFIG: Config = {
     "colocation": {"enabled": True},
     "control": {"policy": "static"},
@@ -46,10 +50,11 @@ CONFIG: Config = {
 class Node:
     root: str
     client: CriClient
+    criproxy: Criproxy
 
-    def pod(self, kind: str, uid: str, shares: int) -> Pod:
+    def pod(self, kind: str, uid: str, shares: int, annotations: Mapping[str, str] | None = None) -> Pod:
         parent = kubelet_cgroup.make(f"{self.root}/kubepods/burstable/pod{uid}", shares=shares)
-        return self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, cgroup_parent=parent)
+        return self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent)
 
     def run_loops(self, pod: Pod, name: str, shares: int) -> str:
         """A container with a busy loop per CPU; returns its id."""
@@ -80,7 +85,7 @@ def node(lab: Path) -> Iterator[Node]:
     criproxy.start()
     root = kubelet_cgroup.make(cgroup_root(lab), shares=262144)  # the machine's other work hardly counts beside it
     with CriClient(criproxy.socket) as client:
-        yield Node(root, client)
+        yield Node(root, client, criproxy)
 
 
 def test_pods_divide_the_box_as_their_requests_say(node: Node, say: Say) -> None:
@@ -88,6 +93,26 @@ def test_pods_divide_the_box_as_their_requests_say(node: Node, say: Say) -> None
         node.run_loops(node.pod("offline", uid, shares), "main", shares)
 
     assert_proportion(node.ratios("offline/podsmall", "offline/podlarge"), say)
+
+
+def test_best_effort_pods_divide_the_box_as_they_ask_in_koordinators_annotation(node: Node, say: Say) -> None:
+    """Kubelet gives both the lowest shares, and no memory limit."""
+    for uid, batch_cpu in (("small", "100"), ("large", "2000")):
+        asked = {
+            "requests": {"kubernetes.io/batch-cpu": batch_cpu},
+            "limits": {"kubernetes.io/batch-memory": "64Mi"},
+        }
+        annotations = {"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {"main": asked}})}
+        node.run_loops(node.pod("offline", uid, 2, annotations), "main", 2)
+
+    assert_proportion(node.ratios("offline/podsmall", "offline/podlarge"), say)
+    pod = f"{node.root}/offline/podlarge"
+    memory, weight = file_of(pod, "memory.limit_in_bytes", "memory.max"), file_of(pod, "cpu.shares", "cpu.weight")
+    before = memory.read_text(), weight.read_text()
+    assert before == (f"{64 << 20}\n", "2048\n" if weight.name == "cpu.shares" else "79\n")
+    node.criproxy.restart()
+    time.sleep(ROUNDS_S)
+    assert (memory.read_text(), weight.read_text()) == before
 
 
 def test_containers_divide_their_pod_as_their_requests_say(node: Node, say: Say) -> None:

@@ -36,6 +36,8 @@ ended() {
     # What waits already goes on; in a crash loop there is nothing to wait for.
     if is_looping; then verb=restart; else verb=start; fi
     systemctl --no-block "$verb" criproxy-bypass-arm.service
+    # Nothing here lends what nobody bounds: one that waits already goes on.
+    systemctl --no-block start criproxy-withdraw.timer
 }
 
 hold() {
@@ -75,6 +77,7 @@ open_bypass() {
 
 close_bypass() {
     systemctl stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service
+    systemctl stop criproxy-withdraw.timer criproxy-withdraw.service
 }
 
 case $1 in

@@ -36,17 +36,41 @@ class Answers(Struct):
     why: Callable[[float | None], Why]
 
 
+class Operator:
+    """Where an operator's commands end: `asked` are they. It refuses "nobody", and can't do "stuck"."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    async def hold(self, of: str, seconds: float, reason: str) -> str:
+        return self._do("hold", of, seconds, reason)
+
+    async def release(self, of: str) -> str:
+        return self._do("release", of)
+
+    def _do(self, what: str, of: str, *more: object) -> str:
+        if of == "nobody":
+            raise ValueError("no offline pod is called 'nobody'")
+        if of == "stuck":
+            raise OSError("no space left")
+        self.asked.append((what, of, *more))
+        return f"{what} {of}"
+
+
 class Served:
     """Both ends of a daemon's answering: `port` of TCP, and the status socket `path`."""
 
     def __init__(self, path: Path, endpoints: Answers, *, host: str = HOST, pod_names: bool = False) -> None:
         self.host = host
         self.path = path
+        self.operator = Operator()
         self.port = free_ports(1)[0]
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._routes = self.run(lambda: Routes(endpoints, self.path, pod_names=pod_names, clock=Clock()))  # type: ignore[arg-type]
+        self._routes = self.run(
+            lambda: Routes(endpoints, self.path, pod_names=pod_names, hold_offs=self.operator, clock=Clock())  # type: ignore[arg-type]
+        )
         self.public, self.private = self._listeners()
 
     def run(self, job: Callable[[], T]) -> T:
@@ -59,7 +83,7 @@ class Served:
 
     def open(self) -> "Served":
         self.run(lambda: self.public.open(HttpServer(self._routes.public, PUBLIC_S).serve))
-        self.run(lambda: self.private.open(HttpServer(self._routes.private, PRIVATE_S).serve))
+        self.run(lambda: self.private.open(HttpServer(self._routes.private, PRIVATE_S, self._routes.obey).serve))
         return self
 
     def end(self) -> None:

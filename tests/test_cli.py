@@ -252,3 +252,69 @@ def test_verbs_import_only_what_they_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- an operator's commands -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def operated(config: Path) -> Iterator[list[tuple[object, ...]]]:
+    endpoints = Answers(
+        page=str,
+        metrics=bytes,
+        unhealthy=str,
+        unready=str,
+        status=lambda: STATUS,
+        why=lambda at_s: Why(at_s, 1.7e9, None),
+    )
+    with answering(config.with_name("c-status.sock"), endpoints) as served:
+        yield served.operator.asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        pytest.param(
+            ["hold-off", "2h", "--reason", "a disk & more"], ("hold", "box", 7200.0, "a disk & more"), id="box"
+        ),
+        pytest.param(["hold-off", "batch/job", "90s", "--reason", "x"], ("hold", "batch/job", 90.0, "x"), id="pod"),
+        pytest.param(["release"], ("release", "box"), id="release"),
+        pytest.param(["release", "batch/job"], ("release", "batch/job"), id="release-pod"),
+    ],
+)
+def test_operators_command_reaches_the_daemon(
+    config: Path,
+    operated: list[tuple[object, ...]],
+    arguments: list[str],
+    asked: tuple[object, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*arguments, "--config", str(config)]) == 0
+    assert operated == [asked]
+    assert capsys.readouterr().out == f"{asked[0]} {asked[1]}\n"
+
+
+def test_operators_command_that_is_refused_is_status_1_and_one_that_reaches_nobody_3(
+    config: Path, operated: list[tuple[object, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["release", "nobody", "--config", str(config)]) == 1
+    assert capsys.readouterr().err == "no offline pod is called 'nobody'\n"
+    other = tmp_path / "other.toml"
+    other.write_text(f'[proxy]\nlisten = "{tmp_path}/other.sock"\n')
+    assert main(["release", "--config", str(other)]) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["hold-off", "2h"], id="no-reason"),
+        pytest.param(["hold-off", "box", "--reason", "x"], id="no-duration"),
+        pytest.param(["hold-off", "2", "--reason", "x"], id="no-unit"),
+        pytest.param(["hold-off", "-2h", "--reason", "x"], id="negative"),
+        pytest.param(["hold-off", "2h3", "--reason", "x"], id="rest"),
+    ],
+)
+def test_hold_off_that_is_written_wrong_is_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2

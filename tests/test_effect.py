@@ -6,10 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.effect.arms import AGAIN, ALONE
+from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, enough, estimate, ratios
 from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
+from benchmarks.effect.phase import not_by_evidence
 from benchmarks.effect.report import results, told
+from criproxy.config.settings import Cpu
+from criproxy.control.evidence import CpuEvidence, bound_by_evidence
+from criproxy.control.policy import DynamicSettings
+from criproxy.model import ResourceDecision, ResourcePrediction
 
 ARM = "criproxy 0.9"
 
@@ -103,3 +108,29 @@ def test_losing_arms_and_the_noise_are_told() -> None:
     assert "6.6" in text or "6.7" in text
     assert "could have seen" in text
     assert {one.arm for one in results(rows)} == {ALONE, AGAIN, ARM}
+
+
+# --- the arms ---------------------------------------------------------------------------------------------------------
+
+
+def test_quick_run_has_known_arms_and_both_by_evidence_differ_in_the_guard_alone() -> None:
+    known = arms(2)
+    assert set(QUICK) <= known.keys()
+    by_evidence = [known[name] for name in QUICK if known[name].by_evidence]
+    assert [one.config["guard"]["enabled"] for one in by_evidence] == [True, False]
+    assert [dict(one.config["cpu"]) for one in by_evidence] == [{"bound": "evidence"}] * 2, "the watermark's default"
+    assert Cpu(**by_evidence[0].config["cpu"]).bound == "evidence"
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "share", "counts"),
+    [(1.0, None, True), (1.0, 1.0, True), (1.0, 0.0, True), (None, None, False)],
+    ids=["open", "prediction", "floor", "not-seen"],
+)
+def test_phase_counts_as_by_evidence_where_criproxy_says_so(
+    seen_s: float | None, share: float | None, counts: bool
+) -> None:
+    law = DynamicSettings(floor=0.1)
+    decided = ResourceDecision(1.0, "held at 1.00 cores: by the law", law.bounds, ResourcePrediction(0.5), 1.0)
+    found = bound_by_evidence(decided, law, CpuEvidence(2.0, True, seen_s, share))
+    assert (not_by_evidence(found.reason) == "") is counts

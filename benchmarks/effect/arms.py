@@ -19,7 +19,8 @@ Place = Literal["nowhere", "box", "besteffort", "burstable"]
 @dataclass(frozen=True, slots=True)
 class Arm:
     """`place`: where offline work runs. `config`: criproxy's, for the box. `idle` False: the kernel has no cpu.idle,
-    as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise.
+    as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: it is
+    about what is seen, so that a phase in which the prediction bounded the box does not count.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Arm:
     config: Config = field(default_factory=dict)
     idle: bool = True
     koordlet: bool = False
+    by_evidence: bool = False
 
 
 ALONE = "alone"
@@ -40,6 +42,10 @@ def arms(cores: int) -> dict[str, Arm]:
     def box(name: str, watermark_ratio: float, *, guard: bool = True, idle: bool = True) -> Arm:
         config: Config = {"cpu": {"watermark_ratio": watermark_ratio}, "guard": {"enabled": guard}}
         return Arm(name, "box", config, idle)
+
+    def evidence(name: str, *, guard: bool = True) -> Arm:
+        config: Config = {"cpu": {"bound": "evidence"}, "guard": {"enabled": guard}}
+        return Arm(name, "box", config, by_evidence=True)
 
     whole: Config = {
         "control": {"policy": "static"},
@@ -58,6 +64,8 @@ def arms(cores: int) -> dict[str, Arm]:
         box("criproxy 0.9, no cpu.idle", 0.9, idle=False),
         box("criproxy 1.0", 1.0),
         box("criproxy 1.0, no guard", 1.0, guard=False),
+        evidence("criproxy, evidence"),
+        evidence("criproxy, evidence, no guard", guard=False),
         Arm("criproxy, box open", "box", whole),
         Arm("criproxy, box open, no cpu.idle", "box", whole, idle=False),
     )
@@ -69,7 +77,8 @@ QUICK = (
     "koordlet's law (65 %, 1 s)",
     "criproxy 0.9",
     "criproxy 1.0",
-    "criproxy 1.0, no guard",
+    "criproxy, evidence",
+    "criproxy, evidence, no guard",
     "criproxy, box open",
 )
 """The arms of a quick run, beside alone and alone again."""

@@ -10,7 +10,7 @@ from criproxy.control.clock import Clock
 from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
 from criproxy.control.series import PredictorSettings
-from criproxy.daemon.checkpoint import CheckpointFile
+from criproxy.daemon.checkpoint import CheckpointFile, Remembered
 from criproxy.model import CPU
 
 PAST_S = 4 * 3600
@@ -25,4 +25,5 @@ def write_past(checkpoint: Path, online_cores: Sequence[float], capacity_cores: 
     now_s, wall_s = clock.boottime_s(), clock.wall_s()
     for ago_s, cores in zip(range(PAST_S, 0, -1), itertools.cycle(online_cores), strict=False):
         predictor.observe(now_s - ago_s, wall_s - ago_s, cores, capacity_cores)
-    CheckpointFile(checkpoint, clock, structlog.get_logger()).write({CPU: predictor.checkpoint()}, durable=False)
+    past = Remembered({CPU: predictor.checkpoint()})
+    CheckpointFile(checkpoint, clock, structlog.get_logger()).write(past, durable=False)

@@ -32,6 +32,8 @@ LATE_S = 0.005
 """A generator that sends a hundredth of its requests later than this did not keep its schedule: the phase is void."""
 _MOST_SHARES = 262144
 _SAMPLE_S = 1.0
+_BY_EVIDENCE = ("open, as nothing tells of harm", "squeezed to ")
+"""In the reasons of `criproxy.control.evidence`."""
 _RISING_S = 10
 """So often it is looked whether the limit still rises, each two seconds."""
 
@@ -92,7 +94,7 @@ class Node:
 
     def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]]) -> Figures:
         """One phase, with the load in these segments (requests per s, s)."""
-        with self._offline(arm, work):
+        with self._offline(arm, work) as unlike:
             time.sleep(SETTLE_S)
             meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm)})
             pids = Tree(self._online).pids()
@@ -118,7 +120,7 @@ class Node:
             idle_cores=idle_s / seconds,
             others_cores=max(0.0, self.cores - idle_s / seconds - now.cores_since(before, "node")),
             work_per_s=rate,
-            void=late,
+            void=unlike or late,
         )
 
     def offline_alone(self, work: Work, seconds: float) -> dict[str, float]:
@@ -140,11 +142,12 @@ class Node:
         return f"{self._root}/kubepods/{'burstable' if arm.place == 'burstable' else 'besteffort'}/podoffline"
 
     @contextmanager
-    def _offline(self, arm: Arm, work: Work) -> Iterator[None]:
+    def _offline(self, arm: Arm, work: Work) -> Iterator[str]:
+        """Yields why the phase is not what its arm says; "": it is."""
         for old in self._data.glob("done.*"):
             old.unlink()
         if arm.place == "nowhere":
-            yield
+            yield ""
             return
         parent = self._parent(arm)
         Tree(parent).make()
@@ -163,9 +166,7 @@ class Node:
             pod = client.run_pod("offline", uid="offline", labels=labels, cgroup_parent=parent)
             ends.callback(client.stop_and_remove, pod)
             client.run_container(pod, "main", work.command, mounts={**HOST, DATA: self._data})
-            if proxy is not None:
-                _wait_for_the_limit(proxy)
-            yield
+            yield "" if proxy is None else _wait_for_the_limit(proxy, by_evidence=arm.by_evidence)
 
     @contextmanager
     def _criproxy(self, arm: Arm) -> Iterator[ScopedCriproxy]:
@@ -230,16 +231,26 @@ def _joined(cgroup: str, pids: Sequence[int], *, own: bool = True) -> Iterator[N
             (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def _wait_for_the_limit(proxy: ScopedCriproxy) -> None:
-    """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long."""
-    seen = -1.0
+def _wait_for_the_limit(proxy: ScopedCriproxy, *, by_evidence: bool) -> str:
+    """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long.
+
+    `by_evidence`: and until it is what evidence gives. Returns why it is not; "": it is as it should be.
+    """
+    seen, why = -1.0, ""
     for _ in range(_RISING_S):
         decided = proxy.status()["box"]["cpu"]
         limit = float(decided["limit_cores"]) if decided else -1.0
-        if decided and limit <= seen:
-            return
+        why = not_by_evidence(decided["reason"] if decided else "nothing is decided yet") if by_evidence else ""
+        if decided and limit <= seen and not why:
+            return ""
         seen = limit
         time.sleep(2.0)
+    return why
+
+
+def not_by_evidence(reason: str) -> str:
+    """Why a decision on CPU was not made by evidence, from its reason; "": it was."""
+    return "" if any(words in reason for words in _BY_EVIDENCE) else f"not bound by evidence: {reason}"
 
 
 def _installed(package: str) -> bool:

@@ -5,8 +5,8 @@
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
-| cgroup-reader | readings of usage, so that a blocked write does not blind the loop (`_AT_ONCE_S`) | a cgroup lock |
-| cgroup-reclaimer | lowers memory limits, step by step | the kernel's reclaim: seconds |
+| cgroup-reader | readings of usage (`_AT_ONCE_S`), signals: no blocked write blinds the loop | a cgroup lock |
+| cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
 read those attributes; each is replaced, or copied, as a whole.
@@ -25,7 +25,8 @@ The rest is always in force: the lowest priority, the CPUs (`cpus`) and what els
 
 **Memory.** A limit below the usage is brought to just above the usage by the writer. What is left takes reclaim and
 sinks on the reclaimer's thread (`_sink`), towards `_sink_to`; each step looks at that anew, so that the steps stop as
-soon as the wanted limit has risen. What a last step undid, the next `apply` mends.
+soon as the wanted limit has risen. What a last step undid, the next `apply` mends. What memory is to be brought down to
+below its limit (MEMORY_HIGH), on v2, sinks the same way, and leaves memory.max alone.
 
 **Invariants.** A pod's cgroup is made in the job that has bounded the box, after that (`_admit`). Neither CPU nor the
 start of a pod waits for memory. Something that can't be bounded keeps nothing else from being bounded (`_bound`).
@@ -47,22 +48,27 @@ from msgspec.structs import replace
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
-from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
+from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
     CPU,
+    LOWEST_SHARES,
     MEMORY,
+    MEMORY_HIGH,
     UNLIMITED,
     AdmissionError,
     LimitChange,
     Limits,
+    Usage,
     UsageReading,
     type_unlimited,
 )
 from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.model.signals import SignalReading
 
 T = TypeVar("T")
 
@@ -82,6 +88,9 @@ CPUs. Where that takes longer, as with hundreds of CPUs, kubelet's calls would w
 
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
+
+_CACHE_S: Final = 3.0
+"""For so long page cache is dropped at a time, and not begun again while a limit is to sink."""
 
 
 class Held(Struct, frozen=True):
@@ -120,12 +129,13 @@ class BoxSettings(Struct, frozen=True):
 
     `share_ratios` is the box's share of what the node can have, by resource of `kernel_files.LIMITS` (1.0 where it is
     not named). `only_lower`: the config is not known; a box that is taken over never gets more than the kernel gave it
-    then, and its shares stay as they are.
+    then, and its shares stay as they are. `hands_off`: a box that is taken over keeps all that the kernel holds.
     """
 
     floor: Limits
     share_ratios: Mapping[str, float] = field(default_factory=dict)
     only_lower: bool = False
+    hands_off: bool = False
 
     @property
     def lifted(self) -> Limits:
@@ -176,6 +186,10 @@ class Box:
         self._pods: frozenset[str] = frozenset()
         self._empty = False
         """The last sweep has left no pod, and none has been let in since."""
+        self._dropped: frozenset[str] = frozenset()
+        """The ended pods that have no page cache left to take."""
+        self._shares: Mapping[str, int] = {}
+        """Replaced as a whole: the writer reads it."""
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -192,12 +206,22 @@ class Box:
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
-    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
         """Bound the box, then make the pod's cgroup in it, with what kubelet has set on its own one.
 
-        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. Raises AdmissionError.
+        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. `cpu_shares` are given to a pod that
+        kubelet has given the lowest weight. Raises AdmissionError.
         """
+        self.know_shares({**self._shares, place.name: cpu_shares})
         await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
+
+    def know_shares(self, shares: Mapping[str, int]) -> None:
+        """What pods of the box, by name, ask for beyond kubelet's knowledge, in CPU shares (0: nothing).
+
+        Of pods that are starting, what is known already stays.
+        """
+        starting = {name: asked for name, asked in self._shares.items() if name in self._admitted}
+        self._shares = {name: asked for name, asked in {**starting, **shares}.items() if asked}
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Give an admitted pod what kubelet has by now set on its own cgroup of it; `memory_bytes` as in `admit`.
@@ -234,6 +258,11 @@ class Box:
         expected = dict.fromkeys(names, self._clock.monotonic_s())
         self._admitted.update(expected)
         self._starting.update(expected)
+
+    @property
+    def spares_memory(self) -> bool:
+        """Memory can be taken back without a limit that kills: there is memory.high, which v1 has not."""
+        return self._version == 2
 
     async def settle(self) -> None:
         """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
@@ -296,12 +325,13 @@ class Box:
             return ()
         return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
-    async def carry(self) -> tuple[str, ...]:
+    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
         """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
 
-        This follows a resize that the runtime does not hear of. Raises CgroupError.
+        This follows a resize that the runtime does not hear of. `but`: the names of pods that stay as they are. Raises
+        CgroupError.
         """
-        return await self._at_box("carry limits of pods", self._carry)
+        return await self._at_box("carry limits of pods", lambda path: self._carry(path, but))
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
@@ -310,11 +340,21 @@ class Box:
             return self._usage(None)
         return await self._reader.run("read usage", lambda: self._usage(path))
 
-    async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
-        """The working sets of these pods of the box (paths), in bytes, of those that are there. Raises CgroupError."""
+    async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
+        """What these pods of the box (paths) use, of those that are there. Raises CgroupError."""
         paths = tuple(pods)
-        usages = await self._reader.run("read pods' memory", lambda: [self._driver.usage(path) for path in paths])
-        return {path: usage.working_set_bytes for path, usage in zip(paths, usages, strict=True) if usage is not None}
+        usages = await self._reader.run("read pods' usage", lambda: [self._driver.usage(path) for path in paths])
+        return {path: usage for path, usage in zip(paths, usages, strict=True) if usage is not None}
+
+    async def signals(self, reader: SignalReader, *, own_limits: bool) -> SignalReading | None:
+        """What the kernel says about harm to online; None: there is no box, so kubelet's cgroup is not known yet.
+
+        `own_limits`: see `SignalReader.read`. Raises CgroupError when the kernel does not answer.
+        """
+        path = self._path
+        if path is None:
+            return None
+        return await self._reader.run("read signals", lambda: reader.read(path, own_limits=own_limits))
 
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
@@ -323,6 +363,16 @@ class Box:
         """
         known = frozenset(known)
         return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known))
+
+    async def drop_caches(self, running: Collection[str]) -> int:
+        """Take back the page cache of ended pods, each once: of all but `running` (names); returns how many bytes.
+
+        Without that it counts towards the box's limit, also when the pods' cgroups are gone, until the kernel needs the
+        memory. What takes long is left for the next call. Raises CgroupError.
+        """
+        kept = frozenset(running)
+        path = self._path
+        return 0 if path is None else await self._reclaimer.run("drop caches", lambda: self._drop_caches(path, kept))
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
@@ -390,11 +440,17 @@ class Box:
     def _sink(self) -> CgroupError | None:
         """Begin, or go on, with what stands above the wanted limit. Returns what failed of it before."""
         held, wanted = self._limits, None if self._lifting else self._wanted
-        self._sink_to = None if held is None or wanted is None else _below(held[MEMORY], wanted[MEMORY])
+        self._sink_to = None if held is None or wanted is None else self._sought(held, wanted)
         failure, self._failure = self._failure, None
         if self._sink_to is not None and (self._sinking is None or self._sinking.done()):
             self._sinking = asyncio.create_task(self._reclaimed())
         return failure
+
+    def _sought(self, held: Limits, wanted: Limits) -> int | None:
+        high, memory = wanted.get(MEMORY_HIGH, UNLIMITED), self._memory
+        if high is UNLIMITED or not self.spares_memory:
+            return _below(held[MEMORY], wanted[MEMORY])
+        return int(high) if memory is None or memory.used_bytes > high else _below(held[MEMORY], wanted[MEMORY])
 
     async def _reclaimed(self) -> None:
         try:
@@ -443,14 +499,23 @@ class Box:
 
     def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
         self._empty = False
-        limits = self._set_by_kubelet(place) or PodLimits()
+        limits = self._set_by_kubelet(place) or self._weighed(place, PodLimits())
         if memory_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
         self._driver.ensure_pod(place.in_box, limits)
 
     def _set_by_kubelet(self, place: PodParent) -> PodLimits | None:
-        """What kubelet has set on its own cgroup of the pod; None: it has none (any more)."""
-        return next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
+        """What kubelet has set on its own cgroup of the pod; None: it has none (any more).
+
+        A pod to which it gave the lowest weight gets that of the shares which the pod asks for.
+        """
+        found = next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
+        return None if found is None else self._weighed(place, found)
+
+    def _weighed(self, place: PodParent, limits: PodLimits) -> PodLimits:
+        asked = self._shares.get(place.name)
+        lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
+        return replace(limits, cpu_weight=weight_of(asked, self._version)) if asked and lowest else limits
 
     def _held_by(self, path: str) -> PodLimits | None:
         """The limits of a pod's cgroup; None: it has gone."""
@@ -458,11 +523,11 @@ class Box:
             return self._driver.pod_limits(path) if self._driver.exists(path) else None
         return None
 
-    def _carry(self, path: str) -> tuple[str, ...]:
+    def _carry(self, path: str, but: Collection[str]) -> tuple[str, ...]:
         changed, failures = [], []
         for name in self._driver.pods(path):
             try:
-                if self._carry_to(PodParent(parse_box(path), name)):
+                if name not in but and self._carry_to(PodParent(parse_box(path), name)):
                     changed.append(name)
             except CgroupError as error:  # the others' limits are carried all the same
                 failures.append(error)
@@ -499,7 +564,12 @@ class Box:
         if self._wanted is None and self._driver.exists(path):
             held = self._driver.read(path).items()
             self._wanted = {**floor, **{name: limit for name, limit in held if limit is not UNLIMITED}}
-        self._bound(path, self._wanted or floor)
+        if not self._settings.hands_off:
+            self._bound(path, self._wanted or floor)
+        elif self._driver.exists(path):
+            self._limits = self._driver.read(path)
+            for name in LIMITS:
+                self._look_at(path, name)
 
     def _apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         if self._settings.only_lower and self._path is not None:
@@ -568,10 +638,13 @@ class Box:
                 limit = max(1, int(self._settings.share_ratios.get(name, 1.0) * capacity))
             if limit is not None:
                 changes = self._counted_drift(self._driver.write_limit(path, name, limit))
+        self._look_at(path, name)
+        return changes
+
+    def _look_at(self, path: str, name: str) -> None:
         others = {other: held for other, held in self._held.items() if other != name}
         held = self._driver.read_limit(path, name)
         self._held = others if held is None else {**others, name: held}
-        return changes
 
     def _confine(self, path: str) -> tuple[LimitChange, ...]:
         if not self._driver.exists(path):
@@ -601,6 +674,20 @@ class Box:
         for _ in range(files.RECLAIM_STEPS):
             if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
                 return
+
+    def _drop_caches(self, path: str, running: frozenset[str]) -> int:
+        ended = [name for name in self._driver.pods(path) if name not in running and name not in self._admitted]
+        self._dropped &= frozenset(ended)
+        box, until_s, dropped_bytes = parse_box(path), self._clock.monotonic_s() + _CACHE_S, 0
+        for name in ended:
+            while name not in self._dropped:
+                if self._sink_to is not None or self._clock.monotonic_s() > until_s:
+                    return dropped_bytes
+                if (size := self._driver.drop_cache(box.pod(name))) is None:
+                    self._dropped |= {name}
+                else:
+                    dropped_bytes += size
+        return dropped_bytes
 
     def _usage(self, path: str | None) -> UsageReading:
         wanted, began_s = self._wanted, self._clock.monotonic_s()

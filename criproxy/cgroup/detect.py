@@ -3,6 +3,7 @@
 from criproxy.cgroup import files
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.driver import SystemdDriver
 from criproxy.cgroup.systemd.units import SystemdUnits
@@ -30,6 +31,11 @@ def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
     Raises CgroupError when cpu and memory are not to be had in one version.
     """
     return KernelDriver(_version(tree, proc), tree, proc)
+
+
+def detect_signals(tree: Tree, proc: str = "/proc") -> SignalReader:
+    """What reads the signals of interference of what is mounted. Raises as `detect`."""
+    return SignalReader(_version(tree, proc).access, tree, proc)
 
 
 def _version(tree: Tree, proc: str) -> V1Hierarchies | V2Hierarchy:

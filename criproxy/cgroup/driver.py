@@ -83,17 +83,23 @@ class CgroupDriver(Protocol):
         """Make the box in every controller; its priority and its limits are `write`'s matter."""
 
     def read(self, box: str) -> Limits:
-        """The limits that the kernel holds now, of the box or of a pod in it."""
+        """The limits that the kernel holds now, of the box or of a pod in it.
+
+        MEMORY_HIGH is among them where it is below the limit.
+        """
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
 
         A file that this driver wrote before and that holds something else by now has drifted. Nothing here waits for
-        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter.
+        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter. So is
+        MEMORY_HIGH below the usage, which leaves the limit alone; v1 has none.
         """
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
+
+        On v2 it is memory.high.
 
         For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
         `path`: the box, or a pod in it.
@@ -149,6 +155,13 @@ class CgroupDriver(Protocol):
 
     def pods(self, box: str) -> tuple[str, ...]:
         """Names of the pod cgroups in the box, from every controller; empty when there is no box."""
+
+    def drop_cache(self, pod: str) -> int | None:
+        """Take back some of the page cache that an ended pod has left; returns how many bytes that was.
+
+        None: there is no more to take, the kernel can't, or a process is in the pod. For a thread of its own, as
+        `reclaim` is.
+        """
 
     def remove_pod(self, pod: str) -> bool:
         """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""

@@ -17,6 +17,9 @@ RECLAIM_STEP_BYTES: Final = 256 << 20
 RECLAIM_STEPS: Final = 8
 """How many steps a memory limit sinks at a time, before it is looked at anew what is wanted."""
 
+CACHE_STEP_BYTES: Final = 64 << 20
+"""How much page cache of an ended pod is taken back at a time: what a more urgent reclaim may have to wait for."""
+
 SLACK_BYTES: Final = 8 << 20
 """Distance that a limit keeps from a usage that can't be reclaimed, so that the next allocation is no OOM kill."""
 
@@ -70,6 +73,91 @@ def node_working_set_bytes(meminfo: str) -> int:
         if key in ("MemTotal", "MemFree", "Inactive(file)"):
             kilobytes[key] = int(rest.split()[0])
     return max(0, kilobytes["MemTotal"] - kilobytes["MemFree"] - kilobytes["Inactive(file)"]) * 1024
+
+
+def memory_bytes(meminfo: str, key: str) -> int | None:
+    """A line of /proc/meminfo; None: this kernel has none. Source: proc(5), /proc/meminfo."""
+    for line in meminfo.splitlines():
+        name, _, rest = line.partition(":")
+        if name == key:
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """The totals of a pressure file in s, by line: `some`, and `full` where the kernel has it.
+
+    Source: Documentation/accounting/psi.rst, Pressure interface.
+    """
+    totals_s = {}
+    for line in text.splitlines():
+        kind, *fields = line.split()
+        totals_s[kind] = int(dict(field.split("=", 1) for field in fields)["total"]) / 1e6
+    return totals_s
+
+
+def parse_nested_keyed(text: str) -> dict[str, dict[str, str]]:
+    """Lines of `KEY NAME=VALUE …`, as in io.stat. Source: Documentation/admin-guide/cgroup-v2.rst, Format."""
+    found = {}
+    for line in text.splitlines():
+        key, *fields = line.split()
+        found[key] = dict(field.split("=", 1) for field in fields if "=" in field)
+    return found
+
+
+def parse_blkio(text: str) -> dict[str, int]:
+    """What was read and written, by the disk's number.
+
+    A line is `8:0 Read 4096`, with other words for other sums, and a last one is the total of all disks.
+    Source: Documentation/admin-guide/cgroup-v1/blkio-controller.rst.
+    """
+    sums: dict[str, int] = {}
+    for line in text.splitlines():
+        disk, *rest = line.split()
+        if ":" in disk and len(rest) == 2 and rest[0] in ("Read", "Write"):
+            sums[disk] = sums.get(disk, 0) + int(rest[1])
+    return sums
+
+
+class DiskStat(Struct, frozen=True):
+    """A line of /proc/diskstats. `operations`: reads and writes as asked for, those that were merged too."""
+
+    name: str
+    size_bytes: int
+    operations: int
+
+
+_SECTOR_BYTES: Final = 512
+"""In this file, whatever the disk has."""
+
+
+def parse_diskstats(text: str) -> dict[str, DiskStat]:
+    """By the disk's number. Source: Documentation/admin-guide/iostats.rst."""
+    found = {}
+    for line in text.splitlines():
+        major, minor, name, reads, merged_reads, read, _, writes, merged_writes, written, *_ = line.split()
+        operations = int(reads) + int(merged_reads) + int(writes) + int(merged_writes)
+        found[f"{major}:{minor}"] = DiskStat(name, (int(read) + int(written)) * _SECTOR_BYTES, operations)
+    return found
+
+
+def parse_schedstat(text: str) -> tuple[float, float] | None:
+    """For how long a thread has run, and has waited on a run queue, in s; None: this kernel does not count it.
+
+    Such a kernel writes zeros for every thread. Source: Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+    """
+    ran_ns, waited_ns, slices = (int(word) for word in text.split()[:3])
+    return (ran_ns / 1e9, waited_ns / 1e9) if ran_ns or waited_ns or slices else None
+
+
+def refault_pages(stat: Mapping[str, int], prefix: str) -> tuple[int, int] | None:
+    """Of memory.stat, refaults of file pages and of anonymous ones; None: this kernel does not count them.
+
+    `prefix` is "total_" on v1. Before Linux 5.9 there is one sum, of file pages.
+    """
+    key = f"{prefix}workingset_refault"
+    file = stat.get(f"{key}_file", stat.get(key))
+    return None if file is None else (file, stat.get(f"{key}_anon", 0))
 
 
 def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:

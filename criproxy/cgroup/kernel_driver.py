@@ -21,7 +21,7 @@ from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
@@ -101,14 +101,21 @@ class KernelDriver:
 
     def read(self, box: str) -> Limits:
         path = checked_path(box)
-        return {CPU: self._version.cores(path), MEMORY: self._access.read(rows.MEMORY_MAX, path)}
+        held: dict[str, float | type_unlimited] = {
+            CPU: self._version.cores(path),
+            MEMORY: self._access.read(rows.MEMORY_MAX, path),
+        }
+        high = UNLIMITED if self.version == 1 else self._access.read(rows.MEMORY_HIGH, path)
+        if high is not UNLIMITED and (held[MEMORY] is UNLIMITED or high < held[MEMORY]):
+            held[MEMORY_HIGH] = high
+        return held
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
-        path, size = checked_box(box), limits[MEMORY]
+        path, size, high = checked_box(box), limits[MEMORY], limits.get(MEMORY_HIGH)
         return (
             *self._settle_priority(path),
             *self._version.settle_cpu(path, limits[CPU]),
-            *self._version.settle_memory(path, size if size is UNLIMITED else files.whole_pages(size)),
+            *self._version.settle_memory(path, _pages(size), None if high is None else _pages(high)),
         )
 
     def _settle_priority(self, path: str) -> list[LimitChange]:
@@ -185,6 +192,17 @@ class KernelDriver:
         names = {name for root in self._access.roots for name in self._tree.children(root + directory)}
         return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
 
+    def drop_cache(self, pod: str) -> int | None:
+        path = checked_pod(pod)[1]
+        with if_there():
+            if self.processes(pod):
+                return None
+            before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+            if before_bytes and self._version.drop_cache(path, before_bytes):
+                after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+                return before_bytes - after_bytes if after_bytes < before_bytes else None
+        return None
+
     def remove_pod(self, pod: str) -> bool:
         path = checked_pod(pod)[1]
         if self.processes(pod):
@@ -202,3 +220,7 @@ class KernelDriver:
     def processes(self, path: str) -> tuple[int, ...]:
         path = checked_path(path)
         return tuple(sorted({pid for root in self._access.roots for pid in self._tree.processes(root + path)}))
+
+
+def _pages(size: float | type_unlimited) -> int | type_unlimited:
+    return size if size is UNLIMITED else files.whole_pages(size)

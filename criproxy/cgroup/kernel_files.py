@@ -13,7 +13,14 @@ from typing import Any, Final
 from cgroupspy.interfaces import BaseFileInterface, CommaDashSetFile, FlagFile, IntegerFile
 from msgspec import Struct
 
-from criproxy.cgroup.files import CFS_PERIOD_US, parse_flat_keyed, quota_us
+from criproxy.cgroup.files import (
+    CFS_PERIOD_US,
+    parse_blkio,
+    parse_flat_keyed,
+    parse_nested_keyed,
+    parse_pressure,
+    quota_us,
+)
 from criproxy.model import PIDS, UNLIMITED, type_unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
@@ -102,6 +109,7 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
+_ORDER: Final = Format(str, str)
 _NUMBER: Final = Format(str, int)
 _FLAG: Final = Format(lambda on: str(int(on)), lambda text: text != "0")
 _COUNT: Final = Format(
@@ -122,6 +130,9 @@ _DEFAULT_WEIGHT: Final = Format(str, _first_line)
 _CPUS: Final = Format(lambda cpus: format_cpus(cpus) or "\n", parse_cpus)
 """A write of nothing does not reach the kernel."""
 _KEYED: Final = Format(str, parse_flat_keyed)
+_NESTED: Final = Format(str, parse_nested_keyed)
+_BLKIO: Final = Format(str, parse_blkio)
+_PRESSURE: Final = Format(str, parse_pressure)
 
 
 def _keyed(key: str) -> Format:
@@ -172,6 +183,12 @@ CPU_WEIGHT: Final = KernelFile(
     v2=Column("cpu.weight", _NUMBER, lowest=1, properties=_property("CPUWeight")),
 )
 
+
+def weight_of(shares: int, version: int) -> int:
+    """CPU shares (2 to 262144) in the unit of the kernel's file: v2's weight (1 to 10000), as kubelet works it out."""
+    return shares if version == 1 else 1 + (shares - 2) * 9999 // 262142
+
+
 IO_WEIGHT: Final = KernelFile(
     v1=_v1(IntegerFile("blkio.weight"), lowest=10, properties=lambda _: {"IOWeight": 1}),
     v2=Column("io.weight", _DEFAULT_WEIGHT, lowest="default 1", properties=lambda _: {"IOWeight": 1}),
@@ -209,6 +226,12 @@ MEMORY_HIGH: Final = KernelFile(v2=Column("memory.high", _COUNT, properties=_pro
 MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
 
+MEMORY_RECLAIM: Final = KernelFile(v2=Column("memory.reclaim", _ORDER), optional=True)
+"""Written only: how much to take back; EAGAIN: it was less. Since Linux 5.19, and from 6.9 on with a swappiness."""
+
+MEMORY_FORCE_EMPTY: Final = KernelFile(v1=Column("memory.force_empty", _ORDER), optional=True)
+"""Written only: takes back all that can be. Source: Documentation/admin-guide/cgroup-v1/memory.rst, 5.1."""
+
 SWAP_MAX: Final = KernelFile(v2=Column("memory.swap.max", _COUNT, properties=_property("MemorySwapMax")), optional=True)
 
 PIDS_MAX: Final = KernelFile(
@@ -241,7 +264,20 @@ HIERARCHICAL_MEMORY: Final = KernelFile(v1=_v1(FlagFile("memory.use_hierarchy"))
 
 CPU_STAT: Final = KernelFile(v1=Column("cpu.stat", _KEYED), v2=Column("cpu.stat", _KEYED))
 CPU_USAGE: Final = KernelFile(v1=_v1(IntegerFile("cpuacct.usage")), v2=Column("cpu.stat", _KEYED))
-CPU_PRESSURE: Final = KernelFile(v2=Column("cpu.pressure", _DEFAULT_WEIGHT))
+CPU_PRESSURE: Final = KernelFile(v2=Column("cpu.pressure", _PRESSURE))
+MEMORY_PRESSURE: Final = KernelFile(v2=Column("memory.pressure", _PRESSURE))
+IO_PRESSURE: Final = KernelFile(v2=Column("io.pressure", _PRESSURE))
+PRESSURE_SWITCH: Final = KernelFile(v2=Column("cgroup.pressure", _FLAG), optional=True)
+"""Since Linux 6.1; 0: the cgroup has no pressure files."""
+
+MEMORY_STAT: Final = KernelFile(v1=Column("memory.stat", _KEYED), v2=Column("memory.stat", _KEYED))
+IO_STAT: Final = KernelFile(v2=Column("io.stat", _NESTED), optional=True)
+IO_BYTES: Final = KernelFile(v1=Column("blkio.throttle.io_service_bytes_recursive", _BLKIO), optional=True)
+IO_OPERATIONS: Final = KernelFile(v1=Column("blkio.throttle.io_serviced_recursive", _BLKIO), optional=True)
+BFQ_BYTES: Final = KernelFile(v1=Column("blkio.bfq.io_service_bytes_recursive", _BLKIO), optional=True)
+BFQ_OPERATIONS: Final = KernelFile(v1=Column("blkio.bfq.io_serviced_recursive", _BLKIO), optional=True)
+"""Of disks with the BFQ scheduler. What is written through the page cache counts as the root's on v1."""
+
 ROOT_CPUS: Final = KernelFile(
     v1=_v1(CommaDashSetFile("cpuset.effective_cpus")), v2=Column("cpuset.cpus.effective", _CPUS)
 )

@@ -82,6 +82,23 @@ class Tree:
                 os.close(opened.popitem()[1])
         return opened
 
+    def head(self, file: str, most_bytes: int) -> str:
+        """The first whole lines of a file that may be long."""
+        try:
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                parts: list[bytes] = []
+                left = most_bytes
+                while left > 0 and (part := os.read(fd, left)):
+                    parts.append(part)
+                    left -= len(part)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _failed(f"read {file}", error) from error
+        data = b"".join(parts)
+        return (data if left > 0 else data[: data.rfind(b"\n") + 1]).decode().strip()
+
     def write(self, file: str, value: str) -> None:
         """One write(2): the kernel takes a value whole or not at all."""
         try:
@@ -144,6 +161,15 @@ class Tree:
         for parent in found:
             found.extend(f"{parent}/{child}" for child in self.children(parent))
         return found
+
+    def first_below(self, directory: str, most: int) -> tuple[list[str], bool]:
+        """At most so many of the cgroups below this one, parents first; and whether these are all."""
+        found = [directory]
+        for parent in found:
+            found.extend(f"{parent}/{child}" for child in sorted(self.children(parent)))
+            if len(found) > most + 1:
+                return found[1 : most + 1], False
+        return found[1:], True
 
     def remove(self, directory: str) -> bool:
         """Remove a cgroup and all below it, leaves first. False when one of them is in use."""

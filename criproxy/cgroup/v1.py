@@ -196,10 +196,13 @@ class V1Hierarchies:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
+    def settle_memory(
+        self, box: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+    ) -> list[LimitChange]:
         """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
 
-        The kernel wants memsw >= limit at any moment: up, memsw goes first; down, it follows.
+        There is no memory.high, so `high` is nothing here. The kernel wants memsw >= limit at any moment: up, memsw
+        goes first; down, it follows.
         """
         raising = _at_least(want, self.access.read(rows.MEMORY_MAX, box))
         changes = [] if raising else self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, box, want)
@@ -220,6 +223,13 @@ class V1Hierarchies:
             step = max(want, files.whole_pages(self.access.read(rows.MEMORY_USAGE, path) - files.RECLAIM_STEP_BYTES))
             reached = self._lower(rows.MEMORY_MAX, path, step)
         return reached and step > want
+
+    def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
+        """All in one go; False: the kernel can't."""
+        if not self.access.has(rows.MEMORY_FORCE_EMPTY, pod):
+            return False
+        self.access.write(rows.MEMORY_FORCE_EMPTY, pod, "0")
+        return True
 
     def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | type_unlimited) -> list[LimitChange]:
         """Raise a memory limit, or lower it as far as the kernel need not reclaim: see `reclaim`."""

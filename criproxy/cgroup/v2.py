@@ -1,5 +1,6 @@
 """What is cgroup v2's own: one hierarchy, controllers enabled from the top down, memory.high before memory.max."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class V2Hierarchy:
         self._clock = clock
         self._busy = BusyTime()
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._takes_swappiness = True
         self._confined: set[str] = set()
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
@@ -110,12 +112,19 @@ class V2Hierarchy:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def settle_memory(self, box: str, want: int | type_unlimited) -> list[LimitChange]:
-        """No swap while memory is limited, so that squeezed memory does not become disk traffic."""
-        swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
-        return [*swap, *self.settle_pod_memory(box, want)]
+    def settle_memory(
+        self, box: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+    ) -> list[LimitChange]:
+        """No swap while memory is limited, so that squeezed memory does not become disk traffic.
 
-    def settle_pod_memory(self, path: str, want: int | type_unlimited) -> list[LimitChange]:
+        `high`: for memory.high, where that is to be below memory.max; None: it is the same.
+        """
+        swap = self.access.settle(rows.SWAP_MAX, box, UNLIMITED if want is UNLIMITED else 0)
+        return [*swap, *self.settle_pod_memory(box, want, high)]
+
+    def settle_pod_memory(
+        self, path: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+    ) -> list[LimitChange]:
         """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage.
 
         A memory.high below the usage is `reclaim`'s matter alone.
@@ -123,8 +132,9 @@ class V2Hierarchy:
         if want is UNLIMITED:
             return [*self.access.settle(rows.MEMORY_MAX, path, want), *self.access.settle(rows.MEMORY_HIGH, path, want)]
         changes = []
-        if self.access.read(rows.MEMORY_USAGE, path) <= want:
-            changes = self.access.settle(rows.MEMORY_HIGH, path, want)
+        high = want if high is None or high is UNLIMITED else min(high, want)
+        if self.access.read(rows.MEMORY_USAGE, path) <= high:
+            changes = self.access.settle(rows.MEMORY_HIGH, path, high)
         else:
             self.access.note(rows.MEMORY_HIGH, path, self.access.read(rows.MEMORY_HIGH, path))
         in_use_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
@@ -147,3 +157,28 @@ class V2Hierarchy:
             if step > want and not goes_on:
                 self.access.write(rows.MEMORY_HIGH, path, want)
         return goes_on
+
+    def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
+        """A step; False: the kernel can't. With swappiness 0, where the kernel takes it, so that nothing is swapped."""
+        if not self.access.has(rows.MEMORY_RECLAIM, pod):
+            return False
+        order = str(min(in_use_bytes, files.CACHE_STEP_BYTES))
+        try:
+            if self._takes_swappiness and not self._reclaimed(pod, f"{order} swappiness=0"):
+                self._takes_swappiness = False
+            if not self._takes_swappiness:
+                self.access.write(rows.MEMORY_RECLAIM, pod, order)
+        except CgroupError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+        return True
+
+    def _reclaimed(self, pod: str, order: str) -> bool:
+        """False: the kernel does not understand the order."""
+        try:
+            self.access.write(rows.MEMORY_RECLAIM, pod, order)
+        except CgroupError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return True

@@ -1,7 +1,7 @@
 """The config file: typed settings (`settings`, `schema`), reading them (`load`), and an example of them (`example`)."""
 
-from criproxy.config.load import ConfigError, Loaded, files_of, load
+from criproxy.config.load import ConfigError, Loaded, Override, files_of, load, load_above
 from criproxy.config.schema import restart_keys
 from criproxy.config.settings import Config, Proxy
 
-__all__ = ["Config", "ConfigError", "Loaded", "Proxy", "files_of", "load", "restart_keys"]
+__all__ = ["Config", "ConfigError", "Loaded", "Override", "Proxy", "files_of", "load", "load_above", "restart_keys"]

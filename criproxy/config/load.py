@@ -37,6 +37,16 @@ class ConfigError(Struct, frozen=True):
         return ": ".join(part for part in (self.file, given, self.problem) if part) + f"; {self.remedy}"
 
 
+class Override(Struct, frozen=True):
+    """Settings that hold above those of the files, key by key. `origin` stands for the file's name in errors.
+
+    `tables` is what a file with the same settings would be read as.
+    """
+
+    origin: str
+    tables: Mapping[str, Any]
+
+
 class Loaded(Struct, frozen=True):
     """What a config says. With `errors`, `config` is what could be salvaged: every bad key is at its default.
 
@@ -71,10 +81,11 @@ def _shown(path: Path) -> str:
     return str(path).encode(errors="backslashreplace").decode()
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path, overrides: Sequence[Override] = ()) -> Loaded:
     """Read the config at `path`. Never raises for what is in its files, or for their absence: see `Loaded`.
 
-    Blocks on the disk, and takes up to a second for the longest config: not for the event loop.
+    Overrides are checked as files are, and have only what needs no restart. Blocks on the disk, and takes up to a
+    second for the longest config: not for the event loop.
     """
     sources: list[tuple[str, bytes]] = []
     errors: list[ConfigError] = []
@@ -97,8 +108,17 @@ def load(path: Path) -> Loaded:
         else:
             sources.append((_shown(file), data))
             room_bytes -= min(len(data), room_bytes)
-    loaded = _combine(sources, _shown(path))
+    loaded = _combine(sources, _shown(path), overrides)
     return Loaded(loaded.config, _few((*errors, *loaded.errors), _shown(path)))
+
+
+def load_above(path: Path, override: Override) -> Loaded:
+    """As `load`, with one override; one that adds an error to those of the files is left out as a whole.
+
+    The files may have changed since it was found right: an operator's own file must not become a pass-through by that.
+    """
+    alone, together = load(path), load(path, (override,))
+    return together if set(together.errors) <= set(alone.errors) else alone
 
 
 def parse(data: bytes, file: str) -> Loaded:
@@ -131,16 +151,22 @@ def _of_file(file: Path, problem: str, remedy: str) -> ConfigError:
     return ConfigError(_shown(file), "", "", problem, remedy)
 
 
-def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:
+def _combine(sources: Sequence[tuple[str, bytes]], main: str, overrides: Sequence[Override] = ()) -> Loaded:
     """The config of the files (name, bytes), key by key the last that has it. `main` is blamed for what is in none."""
     errors: list[ConfigError] = []
-    tables: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
+    documents: list[tuple[str, Mapping[str, Any]]] = []
     for file, data in sources:
         document, syntax_error = _salvage(data)
-        found = [syntax_error] if syntax_error else []
-        found += _unknown_keys(document)
-        errors += [replace(error, file=file) for error in found]
+        errors += [replace(syntax_error, file=file)] if syntax_error else []
+        documents.append((file, document))
+    for override in overrides:
+        allowed, refused = _of_the_node(override)
+        errors += refused
+        documents.append((override.origin, allowed))
+    tables: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for file, document in documents:
+        errors += [replace(error, file=file) for error in _unknown_keys(document)]
         for section, table in document.items():
             if isinstance(table, dict):
                 tables.setdefault(section, {}).update(table)
@@ -149,6 +175,19 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str) -> Loaded:
     errors += [replace(error, file=origins.get(error.key.partition("[")[0], main)) for error in value_errors]
     config, conflict_errors = _resolve(config, origins, main)
     return Loaded(config, (*errors, *conflict_errors))
+
+
+def _of_the_node(override: Override) -> tuple[Mapping[str, Any], list[ConfigError]]:
+    """The tables without what only the node's own files may say: its sockets, its addresses, where its state lies."""
+    allowed: dict[str, Any] = dict(override.tables)
+    errors: list[ConfigError] = []
+    for setting in settings():
+        table = allowed.get(setting.section)
+        if setting.needs_restart and isinstance(table, dict) and setting.name in table:
+            problem, remedy = "only this node's own file may set it", f"remove it from {override.origin}"
+            errors.append(ConfigError(override.origin, setting.key, toml(table[setting.name]), problem, remedy))
+            allowed[setting.section] = {name: value for name, value in table.items() if name != setting.name}
+    return allowed, errors
 
 
 def _error(key: str, value: object, problem: str, remedy: str) -> ConfigError:

@@ -13,6 +13,9 @@ _SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
 _PATH: Final = r"^/[^\x00]*[^\x00/]$"
 _ADDRESS: Final = r"^([0-9.]+|localhost|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$"
 _TIME: Final = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
+_RESOURCE: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+"""Source: Kubernetes, "Label names and syntax" (qualified names)."""
+
 _DAY: Final = f"({'|'.join(DAY_NAMES)})"
 _DAYS: Final = f"^{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*$"
 
@@ -198,6 +201,14 @@ class Cpu(Struct, frozen=True, kw_only=True):
     reserve_cores: Annotated[
         float, Meta(ge=0.0, le=4096.0), doc("Of the node, so much is never given to offline pods (but min_cores).")
     ] = 0.0
+    bound: Annotated[
+        Literal["prediction", "evidence"],
+        doc(
+            "What bounds the box while nobody is harmed: what online is predicted to use (prediction), or, where the "
+            "kernel has cpu.idle and a signal for CPU is at work, all of the node less the reserve, until there is "
+            "evidence of harm (evidence). Once the box is found to harm online, the prediction holds, and then less."
+        ),
+    ] = "prediction"
     static_cores: Annotated[Cores, doc('The limit under control.policy = "static".')] | None = None
 
 
@@ -218,8 +229,8 @@ class Memory(Struct, frozen=True, kw_only=True):
         doc(
             "When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
             "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
-            "reclaimed: the largest offline pod is stopped, one each 10 s, until that is over (evict), or it is only "
-            "reported (report)."
+            "reclaimed: one offline pod after the other is stopped until that is over, within the numbers of "
+            "[interference] (evict), or it is only reported (report)."
         ),
     ] = "evict"
 
@@ -365,6 +376,107 @@ class Guard(Struct, frozen=True, kw_only=True):
     ] = 2.0
 
 
+_Seconds = Annotated[float, Meta(ge=1.0, le=3600.0)]
+
+
+class Interference(Struct, frozen=True, kw_only=True):
+    """What is done when online pods are harmed: the cause is tried out, then answered step by step, and given back."""
+
+    enabled: Annotated[
+        bool,
+        doc(
+            "Whether the kernel is asked how long online pods wait for CPU, memory and disks. Off: the node's shortage "
+            "of memory alone is answered (memory.on_over_limit)."
+        ),
+    ] = True
+    on_harm: Annotated[
+        Literal["evict", "close"],
+        doc(
+            "How far it goes when the box was found to harm online pods and a squeeze does not end that: offline pods "
+            "are stopped, one after the other (evict), or only no new ones are let in (close)."
+        ),
+    ] = "evict"
+    trial_s: Annotated[
+        float,
+        Meta(ge=2.0, le=30.0),
+        doc(
+            "Seconds for which the box gets its floor, to see whether it is the cause: then the harm falls by half. Of "
+            "memory it takes 10 s at least, as online must first read its pages again."
+        ),
+    ] = 3.0
+    close_after_s: Annotated[
+        _Seconds, doc("Seconds of harm after which a box that is squeezed takes no new offline pod.")
+    ] = 10.0
+    open_after_s: Annotated[
+        _Seconds, doc("Seconds of calm after which it does again; each time twice as long, up to open_after_most_s.")
+    ] = 60.0
+    open_after_most_s: Annotated[_Seconds, doc("See open_after_s.")] = 600.0
+    evict_after_s: Annotated[
+        _Seconds, doc("Seconds of harm to CPU or disks after which a box that is closed loses a pod.")
+    ] = 120.0
+    evict_after_memory_s: Annotated[_Seconds, doc("The same for memory. When it is nearly gone, nothing waits.")] = 5.0
+    evict_pause_s: Annotated[_Seconds, doc("Seconds from one pod that is stopped to the next.")] = 10.0
+    evict_most: Annotated[
+        int, Meta(ge=1, le=100), doc("Never more pods than this are stopped in ten minutes, whatever is measured.")
+    ] = 6
+    evict_owner_s: Annotated[
+        _Seconds, doc("Seconds from one pod of an owner (a Job, as far as labels say) to the next of the same.")
+    ] = 60.0
+
+
+class ResourceTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An extended resource as it is written."""
+
+    name: Annotated[str, Meta(pattern=_RESOURCE)]
+    of: Literal["cpu", "memory"]
+    per_unit: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class Kubernetes(Struct, frozen=True, kw_only=True):
+    """What this node tells the API server, by kubelet's own credential, and what it is told. See docs/kubernetes.md."""
+
+    enabled: Annotated[
+        bool,
+        doc(
+            "Publish what the node can lend, evict through the API, and follow the policy that the cluster "
+            "writes into the Node's annotation. Nothing waits for it: without an API server, all goes on as it was.",
+            restart=True,
+        ),
+    ] = False
+    kubeconfig: (
+        Annotated[
+            str,
+            Meta(pattern=_PATH),
+            doc(
+                "Kubelet's kubeconfig. Not set: that of the kubelet that runs, or /etc/kubernetes/kubelet.conf.",
+                expects="an absolute path of a file",
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
+    publish: Annotated[
+        bool, doc("Whether the Node's status has the names below, from the prediction for the next hour.")
+    ] = True
+    names: Annotated[
+        Literal["batch", "mid", "crane", "katalyst", "bilibili", "caelus"],
+        doc(
+            "The extended resources: kubernetes.io/batch-cpu and batch-memory, which Koordinator and "
+            "Volcano have, too (batch), or another system's."
+        ),
+    ] = "batch"
+    resources: Annotated[
+        tuple[ResourceTable, ...],
+        Meta(max_length=8),
+        doc(
+            "Names of one's own, instead. per_unit is how much of it one core, or one byte, is: 1 (not set), or "
+            "1000 for thousandths.",
+            expects="a list of at most 8 tables",
+            example='{ name = "example.com/spare-cpu", of = "cpu", per_unit = 1000 }',
+        ),
+    ] = ()
+
+
 class Observe(Struct, frozen=True, kw_only=True):
     """/metrics, /healthz and /readyz over TCP, and the log on stderr. `criproxy status` asks at a socket of root's."""
 
@@ -407,6 +519,8 @@ class Config(Struct, frozen=True, kw_only=True):
     control: Control = Control()
     schedule: Schedule = Schedule()
     guard: Guard = Guard()
+    interference: Interference = Interference()
+    kubernetes: Kubernetes = Kubernetes()
     observe: Observe = Observe()
 
 

@@ -33,7 +33,7 @@ import structlog
 from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
-from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, watch
+from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, acquitted, watch
 from criproxy.model import Counters, GuardCeiling
 
 _HURRY: Final = 0.5
@@ -116,6 +116,7 @@ class CpuGuard(Struct, eq=False):
     _hurried: int = 0
     _costs_s: tuple[float, float] = (0.0, 0.0)
     _failing: bool = False
+    _innocent: bool = False
     _noted: str = ""
 
     def configure(self, settings: GuardSettings) -> None:
@@ -131,6 +132,13 @@ class CpuGuard(Struct, eq=False):
     def wake(self) -> None:
         """There may be something to guard: a guard that rests takes a look."""
         self._awake.set()
+
+    def acquit(self, innocent: bool) -> None:
+        """Whether it is known that the box is not what online waits for: then reports that it waits mean nothing."""
+        self._innocent = innocent
+        if innocent:
+            before, self._state = self._state, acquitted(self._state)
+            self._count_false_alarms(before)
 
     def ceiling(self) -> GuardCeiling | None:
         """What the next decision has to keep to; None: nothing is held back."""
@@ -207,7 +215,11 @@ class CpuGuard(Struct, eq=False):
         self._follow_pressure(reading[0])
         if sample is None:
             return
-        before, self._state = self._state, watch(sample, self.pressure.take(), outlook, self._state, law)
+        waits = self.pressure.take() and not self._innocent
+        before, self._state = self._state, watch(sample, waits, outlook, self._state, law)
+        self._count_false_alarms(before)
+
+    def _count_false_alarms(self, before: GuardState) -> None:
         if self._state.false_alarms > before.false_alarms:
             self.counters.count("guard_false_alarms")
 

@@ -47,6 +47,7 @@ RECOVER_RATIO_PER_S: Final = 0.2
 STEP_CORES: Final = 0.01
 
 _BACK: Final = "giving back, "
+_WAITS: Final = "online waits for CPU on a full node"
 
 
 class GuardLaw(Struct, frozen=True):
@@ -162,6 +163,13 @@ def watch(sample: UsageSample, pressure: bool, outlook: Outlook, state: GuardSta
     return _judged(sample, noise, replace(after, ceiling=ceiling))
 
 
+def acquitted(state: GuardState) -> GuardState:
+    """The box is not what online waits for: a ceiling that was set for it proves needless, and goes."""
+    if state.ceiling is None or state.ceiling.reason.removeprefix(_BACK) != _WAITS:
+        return state
+    return replace(state, ceiling=None, alarmed_s=-math.inf, false_alarms=state.false_alarms + 1)
+
+
 def _averaged(sample: UsageSample, state: GuardState) -> GuardState:
     weight = -math.expm1(-sample.seconds / SLOW_S)
     keep = math.exp2(-sample.seconds / FORGET_HALF_LIFE_S)
@@ -194,7 +202,7 @@ def _fit(cores: float, floor: float) -> float:
 
 def _why(step: float, eased: float, online: float, expected: float) -> str:
     if eased < step:
-        return "online waits for CPU on a full node"
+        return _WAITS
     return f"online stepped up to {online:.2f} cores, {expected:.2f} were expected"
 
 

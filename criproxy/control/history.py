@@ -37,8 +37,8 @@ class Past(Struct, frozen=True):
 
 
 class History:
-    """Keeps the changes of the limits, and of whether they are applied, about one per second, and one decision per
-    10 s; forgets after an hour.
+    """Keeps the changes of what is asked of the box, and of whether it is applied, about one per second, and one
+    decision per 10 s; forgets after an hour.
 
     May be asked from other threads than the one that adds.
     """
@@ -50,7 +50,8 @@ class History:
         records, t_s = self._records, record.decision.t_s
         if records:
             last, applied = records[-1].decision, records[-1].applied
-            if (record.decision.limits, record.applied) == (last.limits, applied) and t_s - last.t_s < EVERY_S:
+            now, before = (record.decision.asked_of_box, record.applied), (last.asked_of_box, applied)
+            if now == before and t_s - last.t_s < EVERY_S:
                 return
             if len(records) > 1 and t_s - records[-2].decision.t_s < THREE_SPAN_S:
                 records.pop()

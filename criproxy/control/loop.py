@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.control.clock import Clock
+from criproxy.control.evidence import NOTHING_SEEN, CpuEvidence, HarmSeen, counts, joined
 from criproxy.control.guard import CpuGuard
 from criproxy.control.guardlaw import Outlook
 from criproxy.control.history import DecisionRecord, History
@@ -21,6 +22,7 @@ from criproxy.control.series import PredictorSettings, PredictorState
 from criproxy.model import (
     CPU,
     MEMORY,
+    UNLIMITED,
     Capacity,
     Decision,
     LimitChange,
@@ -55,12 +57,13 @@ class BoundedBox(Protocol):
 
 
 class LoopSettings(Struct, frozen=True):
-    """`dry_run` computes and reports all, and applies nothing."""
+    """`dry_run` computes and reports all, and applies nothing. `cpu_by_evidence`: see `control.evidence`."""
 
     policy: PolicySettings
     predictor: PredictorSettings
     interval_s: float = 1.0
     dry_run: bool = False
+    cpu_by_evidence: bool = False
 
 
 class TickObserver(Protocol):
@@ -81,8 +84,9 @@ class TickObserver(Protocol):
 class Loop(Struct, eq=False):
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods.
 
-    `kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used.
-    `_predicted`: the last snapshot that a prediction was made from.
+    `kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used, and what
+    the policy gave last. `_given`: by the policy's last decision, before what is seen of harm was joined to it.
+    `_predicted`: the last prediction, and the snapshot that it was made from.
     """
 
     box: BoundedBox
@@ -93,13 +97,15 @@ class Loop(Struct, eq=False):
     log: structlog.typing.FilteringBoundLogger
     guard: CpuGuard
     kept_free: Callable[[float], float] = lambda _: 0.0
-    on_sample: Callable[[Snapshot], None] = lambda _: None
+    on_sample: Callable[[Snapshot, Limits], None] = lambda *_: None
     history: History = field(default_factory=History)
     failed_ticks: int = 0
     _sampler: Sampler = field(default_factory=Sampler)
     _predictors: dict[str, Predictor] = {}
     _state: PolicyState = PolicyState()
-    _predicted: Snapshot | None = None
+    _given: Limits = {}
+    _seen: HarmSeen = NOTHING_SEEN
+    _predicted: tuple[Snapshot, Prediction] | None = None
     _trouble: str | None = None
     _drifting: bool = False
     _discarding: bool = False
@@ -122,9 +128,9 @@ class Loop(Struct, eq=False):
                 self.guard.wake()
                 await self._fall_back()
             else:
-                self.on_sample(snapshot)
+                self.on_sample(snapshot, self._given)
                 prediction = self._predict(snapshot)
-                self._predicted = snapshot
+                self._predicted = snapshot, prediction
                 decision, changes = await self._apply(snapshot, prediction, self.box.starting)
                 self.observer.ticked(snapshot, decision, changes, self.clock.boottime_s() - started_s)
         except Exception as error:
@@ -170,19 +176,47 @@ class Loop(Struct, eq=False):
             starting=starting,
             kept=kept,
         )
-        limit = self._state.resources[CPU].limit
-        limit_cores = math.inf if limit is None else limit
-        cpu = decision.resources[CPU].prediction.level
-        self.guard.decided(Outlook(snapshot.of[CPU].capacity, limit_cores, cpu))
-        changes = () if settings.dry_run else await self.box.apply(decision.limits)
+        self._given = decision.limits
+        cpu = self._cpu_evidence(snapshot, decision)
+        self.guard.decided(self._outlook(snapshot, decision, cpu))
+        decision = joined(decision, settings.policy.resources, self._seen, cpu)
+        self._state = replace(self._state, before=decision.limits)
+        changes = () if settings.dry_run else await self.box.apply(decision.asked_of_box)
         self._tell_drift(changes)
         self.history.add(DecisionRecord(self.clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
 
+    def _cpu_evidence(self, snapshot: Snapshot, decision: Decision) -> CpuEvidence | None:
+        if not self.settings.cpu_by_evidence:
+            return None
+        seen, capacity = self._seen, snapshot.of[CPU].capacity
+        seen_s = None if seen.cpu_seen_s is None else snapshot.t_s - seen.cpu_seen_s
+        return CpuEvidence(capacity, seen.cpu_idle, seen_s, seen.shares.get(CPU), decision.guard)
+
+    def _outlook(self, snapshot: Snapshot, decision: Decision, cpu: CpuEvidence | None) -> Outlook:
+        """For the guard: the CPU limit as it would be without it.
+
+        By evidence, all of the node is expected of online, so that no use of it is an alarm, but only its waiting.
+        """
+        laws, limit = self.settings.policy.resources, self._state.resources[CPU].limit
+        by_law = replace(decision.resources[CPU], limit=UNLIMITED if limit is None else limit, before=None)
+        unguarded = joined(
+            replace(decision, resources={CPU: by_law}),
+            laws,
+            self._seen,
+            None if cpu is None else replace(cpu, guard=None),
+        ).resources[CPU]
+        capacity, level = snapshot.of[CPU].capacity, by_law.prediction.level
+        limit_cores = math.inf if unguarded.limit is UNLIMITED else unguarded.limit
+        by_evidence = cpu is not None and counts(laws[CPU], cpu)
+        return Outlook(capacity, limit_cores, capacity if by_evidence else level)
+
     async def _fall_back(self) -> None:
         """Without a prediction for as long as one reaches ahead, nothing is known of online any more: the floor."""
-        last, t_s = self._predicted, self.clock.boottime_s()
-        if last is None or t_s - last.t_s <= self.settings.predictor.horizon_s:
+        if self._predicted is None:
+            return
+        last, t_s = self._predicted[0], self.clock.boottime_s()
+        if t_s - last.t_s <= self.settings.predictor.horizon_s:
             return
         note = f"no sample for {t_s - last.t_s:.0f} s"
         await self._apply(replace(last, t_s=t_s), dict.fromkeys(last.of, ResourcePrediction(None, note)))
@@ -240,6 +274,16 @@ class Loop(Struct, eq=False):
             self._predictors = _predictors(settings.predictor)
             self.restore(old, 0.0)
         self.settings = settings
+
+    def see(self, seen: HarmSeen) -> None:
+        """What is known of harm to online from now on: the next decision keeps to it."""
+        self._seen = seen
+
+    async def renew(self) -> None:
+        """Decide anew from the last sample, as what is seen can't wait for the next. Raises what the box does."""
+        if self._predicted is not None:
+            snapshot, prediction = self._predicted
+            await self._apply(snapshot, prediction, self.box.starting)
 
     def checkpoint(self) -> dict[str, PredictorState]:
         """What a restart should keep, per resource."""

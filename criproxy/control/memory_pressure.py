@@ -1,13 +1,15 @@
-"""How near the node is to kubelet's eviction of pods for memory, and when an offline pod must go instead.
+"""How near the node is to kubelet's eviction of pods for memory, and whether the box has to answer for it.
 
 kubelet evicts when memory.available (capacity - working set) falls below its evictionHard, and ranks pods by usage over
 requests; offline pods are outside its cgroups, so it counts them as 0 and evicts online first. So:
 
     kept free:  evictionHard + margin, which the policy's memory limit leaves, whatever the watermark says
-    half-way:   evictionHard + margin / 2; below it, while the box is above its bound, the largest offline pod goes
+    half-way:   evictionHard + margin / 2; below it, while the box is above its bound, an offline pod goes at once
 
-A box within its bound has nothing to give back, and no pod of it is stopped. Source: kubelet, pkg/kubelet/eviction
-(helpers.go, rankMemoryPressure); Kubernetes documentation, Node-pressure Eviction.
+`interference.ladder` decides when a pod goes, from how near it is (`interference.signals`, memory_shortage) and from
+what is said here: whether the box is above its bound. A box within its bound has nothing to give back, and no pod of it
+is stopped. Source: kubelet, pkg/kubelet/eviction (helpers.go, rankMemoryPressure); Kubernetes documentation,
+Node-pressure Eviction.
 """
 
 import math
@@ -23,9 +25,6 @@ LASTING_S: Final = 2.0
 """For so long the box must be above its bound, as page cache that is being reclaimed is for a moment; not if kubelet's
 threshold is crossed already.
 """
-
-PAUSE_S: Final = 10.0
-"""From one stop to the next: a pod's memory takes a moment to become free."""
 
 
 class EvictionHard(Struct, frozen=True):
@@ -63,7 +62,10 @@ def halfway_bytes(hard: EvictionHard, capacity_bytes: float) -> float:
 
 
 class Evidence(Struct, frozen=True):
-    """One sample, in bytes: `node` and `box` are working sets. `bound`: the box's wanted limit, None: it has none."""
+    """One sample, in bytes: `node` and `box` are working sets.
+
+    `bound`: the limit that the policy gives the box, None: none. It need not answer for what the ladder takes off that.
+    """
 
     t_s: float
     capacity: float
@@ -78,30 +80,25 @@ class Evidence(Struct, frozen=True):
         return self.capacity - self.node
 
 
-class PressureState(Struct, frozen=True):
-    """`above_since_s`: since when the box is above its bound, None: it is within. `acted_s`: of the last stop."""
-
-    above_since_s: float | None = None
-    acted_s: float = -math.inf
-
-
 class Verdict(Struct, frozen=True):
-    """`over`: the node is past half-way and the box above its bound. `act`: the largest offline pod is to go."""
+    """`above`: the box is above its bound, and not for a moment only. `over`: and the node is past half-way."""
 
+    above: bool
     over: bool
-    act: bool
 
 
-def decide(evidence: Evidence, state: PressureState) -> tuple[Verdict, PressureState]:
-    """Whether to stop an offline pod now. Never raises; time must not go back from call to call."""
+def judge(evidence: Evidence, above_since_s: float | None) -> tuple[Verdict, float | None]:
+    """What the box has to answer for, and since when it is above its bound; None: it is within. Never raises.
+
+    `above_since_s`: what the last call said. Time must not go back from call to call.
+    """
     bound = evidence.bound
     above = bound is not None and evidence.box > bound
-    since_s = None if not above else evidence.t_s if state.above_since_s is None else state.above_since_s
-    over = above and evidence.available < halfway_bytes(evidence.hard, evidence.capacity)
+    since_s = None if not above else evidence.t_s if above_since_s is None else above_since_s
     crossed = evidence.available <= evidence.hard.of(evidence.capacity)
     lasts = since_s is not None and evidence.t_s - since_s >= LASTING_S
-    act = over and (lasts or crossed) and evidence.t_s - state.acted_s >= PAUSE_S
-    return Verdict(over, act), PressureState(since_s, evidence.t_s if act else state.acted_s)
+    over = above and evidence.available < halfway_bytes(evidence.hard, evidence.capacity)
+    return Verdict(above and (lasts or crossed), over), since_s
 
 
 class EvictionStatus(Struct, frozen=True):
@@ -109,7 +106,7 @@ class EvictionStatus(Struct, frozen=True):
 
     `hard_bytes` is kubelet's evictionHard for memory.available, set where `source` says (0: it has none); `problem`
     says why it is not known, so that kubelet's default stands there. Below `halfway_bytes`, while the box is above its
-    limit, the largest offline pod is stopped. `last`: the last one, and why; "": none was.
+    limit, an offline pod is stopped. `last`: the last one, and why; "": none was.
     """
 
     source: str

@@ -193,7 +193,7 @@ def _resource(facts: _Facts, state: ResourceState, settings: ResourceSettings) -
         return UNLIMITED, words, ResourceState()
     if isinstance(settings, StaticSettings) and state.given in (None, limit) and not guarded:
         return limit, words, after
-    return limit, f"{_move(state.given, limit, facts.row)}: {words}", after
+    return limit, f"{moved(state.given, limit, facts.row)}: {words}", after
 
 
 def _stepped(facts: _Facts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
@@ -204,7 +204,8 @@ def _stepped(facts: _Facts, target: float, state: ResourceState, settings: Stati
     return state.limit, f", as a raise by less than {facts.row.words(step)} waits"
 
 
-def _move(before: float | None, limit: float, row: Resource) -> str:
+def moved(before: float | None, limit: float, row: Resource) -> str:
+    """How a limit comes to what it is, in words: `lowered 2.00 cores -> 1.00 cores`."""
     amount = row.words
     if before is None:
         return f"set to {amount(limit)}"
@@ -242,7 +243,7 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     words += _less(facts, settings.reserve)
     online, note = _expected(structs.replace(facts, predicted=None))
     if facts.kept and most > facts.capacity - facts.kept - online:
-        most, words = _in_steps(facts, facts.capacity - facts.kept - online), f"{_free(facts)} - {note}"
+        most, words = in_steps(facts.row, facts.capacity - facts.kept - online), f"{_free(facts)} - {note}"
     most = max(settings.floor, most)
     if limit <= most or (limit == math.inf and not settings.reserve and not facts.kept):
         return limit, why
@@ -278,7 +279,7 @@ def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float
     if facts.kept and target > facts.capacity - facts.kept:
         target, why = facts.capacity - facts.kept, f"{_free(facts)} - {words}"
     why += _in_brackets(facts.note)
-    target = _in_steps(facts, target - expected)
+    target = in_steps(facts.row, target - expected)
     if target <= settings.floor:
         return settings.floor, f"{floor}, above {why}"
     if settings.ceiling is not None and target > settings.ceiling:
@@ -302,9 +303,10 @@ def _free(facts: _Facts) -> str:
     return f"{facts.row.words(facts.capacity)} - {facts.row.words(facts.kept)} kept free, lest kubelet evict pods"
 
 
-def _in_steps(facts: _Facts, target: float) -> float:
-    if abs(target) < facts.row.step * _MOST_STEPS:
-        return math.floor(target / facts.row.step + _LEAST) * facts.row.step
+def in_steps(row: Resource, target: float) -> float:
+    """The limit in whole steps of its row that is not above the target."""
+    if abs(target) < row.step * _MOST_STEPS:
+        return math.floor(target / row.step + _LEAST) * row.step
     return target
 
 

@@ -37,7 +37,7 @@ class Resource(Struct, frozen=True):
     the latter in a sentence. `sampling` None: nothing is read nor predicted, so that its limit is as configured.
 
     Its law: the floor grows by `start` for each pod that is starting, at most by `start_most`, and `guarded` says that
-    the guard's ceiling holds for it.
+    the guard's ceiling holds for it. `kills`: who hits its limit is killed, so that a squeeze leaves the limit alone.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Resource(Struct, frozen=True):
     start: float = 0.0
     start_most: float = 0.0
     guarded: bool = False
+    kills: bool = False
 
     def whole(self, limit: Limit) -> Limit:
         """An int where the unit has no fractions."""
@@ -119,6 +120,7 @@ _ROWS: Final = (
             usage_help="Memory working set",
             capacity_help="Memory of the node",
         ),
+        kills=True,
     ),
 )
 

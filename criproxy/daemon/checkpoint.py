@@ -1,4 +1,7 @@
-"""The predictors' memory on disk: written atomically each minute, read once at the start, never fatal."""
+"""What was learned of online, and where the ladder stands, on disk.
+
+It is written atomically, each minute and when the ladder moves, and read once at the start; nothing of it is fatal.
+"""
 
 import asyncio
 import contextlib
@@ -15,6 +18,7 @@ from msgspec import Struct, field
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
+from criproxy.pods.interference import InterferenceState
 from criproxy.pods.shared import Trouble
 
 VERSION: Final = 1
@@ -28,12 +32,26 @@ WALL_SLACK_S: Final = 60.0
 
 
 class Document(Struct, frozen=True):
-    """The file's content: when it was written, by both clocks, and a state per resource."""
+    """The file's content: when it was written, by both clocks, and a state per resource.
+
+    `interference` is read by itself: what another version wrote there costs nobody the rest.
+    """
 
     version: int
     wall_s: float
     boottime_s: float
     predictors: dict[str, PredictorState]
+    interference: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Remembered(Struct, frozen=True):
+    """What a restart keeps; `interference` None: nothing is known of it."""
+
+    predictors: Mapping[str, PredictorState]
+    interference: InterferenceState | None = None
+
+
+_NOTHING: Final = Remembered({})
 
 
 class CheckpointFile(Struct):
@@ -43,13 +61,14 @@ class CheckpointFile(Struct):
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
 
-    def write(self, states: Mapping[str, PredictorState], *, durable: bool = True) -> None:
+    def write(self, states: Remembered, *, durable: bool = True) -> None:
         """The old file or the new one is there, whole, whenever the power fails; but not for long after one that is
         not `durable`, which waits for no disk unless the kernel makes it.
 
         Raises OSError, also when another write has begun since, whatever process it is of. Blocks.
         """
-        document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states))
+        ladder = msgspec.Raw(msgspec.json.encode(states.interference))
+        document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states.predictors), ladder)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         temporary.unlink(missing_ok=True)
@@ -68,15 +87,15 @@ class CheckpointFile(Struct):
             finally:
                 os.close(directory)
 
-    def load(self) -> tuple[Mapping[str, PredictorState], float]:
+    def load(self) -> tuple[Remembered, float]:
         """The states, and what to add to their times to make them ours (0 within one boot); nothing when unusable."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return {}, 0.0
+            return _NOTHING, 0.0
         except OSError as error:
             self.log.warning("checkpoint_unreadable", file=str(self.path), error=str(error), remedy="starting cold")
-            return {}, 0.0
+            return _NOTHING, 0.0
         try:
             document = _decode(data)
             age_s = self.clock.wall_s() - document.wall_s
@@ -84,11 +103,19 @@ class CheckpointFile(Struct):
                 raise ValueError(f"it is {age_s:.0f} s old by the wall clock, not within 0 and {MAX_AGE_S:.0f}")
         except ValueError as error:
             self._set_aside(str(error))
-            return {}, 0.0
+            return _NOTHING, 0.0
         since_s = self.clock.boottime_s() - document.boottime_s
         shift_s = since_s - max(age_s, 0.0)
         same_boot = since_s >= 0.0 and abs(shift_s) <= WALL_SLACK_S
-        return document.predictors, 0.0 if same_boot else shift_s
+        return Remembered(document.predictors, self._ladder(document)), 0.0 if same_boot else shift_s
+
+    def _ladder(self, document: Document) -> InterferenceState | None:
+        try:
+            return msgspec.json.decode(document.interference, type=InterferenceState | None)
+        except msgspec.DecodeError as error:
+            lost = "where the ladder stood, and what was learned of the signals of harm"
+            self.log.warning("interference_starts_cold", file=str(self.path), lost=lost, error=str(error))
+            return None
 
     def _set_aside(self, reason: str) -> None:
         aside = self.path.with_name(f"{self.path.name}.bad")
@@ -108,14 +135,15 @@ def _decode(data: bytes) -> Document:
 
 
 class Checkpointer(Struct):
-    """Writes what `states` gives each minute, off the event loop."""
+    """Writes what `states` gives each minute, and soon after `hurry`, off the event loop."""
 
     file: CheckpointFile
-    states: Callable[[], Mapping[str, PredictorState]]
+    states: Callable[[], Remembered]
     _trouble: Trouble = field(default_factory=Trouble)
     _loading: bool = False
+    _hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def load(self, restore: Callable[[Mapping[str, PredictorState], float], None]) -> None:
+    async def load(self, restore: Callable[[Remembered, float], None]) -> None:
         """Have what the file holds restored. Until then nothing is saved over it."""
         self._loading = True
         try:
@@ -130,6 +158,17 @@ class Checkpointer(Struct):
         while True:
             await self.file.clock.sleep(EVERY_S)
             await self.save()
+
+    async def run_hurried(self) -> None:
+        """Save at once whenever somebody hurries, until cancelled."""
+        while True:
+            await self._hurried.wait()
+            self._hurried.clear()
+            await self.save()
+
+    def hurry(self) -> None:
+        """What is remembered now must not be lost, whatever happens next."""
+        self._hurried.set()
 
     async def save(self, *, durable: bool = True) -> None:
         """Never raises: without a checkpoint only the next start is colder."""

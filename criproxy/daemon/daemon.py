@@ -16,16 +16,17 @@ from msgspec import Struct
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.detect import detect_any
+from criproxy.cgroup.detect import detect_any, detect_signals
 from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
+from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.config import Loaded, load
+from criproxy.config import Loaded
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
@@ -33,7 +34,9 @@ from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass, directories_of_service
-from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile
+from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
+from criproxy.daemon.hold_offs import OperatorsHoldOffs
+from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Configurable, PartSettings, Timetable
@@ -46,6 +49,7 @@ from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
+from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
@@ -60,6 +64,9 @@ from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
@@ -68,8 +75,9 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds, PodStopper
+from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -87,7 +95,7 @@ def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
     log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
-    loaded = load(config_file)
+    loaded = load_first(config_file, dry_run=dry_run)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
     driver: CgroupDriver
@@ -127,7 +135,12 @@ class Daemon:
         self._tasks = Tasks(self._log)
         timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())
-        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run)
+        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
+        file = Path(config.proxy.listen_path).with_suffix(".hold-offs")
+        self._hold_offs = HoldOffs(file, self._disk_reader, self._clock, self._log)
+        self._hold_offs.read()
+        held_off = self._hold_offs.why_box()
+        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
         predecessor = Predecessor.of_environment(os.environ)
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped)
@@ -141,6 +154,16 @@ class Daemon:
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
+        reload_asked = asyncio.Event()
+        self._kubernetes = KubernetesPart(
+            watch.file,
+            config,
+            reload_asked.set,
+            dry_run=dry_run,
+            metrics=self._metrics,
+            clock=self._clock,
+            log=self._log,
+        )
         self._make_pods(settings, runtime)
         self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
@@ -159,8 +182,12 @@ class Daemon:
             notifier=self._notifier,
             clock=self._clock,
             log=self._log,
+            hold_offs=self._hold_offs,
+            load=self._kubernetes.load,
+            asked=reload_asked,
         )
-        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(log_writer))
+        self._reporter = self._make_reporter(log_writer)
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners())
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
@@ -169,24 +196,29 @@ class Daemon:
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
-        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
-        self._holds = Holds(clock, settings.stops_by())
+        self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log)
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, PodStopper(runtime, log))
-        stops = settings.reconciler(), shared, self._box, self._unbounded, PodStopper(runtime, log)
+        evicts = self._kubernetes if settings.config.kubernetes.enabled else None
+        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, evicts)
+        self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
+        stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
         self._reconciler = stopper = Reconciler(*stops)
         self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
         processes = self._placement_check.processes
         self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
+        self._services = ServiceChecks(
+            settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
+        )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
-        hard, writes = partial(_eviction_hard, settings.config.proxy.listen_path), settings.modes.writes
-        self._relief = MemoryRelief(writes, shared, self._box, PodStopper(runtime, log), hard, disk_reader)
+        hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
+        self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
+        self._eviction = PodEviction(shared, self._box, shared.stopper())
+        self._shared = shared
 
     def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
-        """What bounds the box."""
+        """What bounds the box, and what answers harm."""
         self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file),
@@ -207,7 +239,19 @@ class Daemon:
             on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint, self._loop.checkpoint)
+        self._checkpointer = Checkpointer(checkpoint, self._remembered)
+        self._interference = InterferenceWatch(
+            settings.interference(),
+            self._shared,
+            self._box,
+            _signal_reader(),
+            self._loop,
+            self._guard,
+            self._relief,
+            self._eviction,
+            self._services,
+            self._checkpointer.hurry,
+        )
 
     def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
@@ -235,13 +279,12 @@ class Daemon:
             clock=self._clock,
         )
 
-    def _make_listeners(self, log_writer: LogWriter) -> Mapping[Listener, Serve]:
-        """Where questions are answered, and what answers there."""
+    def _make_reporter(self, log_writer: LogWriter) -> Reporter:
+        """What knows the state of all parts, and where it may be asked for."""
         config = self._loaded.config
-        private = UnixAddress(Path(config.proxy.status_path))
-        inside = Listener(private, self._log)
-        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        reporter = Reporter(
+        self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
+        self._outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        return Reporter(
             meters=self._metrics,
             recorder=self._recorder,
             box=self._box,
@@ -258,17 +301,33 @@ class Daemon:
             overhead=self._overhead,
             realtime=self._realtime,
             relief=self._relief,
+            interference=self._interference,
+            eviction=self._eviction,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
+            hold_offs=self._hold_offs,
+            services=self._services,
             bypass=self._bypass.status,
-            listeners=(inside, outside),
+            listeners=(self._inside, self._outside),
             log_writer=log_writer,
             attachment=partial(_attachment, config.proxy.listen_path),
+            kubernetes=self._kubernetes.status,
         )
-        routes = Routes(reporter, private.path, pod_names=config.observe.pod_names, clock=self._clock)
+
+    def _make_listeners(self) -> Mapping[Listener, Serve]:
+        """Where questions are answered, and what answers there."""
+        config = self._loaded.config
+        operators = OperatorsHoldOffs(self._hold_offs, self._reload, self._box, self._inventory, self._unbounded)
+        routes = Routes(
+            self._reporter,
+            Path(config.proxy.status_path),
+            pod_names=config.observe.pod_names,
+            hold_offs=operators,
+            clock=self._clock,
+        )
         return {
-            inside: HttpServer(routes.private, PRIVATE_S).serve,
-            outside: HttpServer(routes.public, PUBLIC_S).serve,
+            self._inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
+            self._outside: HttpServer(routes.public, PUBLIC_S).serve,
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
@@ -298,14 +357,18 @@ class Daemon:
             self._loop.run(),
             self._guard.run(),
             self._relief.run(),
+            self._interference.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
             self._placement_check.run(),
             self._overhead.run(),
             self._disk_watch.run(),
             self._realtime.run(),
+            self._services.run(),
             self._checkpointer.run(),
+            self._checkpointer.run_hurried(),
             self._reload.run(),
+            self._kubernetes.run(self._reporter),
         )
 
     def _apply(self, settings: PartSettings) -> None:
@@ -320,8 +383,11 @@ class Daemon:
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
-            (self._relief, lambda settings: settings.modes.writes),
+            (self._services, lambda settings: settings.modes.writes),
+            (self._relief, lambda settings: settings.relieves),
+            (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
+            (self._kubernetes, lambda settings: settings.config),
         )
         for part, of in parts:
             part.configure(of(settings))
@@ -346,6 +412,8 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
+        self._hold_offs.read()  # what the predecessor was told since this one began
+        self._reload.follow_operator()
         await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
@@ -354,12 +422,22 @@ class Daemon:
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
-        """Have the predictors know what was known before; when the disk is slow, they get it while all goes on."""
+        """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
+        goes on. A predecessor hands over what its predictors know; where its ladder stands is in the file.
+        """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-            return
-        loading = self._tasks.keep(self._checkpointer.load(self._loop.restore))
+        loading = self._tasks.keep(self._checkpointer.load(self._remember))
         await asyncio.wait((loading,), timeout=_LOAD_S)
+
+    def _remembered(self) -> Remembered:
+        return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
+
+    def _remember(self, remembered: Remembered, shift_s: float) -> None:
+        if not self._upgrades.learned:
+            self._loop.restore(remembered.predictors, shift_s)
+        if remembered.interference is not None:
+            self._interference.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
         await self._upgrades.end()
@@ -424,6 +502,13 @@ async def _settle_soon() -> None:
             break
     if isinstance(loop := asyncio.get_running_loop(), EventLoop):
         loop.use_timerfd()
+
+
+def _signal_reader() -> SignalReader | None:
+    try:
+        return detect_signals(Tree())
+    except CgroupError:  # it is told where the driver is sought
+        return None
 
 
 def _attachment(listen: str) -> AttachStatus:

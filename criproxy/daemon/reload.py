@@ -21,6 +21,7 @@ from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import ConfigStatus
+from criproxy.pods.hold_offs import HoldOffs
 
 _LOOK_AFTER_S: Final = 0.5
 _SLACK_S: Final = 0.5
@@ -80,7 +81,8 @@ class FileWatch:
 class Reload(Struct):
     """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
-    `asked` is to be set when the file is to be read at once, changed or not.
+    `asked` is to be set when the file is to be read at once, changed or not. `load` reads it, and may set other
+    settings above it.
     """
 
     watch: FileWatch
@@ -94,6 +96,8 @@ class Reload(Struct):
     notifier: Notifier
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
+    hold_offs: HoldOffs
+    load: Callable[[Path], Loaded] = load
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _first_config: Config = Config()
 
@@ -119,7 +123,7 @@ class Reload(Struct):
             self.asked.clear()
             self.watch.read()
             try:
-                loaded = await run_apart("config", lambda: load(self.watch.file))
+                loaded = await run_apart("config", lambda: self.load(self.watch.file))
             except RuntimeError as error:
                 self.log.warning("config_not_read", error=str(error), consequence="tried again")
                 self.asked.set()
@@ -133,12 +137,13 @@ class Reload(Struct):
                 await run_apart("bypass", self._tell_switch)
 
     async def look_around(self) -> None:
-        """Follow the schedule, and reload when the file has changed.
+        """Follow the schedule and the operator, and reload when the file has changed.
 
         The first look at that is as long after that of a task before as all others.
         """
         while True:
             self._follow_schedule()
+            self.follow_operator()
             if self.watch.settling:
                 await self.clock.sleep(_AT_REST_AFTER_S)
             else:
@@ -152,6 +157,14 @@ class Reload(Struct):
         if stage != self.settings.stage:
             self._take(replace(self.settings, stage=stage))
             self._tell_stage()
+
+    def follow_operator(self) -> None:
+        """Have the parts go by the hold-offs that are in force now."""
+        self.hold_offs.end_due()
+        held_off = self.hold_offs.why_box()
+        if held_off != self.settings.held_off:
+            self._take(replace(self.settings, held_off=held_off))
+            self.recorder.scheduled(self.settings.modes, self.settings.stage.words)
 
     def _leave_bypass(self) -> None:
         """The bypass may have opened at the moment of our return: then its switch had no more reason to shut it."""

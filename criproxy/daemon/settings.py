@@ -3,23 +3,26 @@
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.interference.ladder import MEMORY_TRIAL_S, RESOURCES_IN_TURN, Budget, LadderSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED
+from criproxy.model import CPU, MEMORY, UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.reconciler import ReconcilerSettings
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -90,6 +93,8 @@ class Configurable(Protocol):
 class PartSettings(Struct, frozen=True):
     """What holds now; a method per part returns its settings. `pass_through`: the config had errors at the start.
 
+    `held_off`: who holds criproxy off the box and why, in words; "": nobody does.
+
     Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.
     """
@@ -98,6 +103,7 @@ class PartSettings(Struct, frozen=True):
     stage: Stage
     pass_through: bool
     dry_run: bool
+    held_off: str = ""
 
     @property
     def modes(self) -> Modes:
@@ -107,23 +113,30 @@ class PartSettings(Struct, frozen=True):
             Mode.DRY_RUN: self.dry_run,
             Mode.PASS_THROUGH: self.pass_through,
             Mode.CLOSED: self.stage.closed,
+            Mode.HELD_OFF: self.held_off,
         }
         return Modes({mode: reason if isinstance(reason, str) else "" for mode, reason in why.items() if reason})
 
     def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
-        return AdmissionSettings(modes.judges, rules, modes.limits is LimitsUse.KEPT, self.stage.closed)
+        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, self.held_off or self.stage.closed)
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
-        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through)
+        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through, bool(self.held_off))
 
     def loop(self) -> LoopSettings:
         limits, law = self.modes.limits, self.stage.policy
         if self.pass_through:
             law = policy(Config(), "dynamic", words=_UNKNOWN)
         applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
-        return LoopSettings(law, predictor(self.config), self.config.control.interval_s, dry_run=not applied)
+        return LoopSettings(
+            law,
+            predictor(self.config),
+            self.config.control.interval_s,
+            dry_run=not applied,
+            cpu_by_evidence=self.config.cpu.bound == "evidence" and self.modes.writes,
+        )
 
     def guard(self) -> GuardSettings:
         config, interval_s = self.config, self.config.guard.interval_ms / 1000
@@ -134,8 +147,25 @@ class PartSettings(Struct, frozen=True):
         law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
         return GuardSettings(law, interval_s)
 
+    def interference(self) -> InterferenceSettings:
+        config = self.config.interference
+        after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s}
+        trial_s = {MEMORY: max(MEMORY_TRIAL_S, config.trial_s), CPU: config.trial_s}
+        ladder = LadderSettings(
+            close_after_s=config.close_after_s,
+            closed_calm_s=config.open_after_s,
+            longest_calm_s=config.open_after_most_s,
+            budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
+            resources=tuple(
+                replace(one, evict_after_s=after_s[one.name], trial_s=trial_s[one.name])
+                for one in RESOURCES_IN_TURN
+                if one.name in after_s
+            ),
+        )
+        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off)
+
     def unbounded(self) -> OfflineRules | None:
-        return self.config.colocation.offline_rules() if self.modes.writes else None
+        return self.config.colocation.offline_rules() if self.relieves else None
 
     def stops_by(self) -> frozenset[str]:
         """The settings by which single pods are stopped; none while the box is not ours."""
@@ -144,12 +174,21 @@ class PartSettings(Struct, frozen=True):
             ON_UNBOUNDED: colocation.on_unbounded,
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
+            ON_HARM: self.config.interference.on_harm,
         }
-        return frozenset(setting for setting, what in does.items() if self.modes.writes and what == "evict")
+        asked = frozenset(setting for setting, what in does.items() if what == "evict")
+        if self.modes.writes:
+            return asked
+        return asked & {ON_OVER_LIMIT} if self.relieves else frozenset()
+
+    @property
+    def relieves(self) -> bool:
+        """Whether pods are stopped before kubelet evicts online ones: also while criproxy is held off the box."""
+        return replace(self, held_off="").modes.writes
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits
-        adopt = limits is not LimitsUse.KEPT
+        adopt = Mode.DRY_RUN not in self.modes
         if self.modes.writes and self.stage.drain:
             return ReconcilerSettings("evict", adopt, "the schedule is off")
         return ReconcilerSettings(self.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)

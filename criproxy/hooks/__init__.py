@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from criproxy.hooks.batch import BatchHook
 from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
@@ -45,4 +46,4 @@ class Chain(Struct, frozen=True):
 
 def offline_chain() -> Chain:
     """The hooks of an offline pod."""
-    return Chain((PlacementHook(), ResourcesHook(), RealtimeHook()))
+    return Chain((PlacementHook(), ResourcesHook(), BatchHook(), RealtimeHook()))

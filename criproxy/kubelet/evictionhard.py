@@ -19,16 +19,10 @@ from typing import Final
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import configuration, words_of
+from criproxy.model.quantity import parse_quantity
 
 SIGNAL: Final = "memory.available"
 
-_SUFFIXES: Final[Mapping[str, float]] = {
-    "": 1.0,
-    **{name: 1000.0**-power for power, name in enumerate("mun", 1)},
-    **{name: 1000.0**power for power, name in enumerate("kMGTPE", 1)},
-    **{f"{name}i": 1024.0**power for power, name in enumerate("KMGTPE", 1)},
-}
-_QUANTITY: Final = re.compile(r"\+?(\d+\.?\d*|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?")
 _KEY: Final = re.compile(r"""["']?evictionHard["']?\s*:(.*)""")
 _MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
 _ENTRY: Final = re.compile(r"""["']?([\w.]+)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
@@ -55,15 +49,11 @@ def threshold(quantity: str, source: str) -> EvictionHard:
         if not 0.0 <= ratio <= 1.0:
             raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: not a percentage from 0% to 100%")
         return EvictionHard(0, ratio if ratio < 1.0 else 0.0, source)  # kubelet takes 100% for none, too
-    match = _QUANTITY.fullmatch(quantity)
-    if match is None:
-        raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: neither a quantity nor a percentage")
-    number, suffix, exponent = match.groups()
     try:
-        size = float(number) * (10.0 ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
-    except OverflowError:
-        size = math.inf
-    if not size < 2.0**63:
+        size = parse_quantity(quantity)
+    except ValueError as error:
+        raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: neither a quantity nor a percentage") from error
+    if size == math.inf:
         raise ValueError(f"{SIGNAL} is {quantity!r} in {source}: more than any node has")
     return EvictionHard(math.ceil(size), 0.0, source)
 

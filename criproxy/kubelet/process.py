@@ -97,6 +97,15 @@ def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
     return driver, f"cgroupDriver in {path}" if path else ""
 
 
+def client(root: Path = Path("/")) -> tuple[str, str]:
+    """The kubeconfig of the kubelet that runs, and the node's name that it was given; each "" when it is not said.
+
+    Raises OSError. Source: kubelet, --kubeconfig and --hostname-override.
+    """
+    words = command_line(root)
+    return flag(words, "--kubeconfig") or "", flag(words, "--hostname-override") or ""
+
+
 def read(root: Path, path: str) -> bytes:
     """A file's content; empty when there is none. Raises OSError."""
     try:

@@ -55,9 +55,22 @@ class Resources(Struct, frozen=True):
 
     cpu_period_us: int = 0
     cpu_quota_us: int = 0
+    cpu_shares: int = 0
+    memory_limit_bytes: int = 0
     oom_score_adj: int = 0
     cpuset_cpus: str = ""
     unified: Mapping[str, str] = field(default_factory=dict)
+
+
+LOWEST_SHARES: Final = 2
+"""CPU shares of who asked for nothing. Source: kubelet, MinShares."""
+
+
+class Asked(Struct, frozen=True):
+    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing."""
+
+    cpu_shares: int = 0
+    memory_bytes: int = 0
 
 
 class AdmissionError(Exception):
@@ -92,6 +105,7 @@ class PodRequest(Struct, frozen=True):
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
     `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
     `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
+    `annotations` are the pod's, {} where the request does not carry the pod.
     """
 
     operation: Operation
@@ -102,6 +116,7 @@ class PodRequest(Struct, frozen=True):
     container: str = ""
     added_capabilities: tuple[str, ...] = ()
     cpus: frozenset[int] | type_unlimited = UNLIMITED
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Adjustment(Struct, frozen=True):
@@ -123,11 +138,16 @@ class Adjustment(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True):
-    """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came."""
+    """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
+
+    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped.
+    """
 
     id: str
     pod: PodRef
     placement: str | None
+    cpu_shares: int = 0
+    notice_s: int = 0
 
 
 class Finding(PodRef, frozen=True):
@@ -199,6 +219,11 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 PIDS: Final = "pids"
 
+MEMORY_HIGH: Final = "memory_high"
+"""In `Limits`: what the box's memory is brought down to by reclaim, below its limit. Above it nobody is killed, only
+slowed down. Where it is missing, it is the limit itself. Source: cgroup-v2.rst, memory.high.
+"""
+
 Limit = float | Unlimited
 
 Limits = Mapping[str, Limit]
@@ -247,7 +272,8 @@ class Bounds(Struct, frozen=True):
 class ResourceDecision(Struct, frozen=True):
     """A resource's limit, why it is so, in words an operator reads, and what it was decided from.
 
-    `before` is what the last decision gave; None: this is the first.
+    `before` is what the last decision gave; None: this is the first. `high`: what the box is brought down to below the
+    limit, while the limit stays where it is, as who hits it is killed; None: nothing.
     """
 
     limit: Limit
@@ -255,6 +281,7 @@ class ResourceDecision(Struct, frozen=True):
     bounds: Bounds
     prediction: ResourcePrediction
     before: Limit | None = None
+    high: float | None = None
 
 
 class Decision(Struct, frozen=True):
@@ -273,6 +300,13 @@ class Decision(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         return {name: decided.limit for name, decided in self.resources.items()}
+
+    @property
+    def asked_of_box(self) -> Limits:
+        """The limits, and what the box is brought down to below one."""
+        memory = self.resources.get(MEMORY)
+        high = None if memory is None else memory.high
+        return self.limits if high is None else {**self.limits, MEMORY_HIGH: high}
 
 
 class Counters(Protocol):

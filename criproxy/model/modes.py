@@ -40,6 +40,7 @@ class Mode(Enum):
     DRY_RUN = "dry run"
     PASS_THROUGH = "pass-through"
     CLOSED = "closed"
+    HELD_OFF = "held off"
     HELD = "held"
     UNWELCOME = "box not welcoming"
     NO_CGROUPS = "no cgroups"
@@ -73,8 +74,15 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
             limits=LimitsUse.LOWERED,
         ),
         Mode.CLOSED: Row("the schedule is off, or turns off within schedule.grace_s", NewPod.REFUSED, well=True),
+        Mode.HELD_OFF: Row(
+            "an operator holds criproxy off the box (`criproxy hold-off`)",
+            NewPod.REFUSED,
+            limits=LimitsUse.KEPT,
+            well=True,
+        ),
         Mode.HELD: Row(
-            "this pod was stopped a short time ago, or the node is near kubelet's eviction of pods for memory",
+            "this pod was stopped a short time ago, or the box is closed, as it was found to harm online pods or to "
+            "hold memory that brings the node near kubelet's eviction",
             NewPod.REFUSED,
             well=True,
         ),

@@ -58,7 +58,23 @@ def ask(path: Path, question: str, timeout_s: float) -> str:
     return body
 
 
-def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
+def command(path: Path, words: str, timeout_s: float) -> str:
+    """Have what `words` say done by a POST at the socket `path`; returns what was done, in words.
+
+    Raises as `ask` does, and ValueError when they make no sense.
+    """
+    status, body = fetch(path, words, timeout_s, method="POST")
+    said = body.strip()[:1000]
+    if status == 400:
+        raise ValueError(said)
+    if status == 503:
+        raise BusyError(f"{path} can't do it now: {said}")
+    if status != 200:
+        raise NotCriproxyError(f"{path} answers {status} to {words}: {said}; is that criproxy older than this one?")
+    return said
+
+
+def fetch(path: Path, question: str, timeout_s: float, method: str = "GET") -> tuple[int, str]:
     """The status and body. Raises as `ask` does."""
     end_s = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX) as connection:
@@ -70,7 +86,7 @@ def fetch(path: Path, question: str, timeout_s: float) -> tuple[int, str]:
                 raise NotCriproxyError(
                     f"{path} is of user {uid} (pid {pid}), not of root's criproxy: it is not believed"
                 )
-            connection.sendall(f"GET {question} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            connection.sendall(f"{method} {question} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             return _parsed(path, _read(connection, end_s))
         except PermissionError as error:
             raise NotAllowedError(f"{path}: {error.strerror}: only root may ask: run this as root") from error

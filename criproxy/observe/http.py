@@ -34,13 +34,14 @@ class Answer(Struct, frozen=True):
 
 
 class HttpServer(Struct):
-    """Answers with what `answer` says to a path and a query.
+    """Answers with what `answer` says to a path and a query, and obeys a POST as `obey` does (None: it never does).
 
     Nobody waits for a client that is slow: each has `deadline_s` for all, and beyond 32 the oldest one makes room.
     """
 
     answer: Callable[[str, str], Awaitable[Answer]]
     deadline_s: float
+    obey: Callable[[str, str], Awaitable[Answer]] | None = None
     _clients: dict[asyncio.Task[None], None] = {}
 
     def serve(self, client: socket.socket) -> None:
@@ -69,15 +70,16 @@ class HttpServer(Struct):
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _written(Answer.text(HTTPStatus.BAD_REQUEST, "no HTTP/1 request"))
         method, target, _ = words
-        if method not in ("GET", "HEAD"):
+        does = {"GET": self.answer, "HEAD": self.answer, "POST": self.obey}.get(method)
+        if does is None:
             return _written(Answer.text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"))
         path, _, query = target.partition("?")
         try:
-            answer = await self.answer(path, query)
+            answer = await does(path, query)
         except Exception:
             structlog.get_logger().exception("observe_failed", path=path)
             answer = Answer.text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why")
-        return _written(answer, with_body=method == "GET")
+        return _written(answer, with_body=method != "HEAD")
 
 
 async def _head(client: socket.socket) -> bytes | None:

@@ -27,10 +27,11 @@ _COUNTERS: Final = {
     "runtime_cpu_seconds": ("CPU time of the runtime's own process, whatever it did",),
     "offline_shim_cpu_seconds": ("CPU time of offline pods' shims, outside the box",),
     "offline_log_bytes": ("What the logs of offline pods have grown by",),
-    "memory_evictions": (
-        "Offline pods that were stopped as the box was above its limit and kubelet near evicting pods",
-    ),
+    "evictions": ("Offline pods that were stopped as online ones were harmed, by what was scarce", "resource"),
+    "ladder_transitions": ("Moves of a resource of the box to a rung of the ladder", "resource", "rung"),
+    "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
+    "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
     "box_swept": ("Pod cgroups removed from the box",),
     "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
     "guard_false_alarms": ("Squeezes that proved needless",),
@@ -39,6 +40,7 @@ _COUNTERS: Final = {
     "samples_discarded": ("Readings that said more than the machine has",),
     "config_reloads": ("Config files taken up",),
     "config_reload_failures": ("Config files refused",),
+    "kubernetes_evictions": ("Offline pods that were to be evicted through the API, by what came of it", "outcome"),
     "upgrade_failures": ("New processes that could not take over from this one",),
 }
 """The words and the labels of each, by its name without "criproxy_" and "_total"."""
@@ -51,6 +53,7 @@ _GAUGES: Final = {
     "misplaced_containers": ("Containers, and pod sandboxes, of the box that run outside it",),
     "unverified_containers": ("Containers, and pod sandboxes, whose cgroup is not known",),
     "unbounded_pods": ("Offline pods that run outside the box",),
+    "hold_offs": ("What operators hold criproxy off for now: the box, pods",),
     "realtime_pods": ("Offline pods with threads in real time, past the box's limits",),
     "disk_weight_in_force": ("Whether a disk keeps to the box's lowest weight", "device"),
     "runtime_overloaded": ("Whether the runtime works too much, outside the box, for offline pods",),
@@ -58,19 +61,29 @@ _GAUGES: Final = {
         "For how long the box has been above its bound: memory in use, the CPU limit in force; 0: it is within",
         "resource",
     ),
+    "ladder_rung": (
+        "Where a resource of the box stands: 0 open, 1 tried, 2 squeezed, 3 closed, 4 evicting",
+        "resource",
+    ),
+    "signal": ("A signal of harm to online pods, in its unit; NaN: it has no value now", "signal"),
+    "signal_bar": ("The value above which a signal counts as harm", "signal"),
     "eviction_hard_known": ("Whether kubelet's evictionHard could be read",),
+    "kubernetes_published": ("What was last published of an extended resource", "resource"),
+    "kubernetes_trouble": ("Whether something of Kubernetes does not work now: the status says what",),
     "info": ("The version that runs", "version"),
     "runtime_ready": ("Whether the runtime answers",),
 }
 """Those that are 0 at first, or nothing where they have a label."""
 
 _UNKNOWN: Final = {
+    "kubernetes_published_age_seconds": "How old it is; NaN: nothing was published",
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
     "eviction_hard_bytes": "kubelet's evictionHard for memory.available, or its default",
     "memory_available_bytes": "As kubelet counts it",
     "box_throttled_ratio": "Share of time that the box was throttled",
     "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",
     "bypass_after_seconds": "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
+    "service_worst_percent": "What the online service that fares worst says, in percent of its threshold",
     "bypass_open": "Whether kubelet's calls pass by criproxy",
     "bypass_uses": "Times that the bypass has opened since the machine's start",
 }

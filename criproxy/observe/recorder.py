@@ -67,7 +67,7 @@ class Recorder(Struct):
         self.tick_failed_last = False
         self.discarded = 0
         self._last = (snapshot, decision, self.colocation)
-        self.above.look(self.box.state(), self._ticked_s)
+        self._look_above()
         self.metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
             self._headline_s = self._ticked_s
@@ -77,8 +77,14 @@ class Recorder(Struct):
         self._ticked_s = self.clock.monotonic_s()
         self.tick_failures += 1
         self.tick_failed_last = True
-        self.above.look(self.box.state(), self._ticked_s)
+        self._look_above()
         self.metrics.tick_failed(seconds)
+
+    def _look_above(self) -> None:
+        """While an operator holds criproxy off the box, the last decisions bound nothing."""
+        state = self.box.state()
+        held_off = Mode.HELD_OFF in self.modes
+        self.above.look(replace(state, wanted=None, memory=None) if held_off else state, self._ticked_s)
 
     def sample_discarded(self, reason: str) -> None:
         self._ticked_s = self.clock.monotonic_s()
@@ -134,12 +140,15 @@ class Recorder(Struct):
         return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
 
     def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
-        """What is decided while colocation is off is not applied: then the kernel's limits are shown."""
+        """What is decided while colocation is off, or criproxy held off, is not applied: the kernel's are shown."""
         colocation = self.colocation
-        if colocation == decided == "on":
+        held_off = Mode.HELD_OFF in self.modes
+        if colocation == decided == "on" and not held_off:
             return decision
         reason = f"what the kernel holds, as colocation is {colocation}"
-        if colocation == "on":
+        if held_off:
+            reason = "what the kernel holds, as criproxy is held off the box"
+        elif colocation == "on":
             reason = "what the kernel holds until the next tick, the first since colocation is on"
         limits = self.box.state().limits or {}
         held = {

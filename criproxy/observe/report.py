@@ -1,20 +1,23 @@
 """What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
+from criproxy.control.interference.ladder import Rung
+from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import MEMORY, UNLIMITED, AttachStatus, PodRef
+from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
 from criproxy.observe.disk_watch import DiskWatch
@@ -26,17 +29,23 @@ from criproxy.observe.status import (
     BoxStatus,
     BypassStatus,
     CgroupStatus,
+    HoldOffStatus,
+    KubernetesStatus,
     OfflinePod,
     OverheadStatus,
     PlacementStatus,
     PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
+    ServiceStatus,
     Status,
     latest_decisions,
     resource_status,
 )
 from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
@@ -44,11 +53,13 @@ from criproxy.pods.overhead import OutsideLoad, OverheadWatch
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
 
 _DECISIONS: Final = 5
 _LOUDEST: Final = 3
+_RUNGS: Final = tuple(rung.value for rung in Rung)
 
 _DISCARDED: Final = 3
 """How many samples in a row must be discarded to be a problem; a CPU that is plugged in makes one."""
@@ -61,6 +72,7 @@ class Reporter(Struct, frozen=True):
     """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
 
     `meters` are the metrics. `bypass` says how that is, None: there is none. `attachment`: whether kubelet uses us.
+    `kubernetes`: None: it is not switched on.
     """
 
     meters: Metrics
@@ -79,12 +91,17 @@ class Reporter(Struct, frozen=True):
     overhead: OverheadWatch
     realtime: RealtimeWatch
     relief: MemoryRelief
+    interference: InterferenceWatch
+    eviction: PodEviction
     cpu_manager: CpuManager
     disk_watch: DiskWatch
+    hold_offs: HoldOffs
+    services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
     attachment: Callable[[], AttachStatus]
+    kubernetes: Callable[[], KubernetesStatus | None]
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
@@ -93,7 +110,8 @@ class Reporter(Struct, frozen=True):
         return f"criproxy {__version__}: {self.recorder.headline()}"
 
     def metrics(self) -> bytes:
-        metrics, state, eviction = self.meters, self.box.state(), self.relief.status()
+        metrics, state, eviction = self.meters, self.box.state(), self._eviction_status()
+        harm = self.interference.status()
         ceiling_cores, bypass = self.guard.status().ceiling_cores, self.bypass()
         if bypass is not None:
             metrics.set(
@@ -110,14 +128,25 @@ class Reporter(Struct, frozen=True):
             misplaced_containers=len(self.placement_check.unbounded),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
+            service_worst_percent=max((one.percent for one in self.services.signals()), default=None),
+            hold_offs=len(self.hold_offs.in_force()),
             runtime_overloaded=bool(self.overhead.problem),
             realtime_pods=len(self.realtime.found),
             disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
+            ladder_rung={one.resource: float(_RUNGS.index(one.rung)) for one in harm.rungs},
+            signal={one.name: math.nan if one.value is None else one.value for one in harm.signals},
+            signal_bar={one.name: one.bar for one in harm.signals},
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
+        if (kubernetes := self.kubernetes()) is not None:
+            metrics.set(
+                kubernetes_published=kubernetes.published,
+                kubernetes_published_age_seconds=kubernetes.age_s,
+                kubernetes_trouble=bool(kubernetes.trouble),
+            )
         return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
@@ -159,16 +188,38 @@ class Reporter(Struct, frozen=True):
             attached=attached,
             overhead=_overhead(self.overhead.load),
             disks=self.disk_watch.disks,
-            eviction=self.relief.status(),
+            eviction=self._eviction_status(),
+            interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
+            hold_offs=tuple(
+                HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
+                for one in self.hold_offs.in_force()
+            ),
+            services=tuple(
+                ServiceStatus(
+                    **asdict(one.pod),
+                    asked=str(one.check.asked) if one.check else "",
+                    percent=one.percent,
+                    problem=one.problem,
+                )
+                for one in self.services.services()
+            ),
+            kubernetes=self.kubernetes(),
         )
 
     def why(self, asked_s: float | None) -> why.Why:
         """For a moment (UTC), None: for now."""
+        moves = self.interference.status().moves
         if asked_s is not None:
-            return why.answer(self.history, asked_s)
+            return why.answer(self.history, asked_s, moves=moves)
         state = self.box.state()
-        return why.answer(self.history, None, state.limits, _used(state))
+        answer, kubernetes = why.answer(self.history, None, state.limits, _used(state), moves), self.kubernetes()
+        return replace(answer, published=kubernetes.why) if kubernetes else answer
+
+    def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
+        """The last tick's sample, what is in force by it, and the modes; None before the first."""
+        last = self.recorder.last
+        return None if last is None else (*last, self._modes())
 
     # --- what they are made of --------------------------------------------------------------------------------------
 
@@ -200,6 +251,8 @@ class Reporter(Struct, frozen=True):
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from recorder.above.problems(recorder.clock.monotonic_s())
         yield from self.relief.problems()
+        if self.interference.closed:
+            yield f"no offline pod is let in: {self.interference.closed}"
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
         if misplaced := len(self.placement_check.unbounded):
@@ -216,6 +269,12 @@ class Reporter(Struct, frozen=True):
             yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
+        if (kubernetes := self.kubernetes()) is not None:
+            yield from filter(None, (kubernetes.trouble and f"Kubernetes: {kubernetes.trouble}",))
+            yield from (f"the cluster's policy is refused: {problem}" for problem in kubernetes.policy.problems)
+
+    def _eviction_status(self) -> EvictionStatus:
+        return self.relief.status(self.eviction.last.get(MEMORY, ""))
 
     def _cgroup_status(self) -> CgroupStatus:
         box, driver = self.box.state(), self.kubelets_driver.driver

@@ -6,6 +6,7 @@
 | /metrics, /healthz, /readyz | yes; metrics up to a second old | yes, as they are now |
 | /status | where it is; with observe.pod_names the answer, up to a second old | yes, as it is now |
 | /why | where it is | yes |
+| POST /hold-off?of=&seconds=&reason=, POST /release?of= | no | done before the answer |
 
 An answer that reads files of others (kubelet's, a disk's) is made in a thread: no call waits for it.
 """
@@ -15,11 +16,12 @@ import math
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import parse_qs
 
 from msgspec import Struct, field
 
+from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.control.clock import Clock
 from criproxy.observe import why
@@ -46,16 +48,29 @@ _NEVER: Final = (-math.inf, Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, ""))
 _PATHS: Final = "/metrics /healthz /readyz"
 
 
+class TakesHoldOffs(Protocol):
+    """Where an operator's commands end. `of` is "box", or a pod's namespace/name, name or uid.
+
+    Both return what was done, in words. They raise ValueError for what makes no sense, and OSError or CgroupError for
+    what can't be done now; then nothing has changed.
+    """
+
+    async def hold(self, of: str, seconds: float, reason: str) -> str: ...
+
+    async def release(self, of: str) -> str: ...
+
+
 class Routes(Struct, eq=False):
     """`public` answers over TCP, `private` at the socket `private_path`. `pod_names`: TCP has /status as well.
 
-    The reporter's `status` and `why` are called from a thread, the others from the event loop. `_last`: by path, when
-    the last answer was begun, and that answer.
+    `obey` does what root asks for there. The reporter's `status` and `why` are called from a thread, the others from
+    the event loop. `_last`: by path, when the last answer was begun, and that answer.
     """
 
     reporter: Reporter
     private_path: Path
     pod_names: bool
+    hold_offs: TakesHoldOffs
     clock: Clock
     _worker: Worker = field(default_factory=lambda: Worker("observe", _BUILD_S))
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,6 +97,22 @@ class Routes(Struct, eq=False):
             case "/why":
                 return await self._why(query)
         return self._common(path, f"{_PATHS} /status /why")
+
+    async def obey(self, path: str, query: str) -> Answer:
+        asked = {name: values[-1] for name, values in parse_qs(query).items()}
+        of = asked.get("of", "")
+        try:
+            if path == "/hold-off":
+                done = await self.hold_offs.hold(of, float(asked.get("seconds", "nan")), asked.get("reason", ""))
+            elif path == "/release":
+                done = await self.hold_offs.release(of)
+            else:
+                return Answer.text(HTTPStatus.NOT_FOUND, "POST takes /hold-off and /release")
+        except ValueError as error:
+            return Answer.text(HTTPStatus.BAD_REQUEST, str(error))
+        except (OSError, CgroupError) as error:
+            return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return Answer.text(HTTPStatus.OK, done)
 
     def _common(self, path: str, paths: str) -> Answer:
         match path:

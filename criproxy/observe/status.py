@@ -12,6 +12,7 @@ from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Finding, Limit, Limits, PodRef, Snapshot
@@ -27,6 +28,15 @@ class BypassStatus(Struct, frozen=True):
     open_since_s: float | None
     uses: int
     last_s: float | None
+
+
+class HoldOffStatus(Struct, frozen=True):
+    """What criproxy is held off: "box" or namespace/name, with the pod's `uid` ("": the box). `until_s` is UTC."""
+
+    of: str
+    uid: str
+    until_s: float
+    reason: str
 
 
 class ResourceStatus(Struct, frozen=True):
@@ -111,6 +121,14 @@ class CgroupStatus(Struct, frozen=True):
     driver: Literal["cgroupfs", "systemd"] | None
 
 
+class ServiceStatus(PodRef, frozen=True):
+    """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
+
+    asked: str
+    percent: float | None
+    problem: str
+
+
 class PlacementStatus(Struct, frozen=True):
     """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
 
@@ -161,12 +179,37 @@ class UpgradeStatus(Struct, frozen=True):
     predecessor: bool = False
 
 
+class PolicyShown(Struct, frozen=True):
+    """The cluster's policy that holds above the config file: its `keys`. `problems`: why a newer one does not."""
+
+    name: str = ""
+    version: str = ""
+    keys: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class KubernetesStatus(Struct, frozen=True):
+    """`node`: this node's name; "": not known yet. `trouble`: what does not work now; "": all does.
+
+    `published`: the amounts by their extended resources' names, `why` they are so, and how old they are (None: nothing
+    was published yet).
+    """
+
+    node: str = ""
+    kubeconfig: str = ""
+    trouble: str = ""
+    published: Mapping[str, int] = {}
+    why: str = ""
+    age_s: float | None = None
+    policy: PolicyShown = PolicyShown()
+
+
 class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
     `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
-    `modes`: the names of those in force; see `criproxy.model.modes`.
+    `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None: it is not switched on.
     """
 
     version: str
@@ -192,7 +235,11 @@ class Status(Struct, frozen=True):
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskWeight, ...] = ()
     eviction: EvictionStatus | None = None
+    interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()
+    hold_offs: tuple[HoldOffStatus, ...] = ()
+    services: tuple[ServiceStatus, ...] = ()
+    kubernetes: KubernetesStatus | None = None
 
 
 def resource_status(

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.control.guardlaw import GuardStatus
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.model import MEMORY
@@ -19,8 +20,10 @@ from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
     DecisionStatus,
+    KubernetesStatus,
     OverheadStatus,
     PlacementStatus,
+    ServiceStatus,
     Status,
 )
 
@@ -57,6 +60,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield _row("upgrade", "the criproxy before this one finishes its calls")
     yield _row("colocation", status.colocation)
     yield from (_row("mode", in_words(mode)) for mode in Mode if mode.value in status.modes)
+    for one in status.hold_offs:
+        yield _row("hold-off", f"{one.of} until {_moment(one.until_s)}: {one.reason}")
     if status.schedule.holds:
         yield _row("schedule", status.schedule.holds)
     if status.schedule.closed:
@@ -78,15 +83,40 @@ def _lines(status: Status) -> Iterator[str]:
     if status.eviction is not None:
         yield from _eviction_lines(status.eviction)
     yield from _guard_lines(status.guard)
+    if status.interference is not None:
+        yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
     yield from _listed([str(pod) for pod in status.pods])
+    if status.services:
+        yield _row("services", "what online pods say of themselves (100 % is their threshold)")
+        yield from _listed([f"{one}: {_service(one)}" for one in status.services])
     yield from _disk_lines(status.disks)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:
         yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
         yield from _listed(status.unbounded)
+    yield from _kubernetes_lines(status.kubernetes)
     yield from _decision_lines(status.decisions)
+
+
+def _service(service: ServiceStatus) -> str:
+    told = "not known" if service.percent is None else f"{service.percent:.0f} %"
+    return f"{told}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
+
+
+def _kubernetes_lines(kubernetes: KubernetesStatus | None) -> Iterator[str]:
+    if kubernetes is None:
+        yield _row("kubernetes", "off")
+        return
+    yield _row("kubernetes", kubernetes.trouble or f"node {kubernetes.node}, by {kubernetes.kubeconfig}")
+    if kubernetes.age_s is not None:
+        amounts = ", ".join(f"{name} {amount}" for name, amount in kubernetes.published.items())
+        yield f"  published {_duration(kubernetes.age_s)} ago: {amounts or 'nothing'}"
+    policy = kubernetes.policy
+    if policy.keys:
+        yield f"  policy {policy.name} ({policy.version}) sets {', '.join(policy.keys)}"
+    yield from (f"  policy refused: {problem}" for problem in policy.problems)
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str]:
@@ -222,6 +252,28 @@ def _guard_lines(guard: GuardStatus) -> Iterator[str]:
     counts = f"squeezes {guard.squeezes}, needless {guard.false_alarms}, failures {guard.failures}"
     yield _row("guard", f"{state} ({counts})")
     yield f"  pressure: {guard.pressure}"
+
+
+def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
+    """What is known of harm to online pods: the signals, where each resource stands, and why."""
+    if harm.resting:
+        yield _row("signals", f"none is looked at: {harm.resting}")
+    else:
+        here = [one for one in harm.signals if one.here]
+        yield _row("signals", f"{len(here)} here, {len(harm.signals) - len(here)} not")
+    for one in harm.signals:
+        value = "" if one.value is None else f"{one.value:.4g} {one.unit}, harm above {one.bar:.4g}"
+        words = "; ".join(filter(None, (value, one.note, one.why)))
+        yield f"  {one.name}: {'here' if one.here else 'not here'}, {words}"
+    yield _row("ladder", harm.closed or ", ".join(f"{one.resource} {one.rung}" for one in harm.rungs))
+    for rung in harm.rungs:
+        if rung.untried:
+            yield f"  {rung.resource}: {rung.untried}"
+        if rung.since_s is not None:
+            share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
+            yield f"  {rung.resource}: {rung.rung}{share}, since {_moment(rung.since_s)}: {rung.reason}"
+    if harm.evictions:
+        yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most"
 
 
 def _row(name: str, text: str) -> str:

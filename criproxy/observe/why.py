@@ -1,7 +1,7 @@
 """What `criproxy status --why` shows: why the limits were what they were at a moment, from what, and since when."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from typing import Final
 
@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from criproxy.control.history import History, Past
+from criproxy.control.interference.responder import Move
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import Bounds, GuardCeiling, Limit, Limits
 from criproxy.observe.status_text import printable
@@ -48,11 +49,17 @@ class DecisionWhy(Struct, frozen=True):
 
 
 class Why(Struct, frozen=True):
-    """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty."""
+    """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty.
+
+    `ladder`: the last move before that moment, by resource.
+    `published`: what the API server is told that this node can lend, and why; "": nothing, or it is not asked for now.
+    """
 
     asked_s: float | None
     first_s: float | None
     decision: DecisionWhy | None
+    ladder: Mapping[str, Move] = {}
+    published: str = ""
 
 
 def answer(
@@ -60,15 +67,21 @@ def answer(
     asked_s: float | None,
     held: Limits | None = None,
     used: Mapping[str, float | None] | None = None,
+    moves: Sequence[Move] = (),
 ) -> Why:
     """Why the limits are what they are, or were at a moment (UTC).
 
-    `held`: what the kernel holds at that moment, `used` what a limit bounds; None: not known.
+    `held`: what the kernel holds at that moment, `used` what a limit bounds; None: not known. `moves`: those of the
+    ladder, the last one first.
     """
     records = history.records()
     past = history.at(records[-1].wall_s if asked_s is None else asked_s) if records else None
     decision = None if past is None else _decision(past, held or {}, used or {})
-    return Why(asked_s, records[0].wall_s if records else None, decision)
+    stood: dict[str, Move] = {}
+    for one in moves:
+        if asked_s is None or one.wall_s <= asked_s:
+            stood.setdefault(one.transition.resource, one)
+    return Why(asked_s, records[0].wall_s if records else None, decision, stood)
 
 
 def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> DecisionWhy:
@@ -152,6 +165,13 @@ def _lines(why: Why) -> Iterator[str]:
         yield from _resource(row, resource)
         if row.guarded:
             yield _row("guard", "at rest" if guard is None else f"{row.words(guard.cores)} ({guard.reason})")
+        if (move := why.ladder.get(name)) is not None:
+            moved = move.transition
+            yield _row("ladder", f"{moved.after} since {_clock(move.wall_s)}: {moved.reason}")
+    if why.published:
+        yield ""
+        yield "published to Kubernetes"
+        yield from (f"  {part}" for part in why.published.split("; "))
 
 
 def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:

@@ -4,14 +4,25 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
+from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.notice import notice_asked_s
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
+
+
+def shares_asked(annotations: Mapping[str, str]) -> int:
+    """The CPU shares that a pod asks for in its annotations; 0: none, or what makes no sense."""
+    try:
+        return of_pod(asked_by(annotations)).cpu_shares
+    except ValueError:
+        return 0
+
 
 _Edit = Callable[["Inventory"], object]
 
@@ -75,6 +86,16 @@ class Inventory(Struct, eq=False):
         if sandbox is None or sandbox.placement is None:
             return None
         return Running(sandbox, id, "" if container is None else container.name)
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        """The containers of any sandbox that run, as far as known."""
+        its = tuple(self._containers.values())
+        return tuple(one for one in its if one.sandbox_id == sandbox_id and one.id in self._running)
+
+    def notice_s(self, sandbox_id: str) -> int:
+        """How much notice a pod asks for before it is stopped, in or outside the box; 0: none."""
+        known = self._sandboxes.get(sandbox_id)
+        return 0 if known is None else known.notice_s
 
     @property
     def outside(self) -> dict[str, Pod]:
@@ -192,7 +213,9 @@ class Inventory(Struct, eq=False):
 
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:
         placed = self._is_placed(listed.pod, listed.placement)
-        return Sandbox(listed.id, listed.pod, listed.placement if placed else None)
+        placement = listed.placement if placed else None
+        asked = listed.annotations
+        return Sandbox(listed.id, listed.pod, placement, shares_asked(asked), notice_asked_s(asked))
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

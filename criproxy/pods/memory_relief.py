@@ -1,81 +1,76 @@
-"""Stops the largest offline pod before kubelet evicts an online one; `control.memory_pressure` decides when.
+"""Watches how near the node is to kubelet's eviction of pods for memory, and whether the box has to answer for it.
 
-It also reads kubelet's threshold, off the event loop, and keeps new offline pods out while the box is over: kubelet
-starts a pod again that was stopped, and it would come straight back.
+It reads kubelet's threshold, off the event loop, and judges each of the loop's samples (`control.memory_pressure`).
+What follows is the ladder's to say (`pods.interference`).
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.control.memory_pressure import (
-    PAUSE_S,
     EvictionHard,
     EvictionStatus,
     Evidence,
-    PressureState,
-    decide,
+    Verdict,
     halfway_bytes,
+    judge,
     kept_free_bytes,
 )
 from criproxy.control.resources import bytes_in_words
-from criproxy.model import MEMORY, UNLIMITED, Sandbox, Snapshot
+from criproxy.model import MEMORY, UNLIMITED, Limits, Snapshot
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_OVER_LIMIT, PodStopper
+from criproxy.pods.stopping import ON_OVER_LIMIT
 
 READ_EVERY_S: Final = 60.0
 """From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
 
 SOON_S: Final = 2.0
 
-HOLD_S: Final = 60.0
-"""For so long a pod that was stopped may not start again, so that nothing spins."""
-
-LEAST_BYTES: Final = 1 << 20
-"""A pod that uses less has nothing to give back."""
-
 
 class MemoryRelief(Struct):
     """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread.
 
-    `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known. `_tried`: the sandboxes
-    that were to be stopped, and when.
+    `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known.
     """
 
     active: bool
     shared: PodsShared
     box: Box
-    stopper: PodStopper
     read_hard: Callable[[], EvictionHard]
     worker: Worker
     hard: EvictionHard = EvictionHard(problem="it was not read yet")
-    _state: PressureState = PressureState()
-    _over: bool = False
+    _above_since_s: float | None = None
+    _verdict: Verdict = Verdict(above=False, over=False)
     _evidence: Evidence | None = None
-    _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _tried: dict[str, float] = {}
-    _last: str = ""
 
     def configure(self, active: bool) -> None:
-        """`Holds` has to know before whether pods are stopped."""
         self.active = active
-        self._hold_everybody()
 
     async def run(self) -> None:
-        """Stop pods when that is due, and read kubelet's threshold each minute, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._relieve())
-            tasks.create_task(self._follow_kubelet())
+        """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
+        await self.shared.clock.sleep(SOON_S)
+        while True:
+            await self.read_threshold()
+            await self.shared.clock.sleep(READ_EVERY_S)
 
     @property
     def _stops(self) -> bool:
         """Otherwise it is only logged."""
         return ON_OVER_LIMIT in self.shared.holds.stops_by
+
+    @property
+    def accountable(self) -> bool:
+        """The box is above its bound, and somebody wants that answered."""
+        return self.active and self._verdict.above and self._stops
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """Of the last sample."""
+        return self._evidence
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -83,10 +78,11 @@ class MemoryRelief(Struct):
 
     def problems(self) -> Iterator[str]:
         """What an operator should know now."""
-        if self._over:
+        if self._verdict.over:
             yield self._words()
 
-    def status(self) -> EvictionStatus:
+    def status(self, last: str) -> EvictionStatus:
+        """`last`: the pod that was stopped last for memory, and why; "": none was."""
         hard, evidence = self.hard, self._evidence
         return EvictionStatus(
             source=hard.source,
@@ -94,39 +90,33 @@ class MemoryRelief(Struct):
             hard_bytes=None if evidence is None else round(hard.of(evidence.capacity)),
             halfway_bytes=None if evidence is None else round(halfway_bytes(hard, evidence.capacity)),
             available_bytes=None if evidence is None else round(evidence.available),
-            last=self._last,
+            last=last,
         )
 
     # --- for the loop -----------------------------------------------------------------------------------------------
 
-    def sampled(self, snapshot: Snapshot) -> None:
-        """Judge this moment, also when the limits could not be written: then it is needed most."""
-        held, memory = self.box.state().memory, snapshot.of[MEMORY]
-        bound = None if held is None or held.wanted_bytes is UNLIMITED else held.wanted_bytes
+    def sampled(self, snapshot: Snapshot, given: Limits) -> None:
+        """Judge this moment, also when the limits could not be written: then it is needed most.
+
+        `given`: what the policy gave last.
+        """
+        bound, memory = given.get(MEMORY, UNLIMITED), snapshot.of[MEMORY]
+        bounded = self.active and self.box.state().memory is not None and bound is not UNLIMITED
         self._evidence = Evidence(
             t_s=snapshot.t_s,
             capacity=memory.capacity,
             node=memory.node,
             box=memory.box,
-            bound=bound if self.active else None,
+            bound=bound if bounded and bound is not UNLIMITED else None,
             hard=self.hard,
         )
-        was_over = self._over
-        verdict, self._state = decide(self._evidence, self._state)
-        self._over = verdict.over
-        if self._over and not was_over:
-            remedy = "the largest offline pod is stopped" if self._stops else f"none: {ON_OVER_LIMIT}"
+        before = self._verdict
+        self._verdict, self._above_since_s = judge(self._evidence, self._above_since_s)
+        if self._verdict.over and not before.over:
+            remedy = "an offline pod is stopped" if self._stops else f"none: {ON_OVER_LIMIT}"
             self.shared.log.warning("memory_over_limit", detail=self._words(), remedy=remedy)
-        elif was_over and not self._over:
+        elif before.over and not self._verdict.over:
             self.shared.log.info("memory_within_limit")
-        self._hold_everybody()
-        if verdict.act and self._stops:
-            self._due.set()
-
-    def _hold_everybody(self) -> None:
-        """A pod that starts would take memory that the box is over already."""
-        holds = self._over and self._stops
-        self.shared.holds.hold_everybody(self._words() if holds else "")
 
     def _words(self) -> str:
         seen = self._evidence
@@ -137,53 +127,7 @@ class MemoryRelief(Struct):
             f"{bytes_in_words(threshold)}, while the box is {bytes_in_words(above)} above its memory limit"
         )
 
-    # --- what it does -----------------------------------------------------------------------------------------------
-
-    async def _relieve(self) -> None:
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            await self.stop_largest()
-
-    async def stop_largest(self) -> None:
-        """Stop the offline pod with the largest working set. Never raises: a failure is logged."""
-        now_s = self.shared.clock.boottime_s()
-        self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
-        try:
-            largest = await self._largest()
-            if largest is None:
-                self.shared.log.warning("memory_not_relieved", reason="no offline pod has memory to give back")
-                return
-            if not self._stops:  # by now
-                return
-            sandbox, size_bytes = largest
-            self._tried[sandbox.id] = now_s
-            reason = "the node was near kubelet's eviction of pods for memory"
-            self.shared.holds.hold(sandbox.pod, HOLD_S, reason, ON_OVER_LIMIT)
-            why = f"{self._words()}; this pod uses the most, {bytes_in_words(size_bytes)}"
-            async with asyncio.timeout(PAUSE_S):  # one that does not stop must not keep the next
-                await self.stopper.stop_all({sandbox.id: (sandbox.pod, why)})
-        except (CgroupError, ConnectionError, TimeoutError) as error:
-            self.shared.log.error(
-                "memory_not_relieved", reason=str(error) or "the runtime did not stop the pod in time"
-            )
-        else:
-            self._last = f"{sandbox.pod}: {why}"
-            self.shared.counters.count("memory_evictions")
-
-    async def _largest(self) -> tuple[Sandbox, int] | None:
-        untried = (one for one in self.shared.inventory.running_pods if one.id not in self._tried)
-        pods = {one.placement: one for one in untried if one.placement}
-        sizes = await self.box.memory_of(tuple(pods))
-        largest = max(sizes, key=lambda pod: sizes[pod], default=None)
-        return None if largest is None or sizes[largest] < LEAST_BYTES else (pods[largest], sizes[largest])
-
-    async def _follow_kubelet(self) -> None:
-        """The first calls come before that."""
-        await self.shared.clock.sleep(SOON_S)
-        while True:
-            await self.read_threshold()
-            await self.shared.clock.sleep(READ_EVERY_S)
+    # --- kubelet's threshold ----------------------------------------------------------------------------------------
 
     async def read_threshold(self) -> None:
         """Say what has changed."""

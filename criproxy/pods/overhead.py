@@ -260,7 +260,8 @@ class OverheadWatch(Struct):
                     "runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason
                 )
             self.problem = reason
-        if ON_RUNTIME_OVERLOAD in self.shared.holds.stops_by and now_s - self._too_much_since_s >= OVERLOAD_S:
+        lasts = now_s - self._too_much_since_s >= OVERLOAD_S
+        if lasts and self.shared.holds.stops(ON_RUNTIME_OVERLOAD, blamed.pod):
             why = "it printed so much that the runtime was overloaded"
             self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
             self.stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")

@@ -129,7 +129,7 @@ class PlacementCheck(PodObserver, Struct):
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
-            if ON_UNBOUNDED in self.shared.holds.stops_by:
+            if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)

@@ -48,6 +48,6 @@ class RealtimeWatch(Struct):
             if pod not in before:
                 reason = f"{words}, and no limit of the box holds it"
                 self.shared.log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
-            if ON_UNBOUNDED in self.shared.holds.stops_by:
+            if self.shared.holds.stops(ON_UNBOUNDED, pod):
                 self.shared.holds.hold(pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED)
                 self.stopper.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")

@@ -60,6 +60,7 @@ class Reconciler(PodObserver, Struct, eq=False):
     _to_stop: dict[str, str] = {}
     _trouble: Trouble = field(default_factory=Trouble)
     _tend_trouble: Trouble = field(default_factory=Trouble)
+    _cache_trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
         self.shared.inventory.watch(self)
@@ -72,6 +73,7 @@ class Reconciler(PodObserver, Struct, eq=False):
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
         await self.shared.inventory.refresh()
+        self._know_shares()
         await self._adopt()
         self._due.set()
 
@@ -144,6 +146,12 @@ class Reconciler(PodObserver, Struct, eq=False):
                 self.shared.log.info("anchors_changed", slices=list(changed))
 
     async def _sweep(self) -> None:
+        running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
+        with self._cache_trouble.logged_by(lambda e: self.shared.log.warning("page_cache_stays", error=str(e))):
+            if size_bytes := await self.box.drop_caches(running):
+                self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
+                reason = "pods that have ended have left it"
+                self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
         swept = await self.box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
         self.shared.counters.count("box_swept", by=len(swept))
@@ -151,9 +159,19 @@ class Reconciler(PodObserver, Struct, eq=False):
             self.shared.log.info("pod_cgroups_removed", pods=list(swept))
 
     async def _carry(self) -> None:
-        if carried := await self.box.carry():
+        hold_offs = self.shared.holds.hold_offs
+        if hold_offs.of_box() is not None:
+            return
+        placed = self.shared.inventory.placed
+        self._know_shares()
+        left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
+        if carried := await self.box.carry(left):
             reason = "kubelet has set others on its own cgroup"
             self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
+
+    def _know_shares(self) -> None:
+        placed = self.shared.inventory.placed
+        self.box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
 
     async def _reap(self) -> None:
         if killed := await self.box.reap(self.shared.inventory.uids):
@@ -179,9 +197,13 @@ class Reconciler(PodObserver, Struct, eq=False):
             self.shared.log.info("box_released", files=[change.file for change in changes])
 
     async def _stop_pods(self) -> None:
-        """Stop the pods of the box that shall."""
+        """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches
+        colocation off, keep to their disruption budgets.
+        """
         placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.placed}
         self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
         everything = dict.fromkeys(placed, self.settings.why) if self.settings.when_off == "evict" else {}
-        reasons = everything | self._to_stop
-        await self.stopper.stop_all({one: (placed[one].pod, why) for one, why in reasons.items()})
+        wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
+        covers = self.shared.holds.hold_offs.covers
+        patient = everything.keys() - self._to_stop.keys()
+        await self.stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])}, patient)

@@ -13,7 +13,7 @@ class UnknownError(ConnectionError):
 
 
 class ListedSandbox(Struct, frozen=True):
-    """A sandbox of a list. `placement` is the value of its placement annotation, or ""."""
+    """A listed sandbox. `placement` is the value of its placement annotation, or "". `created_s`: UTC; 0: not known."""
 
     id: str
     pod: PodRef
@@ -21,6 +21,7 @@ class ListedSandbox(Struct, frozen=True):
     running: bool
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    created_s: float = 0.0
 
 
 class ListedContainer(Struct, frozen=True):
@@ -74,4 +75,10 @@ class Runtime(Protocol):
         """The first process of a sandbox or container. Raises UnknownError when it is not there any more."""
 
     async def stop(self, sandbox_id: str) -> None:
-        """Stop a sandbox and its containers; one that is not there is stopped."""
+        """Stop a sandbox and its containers at once (SIGKILL); one that is not there is stopped."""
+
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        """Send a container its stop signal (SIGTERM, if its image names no other); return once it has ended.
+
+        After `notice_s` it is killed.
+        """

@@ -10,7 +10,7 @@ from criproxy.control.clock import Clock
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Evicts, Holds, PodStopper
 
 
 class PodsShared(Struct, frozen=True):
@@ -22,6 +22,11 @@ class PodsShared(Struct, frozen=True):
     counters: Counters
     clock: Clock
     log: FilteringBoundLogger
+    evicts: Evicts | None = None
+
+    def stopper(self) -> PodStopper:
+        """One for a part that has pods leave."""
+        return PodStopper(self.runtime, self.log, self.inventory, self.evicts, self.clock)
 
 
 class Trouble(Struct):

@@ -1,64 +1,199 @@
-"""Stopping pods at the runtime, and keeping those out for a while that were stopped."""
+"""Having pods leave, and keeping those out for a while that were stopped.
+
+Where Kubernetes is switched on, a pod is evicted by its API: its budget is kept to, and it does not come straight back.
+Where that can't be had, its sandbox is stopped at the runtime, after notice, and kubelet starts it anew. What must not
+wait (a pod that no limit holds, online pods that are harmed) is stopped whatever its budget says, as kubelet itself
+would do.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef
+from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
 
 ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
+ON_HARM: Final = "interference.on_harm"
 """The settings by which single pods are stopped."""
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
+EVICT_S: Final = 10.0
+"""So long an eviction may take to be accepted, before the pod's sandbox is stopped instead."""
+
+
+class BudgetError(Exception):
+    """The pod's disruption budget lets it not go now."""
+
+
+class Evicts(Protocol):
+    """Whoever has pods leave as Kubernetes does it."""
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        """Have it leave, in its own grace period (or `grace_s`); returns within how many seconds it will have ended.
+
+        None: it can't be evicted, or nobody has answered `within_s`. Raises BudgetError, and nothing else.
+        """
+
 
 class PodStopper(Struct):
-    """Stops sandboxes at the runtime, each once, and those again that did not stop."""
+    """Has pods leave, each once, and those again that did not. `evicts` None: all are stopped at the runtime.
+
+    There, a pod that asks for notice has its containers' stop signal sent first, and as many seconds to end by itself;
+    nobody waits for that. To stop the sandbox alone would kill them at once. One that is evicted has its own grace
+    period, and no notice on top.
+    """
 
     runtime: Runtime
     log: FilteringBoundLogger
+    pods: Inventory
+    evicts: Evicts | None = None
+    clock: Clock = field(default_factory=Clock)
     _stopped: set[str] = set()
+    _evicted: dict[str, float] = {}
+    """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
+    _waiting: set[str] = set()
+    """Those whose budget did not let them go, for the log."""
+    _noticed: dict[str, asyncio.Task[None]] = {}
 
     @property
     def stopped(self) -> frozenset[str]:
-        """The sandboxes that were stopped, of those that were last to be."""
-        return frozenset(self._stopped)
+        """The sandboxes that were stopped, or evicted, of those that were last to be."""
+        return frozenset(self._stopped) | frozenset(self._evicted)
 
-    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]]) -> None:
-        """Stop these, by sandbox id, for these reasons. Raises what `Runtime.stop` does, after all were tried."""
-        self._stopped &= wanted.keys()
+    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]], patient: Collection[str] = ()) -> None:
+        """Have these leave, by sandbox id, for these reasons.
+
+        Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
+        `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
+        """
+        self.forget_others(wanted.keys())
+        now_s = self.clock.boottime_s()
+        leaving = {one for one, end_s in self._evicted.items() if now_s < end_s} | self._stopped | self._noticed.keys()
         # At once: one that will not stop must not keep the others.
-        stops = [self._stop(one, pod, why) for one, (pod, why) in wanted.items() if one not in self._stopped]
+        stops = [
+            self._leave(one, pod, why, patient=one in patient)
+            for one, (pod, why) in wanted.items()
+            if one not in leaving
+        ]
         failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
         if failures:
             raise failures[0]
+
+    def forget_others(self, sandboxes: Collection[str]) -> None:
+        """What was done to all others does not matter any more."""
+        self._stopped.intersection_update(sandboxes)
+        self._waiting.intersection_update(sandboxes)
+        self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
+
+    async def evict_first(
+        self, victims: Sequence[tuple[str, PodRef, str]], *, within_s: float, grace_s: int | None = None
+    ) -> int | None:
+        """Evict the first of these whose budget lets it go: (sandbox id, pod, why), in their order; returns which.
+
+        None: none is let go, nobody has answered in time, or the first was evicted and has not ended: kubelet may be
+        away. Then it is to be stopped.
+        """
+        if self.evicts is None:
+            return None
+        end_s = self.clock.boottime_s() + within_s
+        for at, (sandbox_id, pod, why) in enumerate(victims):
+            now_s = self.clock.boottime_s()
+            before_s = self._evicted.get(sandbox_id, math.inf)
+            if at == 0 and before_s <= now_s:
+                break
+            try:
+                ends_s = await self.evicts.evict(pod, why, within_s=max(0.0, end_s - now_s), grace_s=grace_s)
+            except BudgetError:
+                continue
+            if ends_s is None:
+                break
+            self._evicted[sandbox_id] = min(before_s, self.clock.boottime_s() + ends_s)
+            return at
+        return None
+
+    async def _leave(self, sandbox_id: str, pod: PodRef, why: str, *, patient: bool) -> None:
+        """One that was evicted and has not ended is stopped: kubelet may be away."""
+        if self.evicts is None or sandbox_id in self._evicted:
+            await self.stop(sandbox_id, pod, why)
+            return
+        try:
+            ends_s = await self.evicts.evict(pod, why, within_s=EVICT_S)
+        except BudgetError as error:
+            if patient:
+                if sandbox_id not in self._waiting:
+                    self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=str(error))
+                self._waiting.add(sandbox_id)
+                return
+            ends_s = None
+        if ends_s is None:
+            await self.stop(sandbox_id, pod, why)
+        else:
+            self._evicted[sandbox_id] = self.clock.boottime_s() + ends_s
+
+    async def stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool = False) -> None:
+        """At the runtime, whatever its budget says. `at_once`: there is no time for notice.
+
+        Raises what `Runtime.stop` does; of a stop after notice, that is logged.
+        """
+        if at_once or sandbox_id in self._evicted or not self._notices(sandbox_id, pod, why):
+            await self._stop(sandbox_id, pod, why)
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
         self.log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
 
+    def _notices(self, sandbox_id: str, pod: PodRef, why: str) -> bool:
+        """Whether it has had notice, or has it from now on, and is stopped then."""
+        if sandbox_id in self._noticed:
+            return True
+        if not (notice_s := self.pods.notice_s(sandbox_id)):
+            return False
+        self.log.info("notice", pod=str(pod), pod_uid=pod.uid, seconds=notice_s, reason=why)
+        self._noticed[sandbox_id] = task = asyncio.create_task(self._stop_after(notice_s, sandbox_id, pod, why))
+        task.add_done_callback(lambda _: self._noticed.pop(sandbox_id, None))
+        return True
+
+    async def _stop_after(self, notice_s: int, sandbox_id: str, pod: PodRef, why: str) -> None:
+        containers = [one.id for one in self.pods.containers_of(sandbox_id)]
+        notices = (self.runtime.give_notice(one, notice_s) for one in containers)
+        await asyncio.gather(*notices, return_exceptions=True)  # whatever failed of it: they are stopped now
+        try:
+            await self._stop(sandbox_id, pod, why)
+        except Exception as error:  # the next time, it is tried again
+            self.log.warning("not_stopped", pod=str(pod), pod_uid=pod.uid, error=str(error))
+
 
 class Holds(Struct):
     """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
-    Kubelet starts a pod again at once that was stopped, and it would do the same again. A hold names the `setting` by
-    which the pod was stopped, and ends with it. `resting`: another process serves by now, and judges for itself.
+    `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
+    the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
+    holds criproxy off is not stopped. `resting`: another process serves by now, and judges for itself.
     """
 
     clock: Clock
+    hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
+    closed: str = ""
     resting: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
-    _everybody: str = ""
+
+    def stops(self, setting: str, pod: PodRef) -> bool:
+        """Whether this pod is stopped by that setting now."""
+        return setting in self.stops_by and not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""
@@ -66,9 +201,9 @@ class Holds(Struct):
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
 
-    def hold_everybody(self, why: str) -> None:
-        """Keep all pods out, or with "" none of those that are not held by themselves."""
-        self._everybody = why
+    def close(self, why: str) -> None:
+        """Let no pod in, as the box harms online ones; with "" those are that are not held by themselves."""
+        self.closed = why
 
     def configure(self, stops_by: frozenset[str]) -> None:
         """Pods are stopped by these settings from now on."""
@@ -82,4 +217,4 @@ class Holds(Struct):
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
-        return self._everybody
+        return self.closed

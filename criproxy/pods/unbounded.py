@@ -42,8 +42,8 @@ class UnboundedPods(Struct):
             if sandbox_id not in self._logged:
                 self.shared.log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
         self._logged = frozenset(found)
-        if ON_UNBOUNDED in self.shared.holds.stops_by:
-            await self.stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items()})
+        stops = self.shared.holds.stops
+        await self.stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items() if stops(ON_UNBOUNDED, pod)})
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
         if (rules := self.rules) is None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from integration.lab import containerd, criproxy, directory, kubelet
+from integration.lab import containerd, control_plane, criproxy, directory, kubelet
 from integration.lab.cgroups import Tree
 from integration.lab.process import all_pids, argv_of
 
@@ -16,6 +16,7 @@ def clean(lab: Path) -> None:
         return
     criproxy.end(lab)
     kubelet.end(lab)
+    control_plane.end(lab)
     containerd.end(lab)
     Tree(directory.cgroup_root(lab)).kill()
     directory.remove(lab)

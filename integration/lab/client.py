@@ -224,6 +224,11 @@ class CriClient:
         request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
         return _pid(self.call("ContainerStatus", request).info)
 
+    def exit_code(self, container: Container) -> int:
+        """Of a container that has ended; 128 and the signal's number when one has ended it."""
+        request = cri.ContainerStatusRequest(container_id=container.id)
+        return int(self.call("ContainerStatus", request).status.exit_code)
+
     def pause_pid_of(self, sandbox_id: str) -> int:
         """`pid`, by a sandbox's id."""
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)

@@ -1,4 +1,4 @@
-"""A real kubelet with static pods and no API server, confined so that the machine and its own kubelet never notice.
+"""A real kubelet, with an API server or with static pods alone, confined so that the machine never notices.
 
 Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 """
@@ -29,7 +29,7 @@ ANSWER_S = 60
 """These three are long, for an emulated node with a busy host."""
 POLL_S = 0.2
 """Kubelet logs each question."""
-BUILD = Path(__file__).resolve().parent / "build-kubelet"
+BUILD = Path(__file__).resolve().parent / "build-kubernetes"
 
 # What kubelet sets on every node (pkg/kubelet/cm, setupKernelTunables): it gets files to play with instead.
 SYSCTLS = (
@@ -83,7 +83,9 @@ class Kubelet:
         root_cgroup: str | None = None,
         *,
         settings: Mapping[str, Any] | None = None,
+        kubeconfig: Path | None = None,
     ) -> None:
+        """`kubeconfig`: of the API server that it joins, as a node of its `node`'s name; None: it stands alone."""
         self.directory = directory.absolute() / "kubelet"
         self.log = directory.absolute() / "kubelet.log"
         self.node = lab_name(directory)
@@ -91,6 +93,7 @@ class Kubelet:
         self.root_dir = self.directory / "root"
         self._endpoint = runtime_endpoint.absolute()
         self._settings = settings or {}
+        self.kubeconfig = kubeconfig
         self._manifests = self.directory / "manifests"
         self._process: Process | None = None
         self._port = 0
@@ -220,6 +223,7 @@ class Kubelet:
             f"--hostname-override={self.node}",
             f"--root-dir={self.root_dir}",
             f"--cert-dir={self.directory / 'pki'}",
+            *([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []),
             "--v=2",
         ]
 
@@ -288,7 +292,7 @@ def static_pod(
 
 
 def find_kubelet() -> Path:
-    """The kubelet to use: $KUBELET, or the one that build-kubelet makes (minutes) or has cached.
+    """The kubelet to use: $KUBELET, or the one that build-kubernetes makes (minutes) or has cached.
 
     Raises LabError when there is none.
     """
@@ -296,7 +300,7 @@ def find_kubelet() -> Path:
         if not os.access(chosen, os.X_OK):
             raise LabError(f"KUBELET={chosen} is not a program: set it to a kubelet's path, or unset it")
         return Path(chosen).absolute()
-    done = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([BUILD, "kubelet"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise LabError(f"{BUILD} failed (see above); set KUBELET=/path/to/kubelet to use another")
     return Path(done.stdout.strip())

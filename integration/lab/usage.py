@@ -45,6 +45,11 @@ class Cgroup:
         name = "memory.limit_in_bytes" if version() == 1 else "memory.max"
         return int(self._read("memory", name))
 
+    def memory_high_bytes(self) -> int | None:
+        """What the cgroup is reclaimed to, below its limit; None: nothing. On v2 only."""
+        high = self._read("memory", "memory.high").strip()
+        return None if high == "max" else int(high)
+
     def memory_peak_bytes(self) -> int:
         """The most memory that the cgroup and all below it had at once. On v2 since Linux 5.19."""
         name = "memory.max_usage_in_bytes" if version() == 1 else "memory.peak"

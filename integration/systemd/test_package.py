@@ -19,7 +19,10 @@ from integration.lab.naming import Driver, driver
 from integration.systemd import package, pods, service
 from integration.systemd.service import LISTEN, RUN, RUNTIME, main_pid, show, systemctl
 
-UNITS = "criproxy.service", "criproxy-bypass-arm.service", "criproxy-bypass.service", "criproxy-bypass.socket"
+UNITS = (
+    *("criproxy.service", "criproxy-bypass-arm.service", "criproxy-bypass.service", "criproxy-bypass.socket"),
+    *("criproxy-withdraw.service", "criproxy-withdraw.timer"),
+)
 WATCHED = "/etc", "/usr", "/opt", "/root", "/run", "/var"
 NOT_WATCHED = re.compile(
     r"/(usr/lib/python3|usr/share/(man|doc)|var/(lib/(dpkg|containerd|systemd|apt|private)|log|cache|tmp|scratch)"

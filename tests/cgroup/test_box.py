@@ -609,6 +609,7 @@ def test_release_without_a_box_writes_nothing(box: Box, driver: FakeDriver) -> N
     ("held", "expected"),
     [
         pytest.param(DECIDED, DECIDED, id="bounded"),
+        pytest.param({**DECIDED, "memory_high": 64 << 20}, {**DECIDED, "memory_high": 64 << 20}, id="squeezed"),
         pytest.param(LIFTED, FLOOR, id="released_before"),
         pytest.param({"cpu": 1.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": FLOOR["memory"]}, id="half"),
         pytest.param(None, FLOOR, id="gone"),
@@ -637,6 +638,12 @@ def test_adopted_box_keeps_the_limits_that_the_kernel_holds(
             {"cpu": 0.5, "memory": 64 << 30}, DECIDED, {"cpu": 0.5, "memory": 512 << 20}, id="each-for-itself"
         ),
         pytest.param({"cpu": 0.5, "memory": 64 << 20}, LIFTED, {"cpu": 0.5, "memory": 64 << 20}, id="nor-lifted"),
+        pytest.param(
+            {**LIFTED, "memory": 64 << 30, "memory_high": 64 << 20},
+            DECIDED,
+            {**LIFTED, "memory": 512 << 20, "memory_high": 64 << 20},
+            id="nor-given-back",
+        ),
         pytest.param(LIFTED, DECIDED, LIFTED, id="what-was-lifted-stays-so"),
         pytest.param(
             {"cpu": UNLIMITED, "memory": 64 << 30},
@@ -677,11 +684,12 @@ def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
     assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
 
 
-def test_memory_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(box: Box, driver: FakeDriver) -> None:
+def test_usage_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(box: Box, driver: FakeDriver) -> None:
     driver.boxes["/offline/poda"] = FLOOR
 
-    assert run(lambda: box.memory_of(["/offline/poda", "/offline/podb"])) == [{"/offline/poda": 100}]
+    (found,) = run(lambda: box.usage_of(["/offline/poda", "/offline/podb"]))
     assert driver.threads["usage"] == {"cgroup-reader"}
+    assert found == {"/offline/poda": driver.usage("/offline/poda")}
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -934,6 +942,44 @@ def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver
     assert state.welcome, "the bound in force is above the wanted one, but it is one"
 
 
+SQUEEZED = {**DECIDED, "memory_high": 128 << 20}
+
+
+def test_squeezed_memory_is_reclaimed_below_its_limit_which_stays(box: Box, driver: FakeDriver) -> None:
+    driver.in_use = 500 << 20
+
+    async def scenario() -> None:
+        await box.admit(A, 0)
+        await box.apply(SQUEEZED)
+        await until(driver.reclaiming.is_set)
+        await box.settle()
+        await box.usage()
+        for _ in range(3):
+            await box.apply(SQUEEZED)
+
+    asyncio.run(scenario())
+
+    assert [call[-1] for call in driver.log if call[0] == "reclaim"] == [str(128 << 20)], "then it is there"
+    assert driver.boxes["/offline"] == SQUEEZED
+    assert box.state().memory == Held(used_bytes=128 << 20, wanted_bytes=DECIDED["memory"]), "its bound is the limit"
+
+
+def test_squeezed_memory_is_not_reclaimed_by_a_limit_that_kills(driver: FakeDriver, clock: FakeClock) -> None:
+    driver.version, driver.in_use = 1, 500 << 20
+    box = made(driver, clock)
+
+    async def scenario() -> None:
+        await box.admit(A, 0)
+        await box.apply({**DECIDED, "memory": 900 << 20, "memory_high": 128 << 20})
+        await box.settle()
+
+    asyncio.run(scenario())
+    box.close()
+
+    assert not any(name == "reclaim" for name, *_ in driver.log)
+    assert not box.spares_memory
+
+
 def test_next_limit_follows_what_was_reclaimed(box: Box, driver: FakeDriver) -> None:
     async def nothing() -> None: ...
 
@@ -1027,3 +1073,114 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Fak
     box.close()
 
     assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)
+
+
+def test_box_that_is_taken_over_keeps_what_an_operator_has_set_while_hands_are_off(
+    box: Box, driver: FakeDriver
+) -> None:
+    by_hand: Limits = {"cpu": 7.0, "memory": UNLIMITED}
+    driver.boxes["/offline"], driver.pods_in["/offline"] = by_hand, {"poda": PodLimits()}
+    box.configure(replace(SETTINGS, hands_off=True))
+
+    run(lambda: box.adopt(parse_box("/offline")))
+    assert (driver.boxes["/offline"], box.state().limits, box.state().pods) == (by_hand, by_hand, ("poda",))
+
+    box.configure(SETTINGS)
+    run(lambda: box.apply(DECIDED))
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_pod_that_is_left_out_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
+        driver.kubelets[path] = replace(kubelets, pids=128)
+    assert run(lambda: box.carry({A.name})) == [(B.name,)]
+
+
+@pytest.mark.parametrize(("version", "weight"), [pytest.param(1, 2048, id="v1"), pytest.param(2, 79, id="v2")])
+def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_keeps_it(
+    driver: FakeDriver, kubelets: PodLimits, version: int, weight: int
+) -> None:
+    driver.version = version
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
+
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+    assert run(box.carry) == [()]
+    run(lambda: box.update_pod(B, 4096))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
+
+    after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
+    after_restart.know_shares({"podb": 2048})
+    run(lambda: after_restart.adopt(B.box))
+    assert run(after_restart.carry) == [()]
+    after_restart.know_shares({"podb": 1024})
+    assert run(after_restart.carry) == [("podb",)]
+
+
+def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=500)
+    run(lambda: box.admit(B, 0, 2048))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == 500
+
+
+def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.admit(B, 0, 2048))
+    box.know_shares({})
+    assert run(box.carry) == [()]
+    box.forget(B.name)
+    box.know_shares({})
+    assert run(box.carry) == [("podb",)]
+
+
+# --- page cache ----------------------------------------------------------------------------------------------------
+
+
+def dropped(driver: FakeDriver) -> list[str]:
+    return [call[1] for call in driver.log if call[0] == "drop_cache"]
+
+
+def test_page_cache_of_ended_pods_is_dropped_to_the_end_and_once(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    driver.caches = {"poda": 3, "podb": 5}
+    assert run(lambda: box.drop_caches(())) == [0], "both are starting"
+    box.forget("poda")
+    box.forget("podb")
+
+    assert run(lambda: box.drop_caches({"podb"}), lambda: box.drop_caches({"podb"})) == [3, 0]
+    assert set(dropped(driver)) == {"/offline/poda"}
+    assert len(dropped(driver)) == 4
+    driver.caches["poda"] = 2
+    assert run(lambda: box.drop_caches({"poda", "podb"}), lambda: box.drop_caches({"podb"})) == [0, 2], "it ran again"
+
+
+def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches = {"poda": 10}
+    drop = driver.drop_cache
+
+    def slow(pod: str) -> int | None:
+        clock.now += 2.0
+        return drop(pod)
+
+    driver.drop_cache = slow  # type: ignore[method-assign]
+    assert run(lambda: box.drop_caches(()), lambda: box.drop_caches(())) == [2, 2]
+
+
+def test_page_cache_waits_while_a_limit_is_to_sink(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    box.forget("poda")
+    driver.caches, box._sink_to = {"poda": 10}, 1
+    assert run(lambda: box.drop_caches(())) == [0]
+    assert dropped(driver) == []
+
+
+def test_without_a_box_there_is_no_page_cache_to_drop(box: Box) -> None:
+    assert run(lambda: box.drop_caches(())) == [0]

@@ -109,6 +109,20 @@ def test_news_are_told_in_one_call(box: Node) -> None:
     assert len(changes) >= 2
 
 
+def test_squeezed_memory_is_put_back_after_systemd_has_written_the_limit(v2: Node) -> None:
+    squeezed = {**LIMITS, "memory_high": 64 * MIB}
+    v2.tick()
+    v2.use(anon=10 * MIB)
+    held = []
+    for limits in (squeezed, {**squeezed, "cpu": 0.75}, squeezed, LIMITS):
+        changes = v2.tick(limits)
+        held.append((v2.file("memory.high"), v2.file("memory.max")))
+        assert not any(change.drift for change in changes)
+
+    assert held == [(str(64 * MIB), str(512 * MIB))] * 3 + [(str(512 * MIB), str(512 * MIB))]
+    assert v2.systemd.units[BOX]["MemoryMax"] == 512 * MIB
+
+
 def test_quota_is_written_once_for_each_change(v2: Node) -> None:
     v2.tick()
     v2.kernel.writes.clear()

@@ -83,6 +83,13 @@ def test_memsw_follows_the_limit_both_ways(kernel: FakeKernel, driver: CgroupDri
         assert kernel.file(f"memory{BOX}/memory.memsw.limit_in_bytes") == str(size)
 
 
+def test_limit_stays_while_memory_is_squeezed_as_it_would_kill(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 << 20, "memory_high": 64 << 20})
+
+    assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(512 << 20)
+
+
 def test_memory_without_swap_accounting_is_limited_too(tmp_path: Path) -> None:
     (tmp_path / "noswap").mkdir()
     kernel = FakeKernel(tmp_path / "noswap", 1, lacks=("memory.memsw.limit_in_bytes",))

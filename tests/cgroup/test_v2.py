@@ -90,6 +90,60 @@ def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKe
     assert kernel.file(f"cg{BOX}/memory.high") == str(64 * MIB)
 
 
+SQUEEZED = {"cpu": 1.0, "memory": 512 * MIB, "memory_high": 64 * MIB}
+
+
+def test_squeeze_reclaims_the_box_and_leaves_the_limit_that_kills(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    directory = f"{kernel.root}/cg{BOX}"
+    kernel.anon[directory], kernel.cache[directory] = 100 * MIB, 300 * MIB
+    driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
+    driver.write(BOX, SQUEEZED)
+    while driver.reclaim(BOX, 64 * MIB):
+        pass
+    kernel.anon[directory] = 500 * MIB  # it grows all the same, and nobody is killed
+    driver.write(BOX, SQUEEZED)
+
+    assert (kernel.file(f"cg{BOX}/memory.high"), kernel.file(f"cg{BOX}/memory.max")) == (str(64 * MIB), str(512 * MIB))
+    assert kernel.cache[directory] == 0
+
+
+def test_squeeze_of_a_box_that_uses_less_holds_at_once_and_ends_with_the_next_write(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    kernel.anon[f"{kernel.root}/cg{BOX}"] = 10 * MIB
+    driver.write(BOX, SQUEEZED)
+    held = kernel.file(f"cg{BOX}/memory.high"), kernel.file(f"cg{BOX}/memory.max")
+    changes = driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
+
+    assert held == (str(64 * MIB), str(512 * MIB))
+    assert kernel.file(f"cg{BOX}/memory.high") == str(512 * MIB)
+    assert [(change.file.rpartition("/")[2], change.drift) for change in changes] == [("memory.high", False)]
+
+
+def test_squeeze_that_the_kernel_holds_is_read_back_and_survives_who_wrote_it(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, SQUEEZED)
+    again = detect(kernel, kernel.root)
+    held = again.read(BOX)
+    again.write(BOX, held)
+    after = kernel.file(f"cg{BOX}/memory.high")
+    again.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
+
+    assert (held, after) == (SQUEEZED, str(64 * MIB))
+    assert again.read(BOX) == {"cpu": 1.0, "memory": 512 * MIB}
+
+
+def test_squeeze_is_never_above_the_limit(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.write(BOX, {**SQUEEZED, "memory_high": 4096 * MIB})
+
+    assert kernel.file(f"cg{BOX}/memory.high") == str(512 * MIB)
+
+
 def test_io_weight_is_the_lowest_and_a_devices_own_stays(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
     kernel.by_hand(f"cg{BOX}/io.weight", "default 100\n8:0 50")

@@ -204,6 +204,31 @@ def test_guard_pressure_squeezes(bench):
     assert len(bench.node.squeezed) == 1
 
 
+def test_guard_gives_back_what_it_took_for_waiting_that_is_not_the_boxs(bench):
+    bench.run(4)
+    bench.node.box_cores, bench.pressure.reports = 3.4, 100
+    bench.run(8)
+    squeezed, held = len(bench.node.squeezed), bench.guard.ceiling()
+    bench.guard.acquit(True)
+    given_back = bench.guard.ceiling()
+    bench.run(40)
+    assert (squeezed > 0, held is not None, given_back) == (True, True, None)
+    assert len(bench.node.squeezed) == squeezed
+    assert (bench.guard.status().false_alarms, bench.observer.guard_false_alarms) == (1, 1)
+    bench.guard.acquit(False)
+    bench.run(8)
+    assert len(bench.node.squeezed) > squeezed
+
+
+def test_guard_keeps_a_squeeze_for_a_step_whoever_online_waits_for(bench):
+    bench.run(4)
+    bench.node.online_cores = 3.0
+    bench.run(4)
+    bench.guard.acquit(True)
+    assert bench.guard.ceiling() is not None
+    assert bench.observer.guard_false_alarms == 0
+
+
 def test_guard_false_alarm_is_told(bench):
     bench.node.online_cores = 1.0
     bench.run(2)

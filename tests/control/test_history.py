@@ -1,6 +1,7 @@
 """The last hour of decisions: what is kept, for how long, and what held at a moment."""
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.control.history import MAX_RECORDS, DecisionRecord, History
 from criproxy.model import Bounds, Decision, ResourceDecision, ResourcePrediction
@@ -10,13 +11,14 @@ WALL = 1_700_006_400.0
 BOUNDS = Bounds(0.1, None, 0.0, 0.9)
 
 
-def record(t_s, cores=1.0, before=None):
+def record(t_s, cores=1.0, before=None, high=None):
     taken = snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (100, 50, 0, 50))
     limits, before = {"cpu": cores, "memory": 10}, before or {}
     decided = {
         name: ResourceDecision(limit, "why", BOUNDS, ResourcePrediction(1.0), before.get(name))
         for name, limit in limits.items()
     }
+    decided["memory"] = replace(decided["memory"], high=high)
     return DecisionRecord(WALL + t_s, taken, Decision(t_s, decided))
 
 
@@ -37,6 +39,10 @@ def test_history_unchanged_limits_are_kept_each_ten_seconds():
 
 def test_history_every_change_is_kept():
     assert times(filled(record(float(t), 1.0 if t < 3 else 2.0) for t in range(9))) == [0.0, 3.0]
+
+
+def test_history_keeps_when_memory_was_brought_down_below_its_limit():
+    assert times(filled(record(float(t), high=5 if 3 <= t < 6 else None) for t in range(9))) == [0.0, 3.0, 6.0]
 
 
 def test_history_after_an_hour_forgets():

@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings
 from criproxy.control.predictor import CalibratedPredictor
@@ -478,3 +479,103 @@ def test_history_holds_changes_and_reasons(node):
     assert 8 < len(records) < 20
     assert all(math.isfinite(record.snapshot.of["cpu"].online) for record in records)
     assert all(record.applied for record in records)
+
+
+# --- harm that is seen ------------------------------------------------------------------------------------------------
+
+
+def cores(node: Any) -> Any:
+    return node.box.limits["cpu"]
+
+
+BY_EVIDENCE = replace(SETTINGS, cpu_by_evidence=True)
+
+
+def test_ladder_takes_its_share_of_each_resource_and_the_policy_goes_on_beside(node):
+    node.ticks(20)
+    free = dict(node.box.limits)
+    node.loop.see(HarmSeen({"cpu": 0.0, "memory": 0.5}))
+    node.ticks()
+    held = dict(node.box.limits)
+    node.loop.see(NOTHING_SEEN)
+    node.ticks()
+    reason = node.observer.seen[-2][1].resources["cpu"].reason
+    of_memory = node.observer.seen[-2][1].resources["memory"]
+    assert held["cpu"] == 0.1
+    assert held["memory"] == free["memory"], "who hits it is killed, and the box may be innocent"
+    assert held["memory_high"] == of_memory.high == pytest.approx((free["memory"] + GIB) / 2, abs=GIB / 10)
+    assert "squeezed to the floor, as online is harmed" in reason
+    assert "reclaimed down to" in of_memory.reason
+    assert node.box.limits == free, "it is given back at once: the ladder alone says how slowly"
+
+
+def test_ladder_that_holds_to_the_prediction_changes_no_limit_and_says_so(node):
+    node.ticks(20)
+    free = dict(node.box.limits)
+    node.loop.see(HarmSeen({"cpu": 1.0}))
+    node.ticks()
+    assert node.box.limits == free
+    assert "no more than the prediction" in node.observer.seen[-1][1].resources["cpu"].reason
+
+
+def test_renewed_decision_is_in_force_before_the_next_tick(node):
+    asyncio.run(node.loop.renew())
+    assert node.box.applied == [], "there is no sample yet"
+    node.ticks(20)
+    node.loop.see(HarmSeen({"cpu": 0.0}))
+    asyncio.run(node.loop.renew())
+    assert cores(node) == 0.1
+    assert len(node.observer.seen) == 19
+
+
+def test_static_limit_gives_way_to_proven_harm_too():
+    node = Node(replace(SETTINGS, policy=laws(StaticSettings(3.0, 0.5), StaticSettings(8 * GIB, GIB))))
+    node.ticks(3)
+    node.loop.see(HarmSeen({"cpu": 0.0}))
+    node.ticks()
+    assert cores(node) == 0.5
+
+
+def test_by_evidence_the_box_gets_all_of_the_node_while_nothing_tells_of_harm():
+    node = Node(BY_EVIDENCE)
+    node.ticks(20)
+    predicted = cores(node)
+    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
+    node.ticks()
+    opened = cores(node)
+    outlook = node.outlook
+    node.loop.see(HarmSeen({"cpu": 1.0}, node.clock.now, cpu_idle=True))
+    node.ticks()
+    squeezed = cores(node)
+    node.loop.see(HarmSeen({}, node.clock.now - 60.0, cpu_idle=True))
+    node.ticks()
+    assert (opened, outlook.limit_cores) == (4.0, 4.0)
+    assert outlook.predicted_cores == 4.0, "no use of the node by online is an alarm of the guard's"
+    assert squeezed == pytest.approx(predicted, abs=0.1)
+    assert cores(node) == pytest.approx(predicted, abs=0.1)
+    assert "not by evidence, as no signal for CPU" in node.observer.seen[-1][1].resources["cpu"].reason
+
+
+def test_by_evidence_without_cpu_idle_the_prediction_bounds_the_box():
+    node = Node(BY_EVIDENCE)
+    node.ticks(20)
+    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=False))
+    node.ticks()
+    assert cores(node) == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
+
+
+def test_by_evidence_without_eyes_the_ladder_still_holds():
+    node = Node(BY_EVIDENCE)
+    node.ticks(20)
+    node.loop.see(HarmSeen({"cpu": 0.0}))
+    node.ticks()
+    assert cores(node) == 0.1
+
+
+def test_guards_ceiling_holds_below_what_the_ladder_leaves():
+    node = Node(BY_EVIDENCE)
+    node.ticks(20)
+    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
+    node.held = GuardCeiling(0.5, "online waits")
+    node.ticks()
+    assert (cores(node), node.outlook.limit_cores) == (0.5, 4.0)

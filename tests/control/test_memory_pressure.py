@@ -1,18 +1,15 @@
-"""When an offline pod goes, so that kubelet evicts no online one."""
-
-import math
+"""What the box has to answer for, so that kubelet evicts no online pod."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.control.memory_pressure import (
-    PAUSE_S,
     EvictionHard,
     Evidence,
-    PressureState,
-    decide,
+    Verdict,
     halfway_bytes,
+    judge,
     kept_free_bytes,
     margin_bytes,
 )
@@ -42,59 +39,49 @@ def test_what_is_kept_free(hard: EvictionHard, capacity: float, kept: float, hal
 
 
 @pytest.mark.parametrize(
-    ("seen", "state", "over", "act"),
+    ("seen", "since_s", "above", "over"),
     [
-        pytest.param(evidence(GIB, 500 * MIB), PressureState(90.0), False, False, id="far-from-kubelets-threshold"),
-        pytest.param(
-            evidence(149 * MIB, 500 * MIB), PressureState(90.0), True, True, id="past-half-way-and-above-its-bound"
-        ),
-        pytest.param(evidence(151 * MIB, 500 * MIB), PressureState(90.0), False, False, id="not-half-way"),
-        pytest.param(evidence(149 * MIB, 500 * MIB), PressureState(), True, False, id="above-for-a-moment"),
-        pytest.param(evidence(99 * MIB, 500 * MIB), PressureState(), True, True, id="threshold-crossed-at-once"),
-        pytest.param(evidence(99 * MIB, 128 * MIB), PressureState(), False, False, id="online-alone-fills-the-node"),
-        pytest.param(evidence(99 * MIB, 0), PressureState(), False, False, id="box-uses-nothing"),
-        pytest.param(evidence(99 * MIB, 500 * MIB, None), PressureState(), False, False, id="no-bound"),
-        pytest.param(
-            evidence(149 * MIB, 500 * MIB), PressureState(90.0, 95.0), True, False, id="one-was-stopped-just-now"
-        ),
-        pytest.param(
-            evidence(149 * MIB, 500 * MIB), PressureState(80.0, 90.0), True, True, id="still-over-after-the-pause"
-        ),
+        pytest.param(evidence(GIB, 500 * MIB), 90.0, True, False, id="far-from-kubelets-threshold"),
+        pytest.param(evidence(149 * MIB, 500 * MIB), 90.0, True, True, id="past-half-way-and-above-its-bound"),
+        pytest.param(evidence(151 * MIB, 500 * MIB), 90.0, True, False, id="not-half-way"),
+        pytest.param(evidence(149 * MIB, 500 * MIB), None, False, True, id="above-for-a-moment"),
+        pytest.param(evidence(99 * MIB, 500 * MIB), None, True, True, id="threshold-crossed-at-once"),
+        pytest.param(evidence(99 * MIB, 128 * MIB), None, False, False, id="online-alone-fills-the-node"),
+        pytest.param(evidence(99 * MIB, 0), None, False, False, id="box-uses-nothing"),
+        pytest.param(evidence(99 * MIB, 500 * MIB, None), None, False, False, id="no-bound"),
     ],
 )
-def test_decision(seen: Evidence, state: PressureState, over: bool, act: bool) -> None:
-    verdict, after = decide(seen, state)
-    assert (verdict.over, verdict.act) == (over, act)
-    assert after.acted_s == (seen.t_s if act else state.acted_s)
+def test_verdict(seen: Evidence, since_s: float | None, above: bool, over: bool) -> None:
+    verdict, after = judge(seen, since_s)
+    assert verdict == Verdict(above, over)
+    within = seen.bound is None or seen.box <= seen.bound
+    assert after == (None if within else since_s or seen.t_s)
 
 
 def test_box_that_was_within_its_bound_in_between_counts_from_anew() -> None:
-    state = PressureState()
-    seen = [(0.0, 500), (1.0, 500), (1.5, 100), (2.0, 500), (3.0, 500), (4.0, 500)]
-    acts = []
-    for t_s, box in seen:
-        verdict, state = decide(evidence(140 * MIB, box * MIB, t_s=t_s), state)
-        acts.append(verdict.act)
-    assert acts == [False, False, False, False, False, True]
+    since_s: float | None = None
+    above = []
+    for t_s, box in [(0.0, 500), (1.0, 500), (1.5, 100), (2.0, 500), (3.0, 500), (4.0, 500)]:
+        verdict, since_s = judge(evidence(140 * MIB, box * MIB, t_s=t_s), since_s)
+        above.append(verdict.above)
+    assert above == [False, False, False, False, False, True]
 
 
 SIZES = st.floats(0, 8 * GIB)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), SIZES, SIZES, st.none() | SIZES), max_size=60))
-def test_no_history_stops_a_pod_of_a_box_within_its_bound_or_two_at_once(
+def test_no_history_has_a_box_within_its_bound_answer_for_anything(
     samples: list[tuple[float, float, float, float | None]],
 ) -> None:
-    state, t_s, last_s = PressureState(), 0.0, -math.inf
+    since_s, t_s = None, 0.0
     for dt_s, node, box, bound in samples:
         t_s += dt_s
-        verdict, state = decide(Evidence(t_s, CAPACITY, node, box, bound, HARD), state)
-        if verdict.act:
-            assert verdict.over
+        verdict, since_s = judge(Evidence(t_s, CAPACITY, node, box, bound, HARD), since_s)
+        if verdict.above or verdict.over:
             assert bound is not None and box > bound
+        if verdict.over:
             assert CAPACITY - node < halfway_bytes(HARD, CAPACITY)
-            assert t_s - last_s >= PAUSE_S
-            last_s = t_s
 
 
 @given(SIZES, st.floats(0, 2 * GIB), st.floats(256 * MIB, 1e13))

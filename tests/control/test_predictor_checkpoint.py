@@ -10,9 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.control.histogram import CPU_BUCKETS
+from criproxy.control.interference.ladder import LadderSettings, Rung, Transition
+from criproxy.control.interference.responder import Move, Responder
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
-from criproxy.daemon.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile
+from criproxy.daemon.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile, Remembered
+from criproxy.pods.interference import InterferenceState
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.log import FakeLog
 
@@ -38,7 +41,54 @@ def states(clock):
     for i in range(3000):
         t = clock.now - 3000 + i
         predictor.observe(t, clock.wall - 3000 + i, (37 * i % 101) / 10, 32.0)
-    return {"cpu": predictor.checkpoint()}
+    return Remembered({"cpu": predictor.checkpoint()})
+
+
+def with_one_sample(states):
+    return Remembered({"cpu": replace(states.predictors["cpu"], samples=1)})
+
+
+def responder():
+    """Of a box whose CPU is on its way down the ladder."""
+    known = Responder(LadderSettings())
+    for t_s in range(30):
+        known.tick(1000.0 + t_s, {"cpu_pressure": 50.0 if t_s < 8 else 5.0}, 3)
+    return known
+
+
+def test_where_the_ladder_stands_is_written_and_read(file, states):
+    known = responder()
+    move = Move(1.5, Transition(1000.0, "cpu", Rung.OPEN, Rung.TRIED, "cpu_pressure", "it waits"))
+    kept = InterferenceState(known.state(), (move,))
+    file.write(Remembered(states.predictors, kept))
+    again = Responder(LadderSettings())
+    loaded, _ = file.load()
+    again.load(loaded.interference.responder)
+    assert loaded == Remembered(states.predictors, kept)
+    assert again.state() == known.state()
+
+
+def test_ladder_that_another_version_has_written_costs_nobody_the_rest(file, states, log):
+    file.write(states)
+    file.path.write_text(file.path.read_text().replace('"interference":null', '"interference":{"rungs":[]}'))
+    assert file.load() == (states, 0.0)
+    assert log.names() == ["interference_starts_cold"]
+
+
+def test_hurry_saves_at_once(file, states):
+    checkpointer = Checkpointer(file, lambda: states)
+
+    async def main():
+        hurried = asyncio.create_task(checkpointer.run_hurried())
+        checkpointer.hurry()
+        for _ in range(1000):
+            if file.path.exists():
+                break
+            await asyncio.sleep(0.01)
+        hurried.cancel()
+
+    asyncio.run(main())
+    assert file.load() == (states, 0.0)
 
 
 def test_checkpoint_written_then_loaded_is_bit_exact(file, states, log):
@@ -48,7 +98,7 @@ def test_checkpoint_written_then_loaded_is_bit_exact(file, states, log):
 
 
 def test_checkpoint_missing_file_loads_nothing_silently(file, log):
-    assert file.load() == ({}, 0.0)
+    assert file.load() == (Remembered({}), 0.0)
     assert log.events == []
 
 
@@ -86,7 +136,7 @@ def test_checkpoint_after_a_reboot_is_taken_over_by_the_predictor(file, states, 
     clock.now = 12.0
     loaded, shift = file.load()
     predictor = make_predictor(PredictorSettings(), CPU_BUCKETS)
-    assert predictor.restore(loaded["cpu"], clock.now, shift) == ()
+    assert predictor.restore(loaded.predictors["cpu"], clock.now, shift) == ()
     assert predictor.checkpoint().samples == 3000
 
 
@@ -113,19 +163,19 @@ def test_checkpoint_unusable_file_is_set_aside_with_one_line(file, states, log, 
     file.write(states)
     text = spoil(file.path.read_text())
     file.path.write_bytes(text.encode(errors="surrogateescape"))
-    assert file.load() == ({}, 0.0)
+    assert file.load() == (Remembered({}), 0.0)
     [(level, event, fields)] = log.events
     assert (level, event) == ("warning", "checkpoint_set_aside")
     assert re.search(reason, fields["reason"]), fields["reason"]
     aside = file.path.with_name("predictor.json.bad")
     assert aside.read_bytes() == text.encode(errors="surrogateescape")
     assert not file.path.exists()
-    assert file.load() == ({}, 0.0)
+    assert file.load() == (Remembered({}), 0.0)
 
 
 def test_checkpoint_a_directory_in_its_place_is_not_fatal(file, log):
     file.path.mkdir(parents=True)
-    assert file.load() == ({}, 0.0)
+    assert file.load() == (Remembered({}), 0.0)
     assert log.names() == ["checkpoint_unreadable"]
 
 
@@ -138,7 +188,7 @@ def test_checkpoint_write_that_fails_leaves_the_old_file(file, states, monkeypat
 
     monkeypatch.setattr("criproxy.daemon.checkpoint.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        file.write({"cpu": replace(states["cpu"], samples=1)})
+        file.write(with_one_sample(states))
     assert file.path.read_bytes() == before
 
 
@@ -147,9 +197,9 @@ def test_checkpoint_old_file_is_never_written_into(file, states):
     file.write(states)
     before = file.path.read_bytes()
     with file.path.open("rb") as old:
-        file.write({"cpu": replace(states["cpu"], samples=1)})
+        file.write(with_one_sample(states))
         assert old.read() == before
-    assert file.load()[0]["cpu"].samples == 1
+    assert file.load()[0].predictors["cpu"].samples == 1
     assert [entry.name for entry in file.path.parent.iterdir()] == ["predictor.json"]
 
 
@@ -207,7 +257,7 @@ def slow_disk(monkeypatch):
 
 
 def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before(file, states, clock, log, slow_disk):
-    later = {"cpu": replace(states["cpu"], samples=1)}
+    later = with_one_sample(states)
     given = [states, later]
     checkpointer = Checkpointer(file, lambda: given.pop(0))
 
@@ -240,7 +290,7 @@ def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file
     file.write(states)
     freed, load, restored = threading.Event(), file.load, []
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
-    checkpointer = Checkpointer(file, dict)
+    checkpointer = Checkpointer(file, lambda: Remembered({}))
 
     async def main():
         loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what)))

@@ -246,7 +246,10 @@ def test_wait_opens_where_nothing_can_be_noted(stage: Stage) -> None:
 
 def test_ended_arms_the_bypass_without_waiting(stage: Stage) -> None:
     assert stage.run("ended", SERVICE_RESULT="success").returncode == 0
-    assert stage.log == ["--no-block start criproxy-bypass-arm.service"]
+    assert stage.log == [
+        "--no-block start criproxy-bypass-arm.service",
+        "--no-block start criproxy-withdraw.timer",
+    ]
 
 
 def crash(stage: Stage, times: int) -> None:
@@ -256,7 +259,9 @@ def crash(stage: Stage, times: int) -> None:
 
 def test_ended_in_a_crash_loop_cuts_the_wait_short(stage: Stage) -> None:
     crash(stage, 5)
-    assert stage.log[-2:] == [f"--no-block {verb} criproxy-bypass-arm.service" for verb in ("start", "restart")]
+    armed = [line for line in stage.log if "bypass-arm" in line]
+    assert armed[-2:] == [f"--no-block {verb} criproxy-bypass-arm.service" for verb in ("start", "restart")]
+    assert "--no-block restart criproxy-withdraw.timer" not in stage.log, "its 15 minutes go on"
 
 
 @pytest.mark.parametrize(("crashes", "held"), [(4, False), (5, True), (9, True)])
@@ -296,7 +301,10 @@ def test_wait_lets_the_configured_time_pass_before_it_opens(stage: Stage) -> Non
 
 def test_close_stops_the_switch_before_it_could_open_again(stage: Stage) -> None:
     assert stage.run("close").returncode == 0
-    assert stage.log == ["stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service"]
+    assert stage.log == [
+        "stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service",
+        "stop criproxy-withdraw.timer criproxy-withdraw.service",
+    ]
 
 
 def test_switch_without_a_verb_it_knows_is_status_2(stage: Stage) -> None:

@@ -16,6 +16,9 @@ footprint.settle()
 print(json.dumps([sorted(sys.modules), sorted(m.__file__ for n, m in sys.modules.items() if n.startswith("criproxy"))]))
 """
 
+SWITCHED_ON = "criproxy.kube."
+"""Imported at once where Kubernetes is switched on, and nowhere else: see `test_node_side_needs_no_further_import`."""
+
 FALLBACK = "criproxy.fronts.grpc.server"
 """Imported only when the relay gives way, as it brings gRPC; without its files, that is told (`no_fallback`)."""
 
@@ -37,6 +40,19 @@ def test_what_functions_of_the_daemon_import_is_loaded_or_of_the_standard_librar
         f"{file}: {name}"
         for file in files
         for name in imported_by_functions(Path(file))
-        if name not in (*modules, FALLBACK) and name.partition(".")[0] not in sys.stdlib_module_names
+        if name not in (*modules, FALLBACK)
+        and not name.startswith(SWITCHED_ON)
+        and name.partition(".")[0] not in sys.stdlib_module_names
     }
     assert later == set(), f"name them in {footprint.__name__}.DEFERRED_MODULES"
+
+
+def test_node_side_needs_no_further_import() -> None:
+    """What it is made of is all there with it; `criproxy.daemon.kubernetes` imports nothing else of the kind."""
+    code = "import json, sys, criproxy.kube.node_side; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    folder = Path(__file__).resolve().parents[2] / "criproxy"
+    files = [folder / "daemon" / "kubernetes.py", *(folder / "kube").glob("*.py")]
+    asked = {name for file in files for name in imported_by_functions(file) if name.startswith(SWITCHED_ON)}
+    assert asked
+    assert asked <= set(loaded)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from criproxy.config import Config, Loaded
-from criproxy.daemon import reload as module
 from criproxy.daemon.reload import FileWatch, Reload
 from tests.fakes.clock import FakeClock
 
@@ -31,12 +30,13 @@ class Clock(FakeClock):
 @pytest.fixture(autouse=True)
 def no_schedule(monkeypatch):
     monkeypatch.setattr(Reload, "_follow_schedule", lambda _: None)
+    monkeypatch.setattr(Reload, "follow_operator", lambda _: None)
 
 
 def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
     first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
-    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log"))
+    others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log", "hold_offs"))
     return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ class SlowFile:
         self.read = 0
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
         self.reload = reload_of(watch, Clock())
-        monkeypatch.setattr(module, "load", self._load)
+        self.reload.load = self._load
         monkeypatch.setattr(Reload, "_take_up", lambda _, loaded: self.taken.append(loaded))
 
     def _load(self, _file: object) -> Loaded:

@@ -4,12 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Guard, Memory
+from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
 from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.interference.ladder import LadderSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
+from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
 
@@ -56,13 +58,22 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
 @pytest.mark.parametrize(
     ("config", "dry_run", "active", "stops_by"),
     [
-        pytest.param(Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT}, id="by-default"),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT, ON_HARM}, id="by-default"
+        ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
             False,
             True,
-            set(),
+            {ON_HARM},
             id="report",
+        ),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), interference=Interference(on_harm="close")),
+            False,
+            True,
+            {ON_OVER_LIMIT},
+            id="close",
         ),
         pytest.param(Config(), False, False, set(), id="off"),
         pytest.param(Config(colocation=Colocation(enabled=True)), True, False, set(), id="dry-run"),
@@ -167,3 +178,54 @@ def test_predictor_takes_the_config_s_values() -> None:
     control = replace(Control(), predictor="calibrated", half_life_s=5.0, percentile=0.75)
     found = predictor(Config(control=control))
     assert (found.kind, found.half_life_s, found.percentile_ratio) == ("calibrated", 5.0, 0.75)
+
+
+def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config() -> None:
+    at_once = Config(interference=Interference(evict_after_s=7.0, evict_after_memory_s=3.0, evict_most=2, trial_s=4.0))
+    default, set_so = (
+        PartSettings(config, Timetable(config).stage(0.0), False, False).interference()
+        for config in (Config(), at_once)
+    )
+
+    assert {one.name: one.evict_after_s for one in default.ladder.resources} == {"memory": 5.0, "cpu": 120.0}
+    assert replace(default.ladder, resources=()) == LadderSettings(resources=())
+    assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {"memory": 3.0, "cpu": 7.0}
+    assert set_so.ladder.budget.most == 2
+
+
+@pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
+def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
+    config = Config(interference=Interference(trial_s=trial_s))
+    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
+    of = {one.name: one.trial_s for one in ladder.resources}
+    assert (of[CPU], of[MEMORY]) == found
+
+
+@pytest.mark.parametrize(("bound", "on", "by_evidence"), [
+    ("prediction", True, False), ("evidence", True, True), ("evidence", False, False),
+])  # fmt: skip
+def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
+    config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
+    assert PartSettings(config, Timetable(config).stage(0.0), False, False).loop().cpu_by_evidence is by_evidence
+
+
+def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evicting_online_pods_goes_on() -> None:
+    given = settings(Colocation(enabled=True, on_unbounded="evict", on_runtime_overload="evict"))
+    held_off = replace(given, held_off="an operator holds criproxy off the box: repair")
+    admission = held_off.admission()
+    assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
+    assert held_off.box().hands_off
+    assert held_off.loop().dry_run
+    assert held_off.guard().law is None
+    assert held_off.stops_by() == {ON_OVER_LIMIT}
+    assert held_off.relieves
+    assert held_off.unbounded() is not None
+    assert (held_off.reconciler().when_off, held_off.reconciler().adopt) == (None, True)
+    assert not given.box().hands_off
+
+
+def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not() -> None:
+    for one in (settings(Colocation(enabled=True), dry_run=True), settings(Colocation(enabled=False))):
+        held_off = replace(one, held_off="repair")
+        assert (held_off.relieves, held_off.stops_by(), held_off.reconciler().when_off) == (False, frozenset(), None)
+        assert held_off.modes.new_pod is one.modes.new_pod

@@ -23,6 +23,7 @@ class FakeDriver:
         self.boxes: dict[str, Limits] = {}
         self.pods_in: dict[str, dict[str, PodLimits]] = {}
         self.stubborn: set[str] = set()
+        self.caches: dict[str, int] = {}
         self.kubelets: dict[str, PodLimits] = {}
         self.limits: dict[tuple[str, str], float | type_unlimited] = {}
         self.cpus: dict[str, Cpus | type_unlimited] = {}
@@ -102,6 +103,16 @@ class FakeDriver:
         self.reclaim_gate.wait()
         self.in_use = min(self.in_use, size_bytes)
         return False
+
+    def drop_cache(self, pod: str) -> int | None:
+        """A unit of what `caches` has for the pod, by name, each time."""
+        self._call("drop_cache", pod)
+        self.reclaim_gate.wait()
+        name = parse_placement(pod).name
+        if name in self.busy or not self.caches.get(name):
+            return None
+        self.caches[name] -= 1
+        return 1
 
     def cpu_times(self, box: str) -> CpuTimes:
         node = "" if self.counts_the_node else parse_box(box).online

@@ -24,9 +24,17 @@ _V1_FILES = {
         "cpu.cfs_quota_us": "-1",
         "cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000",
         "cpuacct.usage": "1500000000",
+        "tasks": "",
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
-    "blkio": {"blkio.weight": "500", "blkio.bfq.weight": "100"},
+    "blkio": {
+        "blkio.weight": "500",
+        "blkio.bfq.weight": "100",
+        "blkio.throttle.io_service_bytes_recursive": "Total 0",
+        "blkio.throttle.io_serviced_recursive": "Total 0",
+        "blkio.bfq.io_service_bytes_recursive": "Total 0",
+        "blkio.bfq.io_serviced_recursive": "Total 0",
+    },
     "hugetlb": {
         "hugetlb.2MB.limit_in_bytes": str(NO_LIMIT_V1),
         "hugetlb.2MB.max_usage_in_bytes": "0",
@@ -36,7 +44,8 @@ _V1_FILES = {
         "memory.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.use_hierarchy": "1",
-        "memory.stat": "cache 5\ntotal_inactive_file 4096",
+        "memory.force_empty": "",
+        "memory.stat": "cache 5\ntotal_inactive_file 4096\nworkingset_refault_file 1\ntotal_workingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }
@@ -49,17 +58,26 @@ _V2_FILES = {
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
-    "io": {"io.weight": "default 100"},
+    "io": {"io.weight": "default 100", "io.stat": ""},
     "memory": {
         "memory.high": "max",
         "memory.max": "max",
         "memory.swap.max": "max",
+        "memory.reclaim": "",
         "memory.oom.group": "0",
-        "memory.stat": "inactive_file 4096",
+        "memory.stat": "inactive_file 4096\nworkingset_refault_anon 3\nworkingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }
-MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n"
+_V2_CORE_FILES = {
+    "cgroup.threads": "",
+    "cgroup.pressure": "1",
+    **{f"{name}.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0" for name in ("cpu", "memory", "io")},
+}
+"""In every cgroup, whatever its controllers; but the root has no switch for pressure."""
+
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 300 kB\nMemAvailable: 400 kB\nInactive(file): 200 kB\n"
+DISKSTATS = "   8       0 sda 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 
 class OomKill(BaseException):
@@ -80,9 +98,15 @@ class FakeKernel(Tree):
         self.writes: list[tuple[str, str]] = []
         self.contested: set[str] = set()
         self.cpuset_v2_mode = False
+        self.takes_swappiness = True
         (root / "self").mkdir()
         (root / "self/mountinfo").write_text(self._mountinfo())
+        (root / "self/schedstat").write_text("5000 700 3\n")
         (root / "meminfo").write_text(MEMINFO)
+        (root / "diskstats").write_text(DISKSTATS)
+        (root / "cmdline").write_text("quiet\n")
+        (root / "loadavg").write_text("2.08 2.19 2.79 2/554 23115\n")
+        (root / "pressure").mkdir()
         (root / "sys/kernel").mkdir(parents=True)
         (root / "sys/kernel/pid_max").write_text("32768\n")
         (root / "sys/kernel/threads-max").write_text("60000\n")
@@ -145,6 +169,8 @@ class FakeKernel(Tree):
             "cpuset.mems": self._cpuset,
             "memory.limit_in_bytes": self._limit,
             "memory.memsw.limit_in_bytes": self._limit,
+            "memory.reclaim": self._reclaim_order,
+            "memory.force_empty": self._force_empty,
             "memory.high": self._high,
             "memory.max": self._max,
             "cgroup.subtree_control": self._subtree_control,
@@ -235,6 +261,20 @@ class FakeKernel(Tree):
                 raise OomKill(f"{directory}/{name} = {value}")
         return value
 
+    def _reclaim_order(self, directory: str, name: str, value: str) -> str:
+        size, *options = value.split()
+        if options and not self.takes_swappiness:
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        before = self._usage(directory)
+        self._reclaim(directory, before - int(size))
+        if self._usage(directory) > before - int(size):
+            raise _error(errno.EAGAIN, f"{directory}/{name}")
+        return ""
+
+    def _force_empty(self, directory: str, name: str, value: str) -> str:
+        self._reclaim(directory, 0)
+        return ""
+
     def _subtree_control(self, directory: str, name: str, value: str) -> str:
         enabled = set(Path(directory, name).read_text().split())
         available = set(Path(directory, "cgroup.controllers").read_text().split())
@@ -267,6 +307,7 @@ class FakeKernel(Tree):
             return
         self._files(directory, [{"cgroup.controllers": controllers, "cgroup.subtree_control": ""}])
         if directory != f"{self.root}/cg":
+            self._files(directory, [_V2_CORE_FILES])
             self._files(directory, [_V2_FILES[name] for name in controllers.split() if name in _V2_FILES])
 
     def _files(self, directory: str, sets: list[dict[str, str]]) -> None:

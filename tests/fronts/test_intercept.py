@@ -77,11 +77,13 @@ class Box:
     admitted: list[tuple[str, int]] = field(default_factory=list)
     resized: list[tuple[str, int]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    shares: list[int] = field(default_factory=list)
     full: str = ""
 
-    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
         if self.full:
             raise AdmissionError(self.full)
+        self.shares.append(cpu_shares)
         self.admitted.append((place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
@@ -246,6 +248,40 @@ def test_start_offline_pod_goes_to_the_box(service: str) -> None:
     assert [s.placement for s in bench.inventory.placed] == [BOXED]
 
 
+BATCH = (
+    '{"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "2000"}, '
+    '"limits": {"kubernetes.io/batch-memory": "1Gi"}}}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shares", "ignored"),
+    [pytest.param(BATCH, 2048, 0, id="batch"), pytest.param("nonsense", 0, 1, id="nonsense-is-told")],
+)
+def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_the_inventory_and_the_container(
+    text: str, shares: int, ignored: int
+) -> None:
+    bench = Bench()
+    entry = _entry("node.koordinator.sh/extended-resource-spec", text)
+    config = _config(True)
+    config.annotations.append(entry)
+    config.linux.ClearField("resources")
+    with structlog.testing.capture_logs() as logs:
+        bench.run_pod(cri.RunPodSandboxRequest(config=config).SerializeToString())
+    assert bench.box.shares == [shares]
+    assert bench.box.admitted[0][1] == (1 << 30 if shares else 0)
+    assert [one.cpu_shares for one in bench.inventory.placed] == [shares]
+    assert [entry["event"] for entry in logs].count("annotation_ignored") == ignored
+
+    request = cri.CreateContainerRequest(pod_sandbox_id=b"s1", sandbox_config=config)
+    request.config.metadata.name = b"main"
+    request.config.linux.resources.cpu_shares = 2
+    created = cri.CreateContainerRequest()
+    created.ParseFromString(forwarded(bench.send(V1 + "CreateContainer", request.SerializeToString())))
+    resources = created.config.linux.resources
+    assert (resources.cpu_shares, resources.memory_limit_in_bytes) == ((2048, 1 << 30) if shares else (2, 0))
+
+
 def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
     bench = Bench()
     bench.run_pod(run_request(True), "old")
@@ -344,7 +380,7 @@ def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: Fa
 
 
 class BrokenBox(Box):
-    async def admit(self, place: PodParent, memory_bytes: int) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
         raise RuntimeError("boom")
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:

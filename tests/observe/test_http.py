@@ -115,6 +115,28 @@ def test_head_answers_without_a_body(served: Served) -> None:
     assert (status, body, headers["Content-Length"]) == (200, b"", "4")
 
 
+def test_commands_are_done_at_the_socket_alone(served: Served) -> None:
+    words = "/hold-off?of=a%2Fb&seconds=60&reason=x+y"
+    assert client.command(served.path, words, 20) == "hold a/b"
+    assert client.command(served.path, "/release?of=box", 20) == "release box"
+    assert served.operator.asked == [("hold", "a/b", 60.0, "x y"), ("release", "box")]
+    assert served.ask(words, "POST")[0] == 405
+    assert served.ask("/hold-off")[0] == client.fetch(served.path, words, 20)[0] == 404, "a GET does nothing"
+    assert len(served.operator.asked) == 2
+
+
+def test_command_that_makes_no_sense_or_cannot_be_done_says_why(served: Served) -> None:
+    with pytest.raises(ValueError, match="no offline pod is called 'nobody'"):
+        client.command(served.path, "/hold-off?of=nobody&seconds=60&reason=x", 20)
+    with pytest.raises(ValueError, match="float"):
+        client.command(served.path, "/hold-off?of=box&seconds=soon&reason=x", 20)
+    with pytest.raises(client.BusyError, match="no space left"):
+        client.command(served.path, "/release?of=stuck", 20)
+    with pytest.raises(client.NotCriproxyError, match="404 to /status"):
+        client.command(served.path, "/status", 20)
+    assert served.operator.asked == []
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_other_method_is_not_allowed(served: Served, method: str) -> None:
     status, _, headers = served.ask("/metrics", method)

@@ -20,24 +20,33 @@ from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import DecisionRecord, History
+from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
+from criproxy.observe import why
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.status import (
     BypassStatus,
     ConfigStatus,
+    HoldOffStatus,
+    KubernetesStatus,
     OverheadStatus,
     PodOverhead,
+    PolicyShown,
     Status,
+    from_json,
+    to_json,
 )
 from criproxy.observe.status_text import render
+from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.overhead import OutsideLoad, PodLoad
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
@@ -140,7 +149,16 @@ class Relief:
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.over,))
 
-    def status(self) -> EvictionStatus:
+    def status(self, last: str) -> EvictionStatus:
+        return replace(self.told, last=last)
+
+
+@dataclass
+class Interference:
+    told: InterferenceStatus = field(default_factory=lambda: InterferenceStatus("", (), (), "", 0, 6))
+    closed: str = ""
+
+    def status(self) -> InterferenceStatus:
         return self.told
 
 
@@ -159,14 +177,18 @@ class Bench:
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
         self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
+        self.interference, self.eviction = Interference(), SimpleNamespace(last={})
         self.realtime = SimpleNamespace(found={})
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = SimpleNamespace(problem="")
+        self.hold_offs = no_hold_offs(self.clock)
+        self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
+        self.kubernetes: KubernetesStatus | None = None
         self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
         metrics = Metrics("1")
         self.recorder = Recorder(
@@ -184,6 +206,7 @@ class Bench:
             "placement_check": self.check,
             "attachment": lambda: self.attachment,
             "bypass": self.bypass.status,
+            "kubernetes": lambda: self.kubernetes,
             "meters": metrics,
         }
         fields = Reporter.__struct_fields__
@@ -209,7 +232,7 @@ class Bench:
         self.recorder.scheduled(Modes(why), "")
 
     def tick(self, after_s: float = 1.0) -> None:
-        self.clock.now += after_s
+        self.clock.advance(after_s)
         self.recorder.ticked(SNAPSHOT, decision(), (), 0.01)
 
     def status(self) -> Status:
@@ -694,7 +717,7 @@ def _close(bench: Bench) -> None:
 
 
 def _hold(bench: Bench) -> None:
-    bench.relief.over = bench.holds.everybody = "the node is near kubelet's eviction"
+    bench.interference.closed = bench.holds.everybody = "the box harms online pods: memory"
 
 
 def _give_the_relay_up(bench: Bench) -> None:
@@ -744,3 +767,82 @@ def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None
     bench = Bench()
     bench.relief.over = "the node is near kubelet's eviction"
     assert (bench.status().modes, len(bench.status().problems)) == ((), 1)
+
+
+def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel_holds_is_shown() -> None:
+    bench = Bench()
+    bench.box.limits, bench.box.wanted = {"cpu": 3.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": GIB}
+    bench.configure(ON, HELD_OFF="an operator holds criproxy off the box: repair")
+    bench.hold_offs._all = {
+        "": HoldOff("", "box", bench.clock.now + 7200.0, "repair"),
+        "u": HoldOff("u", "batch/job", bench.clock.now + 60.0, "debug"),
+    }
+    end_s = bench.clock.wall + 7200.0
+    bench.tick(1.0)
+    bench.tick(60.0)
+
+    status = bench.status()
+    assert status.hold_offs == (HoldOffStatus("box", "", end_s, "repair"),)
+    assert (status.modes, status.problems) == (("held off",), ())
+    assert (status.box.resources["cpu"].limit, status.box.resources["memory"].limit) == (3.5, "unlimited")
+    assert "hold-off      box until " in render(status)
+    assert bench.metric("criproxy_hold_offs") == 1
+
+
+# --- kubernetes ----------------------------------------------------------------------------------------------------
+
+PUBLISHED = KubernetesStatus(
+    node="node1",
+    kubeconfig="/etc/kubernetes/kubelet.conf",
+    published={"kubernetes.io/batch-cpu": 1500},
+    why="kubernetes.io/batch-cpu 1500: the floor; held: memory",
+    age_s=61.0,
+    policy=PolicyShown("night", "7", ("cpu.reserve_cores",), ("cpu.max_cores: is below the floor",)),
+)
+
+
+def test_status_tells_what_is_published_by_which_node_and_the_policy_above_the_file() -> None:
+    bench = Bench()
+    bench.tick()
+    off = render(bench.status())
+    bench.kubernetes = PUBLISHED
+    shown = render(bench.status())
+
+    assert "kubernetes    off\n" in off
+    assert from_json(to_json(bench.status())) == bench.status()
+    assert "kubernetes    node node1, by /etc/kubernetes/kubelet.conf\n" in shown
+    assert "published 1 min 1 s ago: kubernetes.io/batch-cpu 1500\n" in shown
+    assert "policy night (7) sets cpu.reserve_cores\n" in shown
+    assert "the cluster's policy is refused: cpu.max_cores: is below the floor" in bench.status().problems
+    assert bench.metric('criproxy_kubernetes_published{resource="kubernetes.io/batch-cpu"}') == 1500
+    assert bench.metric("criproxy_kubernetes_published_age_seconds") == 61
+
+
+def test_trouble_with_kubernetes_is_a_problem_and_no_reason_to_be_unready() -> None:
+    bench = Bench()
+    bench.kubernetes = KubernetesStatus(trouble="no kubeconfig")
+    assert "Kubernetes: no kubeconfig" in bench.status().problems
+    assert bench.endpoints.unready() is None
+    assert bench.metric("criproxy_kubernetes_trouble") == 1
+
+
+def test_why_says_what_is_published_now_and_not_what_was() -> None:
+    bench = Bench()
+    bench.history.add(DecisionRecord(100.0, SNAPSHOT, decision(), applied=True))
+    without = why.render(bench.endpoints.why(None))
+    bench.kubernetes = PUBLISHED
+    shown = why.render(bench.endpoints.why(None))
+
+    assert "published" not in without
+    assert "published to Kubernetes\n  kubernetes.io/batch-cpu 1500: the floor\n  held: memory\n" in shown
+    assert "published" not in why.render(bench.endpoints.why(100.0))
+
+
+def test_what_is_decided_is_there_with_its_modes_from_the_first_tick_on() -> None:
+    bench = Bench()
+    before = bench.endpoints.decided()
+    bench.tick()
+    found = bench.endpoints.decided()
+    assert before is None
+    assert found is not None
+    assert (found[0], found[2]) == (SNAPSHOT, Modes({}))

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
+from criproxy.control.interference.ladder import Rung, Transition
+from criproxy.control.interference.responder import InterferenceStatus, Move, RungStatus, SignalStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.model import AttachStatus, Finding
 from criproxy.observe.status import (
@@ -218,3 +220,55 @@ GIB_BYTES = 1 << 30
 )
 def test_text_tells_how_near_kubelets_eviction_is(eviction: EvictionStatus, shown: str) -> None:
     assert shown in render(replace(STATUS, eviction=eviction))
+
+
+HARM = InterferenceStatus(
+    resting="",
+    signals=(
+        SignalStatus("cpu_pressure", "%", 31.2, 10.0, True, note="31 of 31 % are explained by online's own limits"),
+        SignalStatus("run_queue_delay", "ms/s", None, 50.0, False, "not needed"),
+        SignalStatus("refaults", "pages/s", None, 500.0, True, "two readings are needed"),
+    ),
+    rungs=(
+        RungStatus("memory", "closed", 1.7e9, "it had to", 0.0),
+        RungStatus("cpu", "open", None, "", None),
+    ),
+    closed="the box harms online pods: memory",
+    evictions=2,
+    most=6,
+)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "signals       2 here, 1 not",
+        "cpu_pressure: here, 31.2 %, harm above 10; 31 of 31 % are explained by online's own limits",
+        "run_queue_delay: not here, not needed",
+        "refaults: here, two readings are needed",
+        "ladder        the box harms online pods: memory",
+        "memory: closed, 0% of the way from its floor, since ",
+        ": it had to",
+        "2 pods were stopped in ten minutes, of 6 at most",
+    ],
+)
+def test_text_tells_what_is_seen_of_harm_and_what_is_done(shown: str) -> None:
+    assert shown in render(replace(STATUS, interference=HARM))
+
+
+def test_text_tells_which_resource_is_not_tried() -> None:
+    untried = replace(HARM, rungs=(RungStatus("memory", "open", None, "", None, untried="it would kill"),))
+    assert "  memory: it would kill" in render(replace(STATUS, interference=untried))
+
+
+def test_text_tells_why_no_signal_is_looked_at() -> None:
+    resting = replace(HARM, resting="the box has no pods", signals=(), closed="", evictions=0)
+    text = render(replace(STATUS, interference=resting))
+    assert "signals       none is looked at: the box has no pods" in text
+    assert "ladder        memory closed, cpu open" in text
+
+
+def test_json_with_what_is_seen_of_harm_comes_back_as_it_went() -> None:
+    move = Move(1.7e9, Transition(1.0, "memory", Rung.OPEN, Rung.TRIED, "refaults", "it is high"))
+    status = replace(STATUS, interference=replace(HARM, moves=(move,)))
+    assert from_json(to_json(status)) == status

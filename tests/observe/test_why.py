@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.control.history import DecisionRecord, History
+from criproxy.control.interference.ladder import Rung, Transition
+from criproxy.control.interference.responder import Move
 from criproxy.model import GuardCeiling, ResourcePrediction
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
 from tests.observe.status_samples import DECISION, GIB, SNAPSHOT
@@ -168,3 +170,17 @@ def test_moment_is_the_last_such_in_local_time(text: str, meant: str) -> None:
 def test_moment_that_is_none_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no time: write 14:03, 14:03:07 or 2026-03-09T14:03:07"):
         parse_moment(text, WALL)
+
+
+def test_text_has_the_ladders_last_step_before_the_moment() -> None:
+    def move(after_s: float, after: Rung, reason: str) -> Move:
+        return Move(WALL + after_s, Transition(1.0, "cpu", Rung.OPEN, after, "cpu_pressure", reason))
+
+    moves = (move(192.0, Rung.SQUEEZED, "it helped"), move(188.0, Rung.TRIED, "online waits"))
+    moments = (None, WALL + 191.0, WALL + 187.0)
+    now, then, before = (answer(KEPT, moment, moves=moves) for moment in moments)
+
+    assert "ladder     squeezed since 2026-03-09 14:03:12 CET: it helped" in render(now)
+    assert "ladder     tried since 2026-03-09 14:03:08 CET: online waits" in render(then)
+    assert "ladder" not in render(before)
+    assert from_json(to_json(now)) == now

@@ -22,8 +22,8 @@ def test_changelog_begins_with_the_version() -> None:
 
 
 def test_manual_names_every_verb() -> None:
-    named = set(re.findall(r"^\.TP\n\.B (\w+)$", (DEBIAN / "criproxy.8").read_text(encoding="utf-8"), re.MULTILINE))
-    told = re.findall(r"^    (\w+) ", cli._parser().format_help(), re.MULTILINE)
+    named = set(re.findall(r"^\.TP\n\.B ([\w-]+)$", (DEBIAN / "criproxy.8").read_text(encoding="utf-8"), re.MULTILINE))
+    told = re.findall(r"^    ([\w-]+) ", cli._parser().format_help(), re.MULTILINE)
     assert named == set(told)
 
 

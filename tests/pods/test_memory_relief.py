@@ -1,9 +1,9 @@
-"""The largest offline pod goes before kubelet evicts an online one, and does not come straight back."""
+"""How near the node is to kubelet's eviction, and what the box has to answer for."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import structlog
@@ -11,20 +11,19 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import BoxState, Held
-from criproxy.cgroup.driver import CgroupError
-from criproxy.control.memory_pressure import PAUSE_S, EvictionHard
-from criproxy.model import PodRef, Sandbox, Snapshot
-from criproxy.pods.memory_relief import HOLD_S, MemoryRelief
+from criproxy.control.memory_pressure import EvictionHard
+from criproxy.model import Limits, Snapshot
+from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds, PodStopper
+from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
 MIB, GIB = 1 << 20, 1 << 30
 HARD = EvictionHard(100 * MIB, 0.0, "evictionHard in /c")
-SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in (1, 2))
 
 
 def snapshot(t_s: float, available: int, box: int) -> Snapshot:
@@ -34,192 +33,108 @@ def snapshot(t_s: float, available: int, box: int) -> Snapshot:
 
 @dataclass
 class Box:
-    memory: dict[str, int] = field(default_factory=lambda: {"/offline/podu1": 50 * MIB, "/offline/podu2": 400 * MIB})
     held: Held | None = field(default_factory=lambda: Held(501 * MIB, 128 * MIB))
-    fails: bool = False
 
     def state(self) -> BoxState:
         limits = {"cpu": 1.0, "memory": 128 * MIB}
         return BoxState("/offline", 2, limits, True, "", 0, 0, (), wanted=limits, memory=self.held)
 
-    async def memory_of(self, pods: Collection[str]) -> dict[str, int]:
-        if self.fails:
-            raise CgroupError("cannot read")
-        return {pod: size for pod, size in self.memory.items() if pod in pods}
-
-
-@dataclass
-class Inventory:
-    """An ended sandbox of the same pod, too: kubelet leaves it there for a while."""
-
-    placed: tuple[Sandbox, ...] = (SMALL, LARGE, replace(LARGE, id="ended"))
-    running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
-
 
 class Bench:
     def __init__(self, *, active: bool = True, stop: bool = True) -> None:
-        self.clock, self.box, self.inventory = FakeClock(), Box(), Inventory()
-        self.stopped: list[str] = []
-        self.counted = 0
-        self.runtime_down = False
+        self.clock, self.box = FakeClock(), Box()
         self.hard = HARD
-        self.holds = Holds(self.clock, frozenset([ON_OVER_LIMIT] if active and stop else []))
+        self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
+        stops_by = frozenset([ON_OVER_LIMIT] if active and stop else [])
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
+        nobody: Any = None
         self.relief = MemoryRelief(
             active,
-            PodsShared(self.inventory, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),
             self.box,  # type: ignore[arg-type]
-            PodStopper(self, structlog.get_logger()),  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]
         )
         self.relief.hard = HARD
-        self.runner = asyncio.Runner()
 
     def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
         """So many seconds."""
-        self.runner.run(self.seconds(count, available, box))
-
-    async def stop(self, sandbox_id: str) -> None:
-        if self.runtime_down:
-            raise ConnectionError("no runtime")
-        self.stopped.append(sandbox_id)
+        for _ in range(count):
+            self.clock.now += 1.0
+            self.relief.sampled(snapshot(self.clock.now, available, box), self.given)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    def count(self, name: str) -> None:
-        assert name == "memory_evictions"
-        self.counted += 1
 
-    async def seconds(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
-        """A tick each second, while `_relieve` runs."""
-        relieving = asyncio.create_task(self.relief._relieve())
-        for _ in range(count):
-            self.clock.now += 1.0
-            self.relief.sampled(snapshot(self.clock.now, available, box))
-            for _ in range(10):
-                await asyncio.sleep(0)
-        relieving.cancel()
-
-
-def test_largest_offline_pod_is_stopped_and_the_next_after_a_pause() -> None:
+def test_box_above_its_bound_is_to_answer_for_it_when_that_lasts() -> None:
     bench = Bench()
-    bench.pass_by(3)
-    first = list(bench.stopped)
-    bench.pass_by(9)
-    paused = list(bench.stopped)
+    bench.pass_by(2)
+    soon = bench.relief.accountable
     bench.pass_by(1)
 
-    assert (first, paused, bench.stopped) == (["s2"], ["s2"], ["s2", "s1"])
-    assert bench.counted == 2
-    assert PAUSE_S == 10.0
-
-
-def test_reason_says_how_near_it_was_and_why_this_pod() -> None:
-    bench = Bench()
-    with capture_logs() as logs:
-        bench.pass_by(3)
-
-    evicted = next(entry for entry in logs if entry["event"] == "evict")
-    assert evicted["pod"] == "batch/job2"
-    assert evicted["reason"] == (
+    assert (soon, bench.relief.accountable) == (False, True)
+    assert next(bench.relief.problems()) == (
         "memory.available is 140.00 MiB, and kubelet evicts pods below 100.00 MiB, while the box is 373.00 MiB above "
-        "its memory limit; this pod uses the most, 400.00 MiB"
+        "its memory limit"
     )
-    assert bench.relief.status().last == f"batch/job2: {evicted['reason']}"
 
 
 @pytest.mark.parametrize(
     ("available", "box"),
     [
-        pytest.param(GIB, 501 * MIB, id="far-from-it"),
         pytest.param(50 * MIB, 128 * MIB, id="online-fills-the-node-and-the-box-is-within-its-bound"),
         pytest.param(50 * MIB, 0, id="box-uses-nothing"),
     ],
 )
-def test_no_pod_is_stopped(available: int, box: int) -> None:
+def test_box_within_its_bound_answers_for_nothing(available: int, box: int) -> None:
     bench = Bench()
     bench.pass_by(30, available, box)
 
-    assert bench.stopped == []
-    assert bench.holds.held(LARGE.pod) == ""
+    assert (bench.relief.accountable, list(bench.relief.problems())) == (False, [])
 
 
-def test_report_tells_and_stops_nothing_and_keeps_nobody_out() -> None:
-    bench = Bench(stop=False)
+def test_far_from_kubelets_eviction_there_is_no_problem() -> None:
+    bench = Bench()
+    bench.pass_by(30, GIB)
+
+    assert list(bench.relief.problems()) == []
+
+
+def test_what_the_ladder_takes_off_the_bound_is_not_to_be_answered_for() -> None:
+    bench = Bench()
+    bench.given = {"cpu": 1.0, "memory": GIB}  # the kernel holds 128 MiB by now
     bench.pass_by(30)
 
-    assert bench.stopped == []
-    assert "kubelet evicts pods below 100.00 MiB" in next(bench.relief.problems())
-    assert bench.holds.held(LARGE.pod) == ""
+    assert not bench.relief.accountable
 
 
-def test_nothing_is_done_while_the_limits_are_not_ours_to_set() -> None:
+def test_before_the_first_decision_there_is_no_bound() -> None:
+    bench = Bench()
+    bench.given = {}
+    bench.pass_by(30)
+
+    assert not bench.relief.accountable
+
+
+def test_report_tells_and_has_nobody_answer() -> None:
+    bench = Bench(stop=False)
+    with capture_logs() as logs:
+        bench.pass_by(30)
+        bench.pass_by(1, GIB, 100 * MIB)
+
+    assert not bench.relief.accountable
+    assert [(one["event"], one.get("remedy")) for one in logs] == [
+        ("memory_over_limit", "none: memory.on_over_limit"),
+        ("memory_within_limit", None),
+    ]
+
+
+def test_nothing_is_answered_for_while_the_limits_are_not_ours_to_set() -> None:
     bench = Bench(active=False)
     bench.pass_by(30)
 
-    assert (bench.stopped, list(bench.relief.problems())) == ([], [])
-
-
-def test_stopped_pod_is_held_for_a_while_and_others_while_it_is_over() -> None:
-    bench = Bench()
-    bench.pass_by(3)
-    over = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
-    bench.pass_by(1, GIB, 100 * MIB)
-    after = bench.holds.held(SMALL.pod), bench.holds.held(LARGE.pod)
-    bench.clock.now += HOLD_S
-
-    assert all(over)
-    assert after[0] == ""
-    assert "not let in for" in after[1]
-    assert bench.holds.held(LARGE.pod) == ""
-
-
-def test_pod_is_neither_stopped_nor_held_when_the_setting_ends_while_the_largest_is_sought() -> None:
-    bench = Bench()
-    memory_of = bench.box.memory_of
-
-    async def slowly(pods: Collection[str]) -> dict[str, int]:
-        bench.holds.configure(frozenset())
-        bench.relief.configure(True)
-        return await memory_of(pods)
-
-    bench.box.memory_of = slowly  # type: ignore[method-assign]
-    bench.pass_by(3)
-
-    assert bench.stopped == []
-    assert bench.holds.held(LARGE.pod) == ""
-
-
-def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
-    bench = Bench()
-    bench.runtime_down = True
-    bench.pass_by(3)
-    bench.runtime_down = False
-    bench.pass_by(11)
-
-    assert bench.stopped == ["s1"]
-
-
-@pytest.mark.parametrize("memory", [{}, {"/offline/podu1": 4096}], ids=["nothing-there", "next-to-nothing"])
-def test_pods_without_memory_are_left_alone(memory: dict[str, int]) -> None:
-    bench = Bench()
-    bench.box.memory = memory
-    with capture_logs() as logs:
-        bench.pass_by(3)
-
-    assert bench.stopped == []
-    assert "memory_not_relieved" in [entry["event"] for entry in logs]
-
-
-def test_memory_that_can_not_be_read_is_logged_and_tried_again() -> None:
-    bench = Bench()
-    bench.box.fails = True
-    bench.pass_by(3)
-    bench.box.fails = False
-    bench.pass_by(11)
-
-    assert bench.stopped == ["s2"]
+    assert (bench.relief.accountable, list(bench.relief.problems())) == (False, [])
 
 
 def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
@@ -236,7 +151,7 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
 
     assert [entry["event"] for entry in logs] == ["eviction_threshold", "eviction_threshold_unknown"]
     assert logs[1]["consequence"] == "100.00 MiB is assumed, kubelet's default"
-    assert bench.relief.status().problem == "no kubelet"
+    assert bench.relief.status("").problem == "no kubelet"
 
 
 def test_what_is_kept_free_follows_the_threshold() -> None:

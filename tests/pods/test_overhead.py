@@ -28,6 +28,7 @@ from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
 from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
@@ -223,7 +224,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.holds = Holds(self.clock, frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))
         self.overhead = OverheadWatch(
             MAX_CORES,
             PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -75,7 +76,7 @@ class Bench:
     def __init__(self, node: Node, stop: bool = False) -> None:
         self.node, self.clock = node, FakeClock()
         self.stopped: list[tuple[str, str]] = []
-        self.holds = Holds(self.clock, frozenset([ON_UNBOUNDED] if stop else []))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if stop else []))
         self.counted = 0
         self.log: list[Any] = []
         self.check = PlacementCheck(

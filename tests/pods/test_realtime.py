@@ -13,6 +13,7 @@ from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.hold_offs import no_hold_offs
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Bench:
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
-        self.holds = Holds(self.clock, frozenset([ON_UNBOUNDED] if self.stops else []))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if self.stops else []))
         self.watch = RealtimeWatch(
             PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
 """Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 import structlog
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import BoxPath, parse_box
@@ -14,7 +15,8 @@ from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds, PodStopper
+from criproxy.pods.stopping import BudgetError, Evicts, Holds
+from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
@@ -35,6 +37,11 @@ class Runtime:
     lists: int = 0
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+
+    @property
+    def running_pods(self) -> tuple[Sandbox, ...]:
+        return tuple(one for one in self.placed if one.id not in self.ended)
 
     @property
     def uids(self) -> frozenset[str]:
@@ -47,6 +54,9 @@ class Runtime:
         self.lists += 1
         if self.down:
             raise ConnectionError("down")
+
+    def notice_s(self, sandbox_id: str) -> int:
+        return 0
 
     async def stop(self, sandbox_id: str) -> None:
         if sandbox_id in self.stubborn:
@@ -65,6 +75,9 @@ class Box:
     refuses: bool = False
     tended: int = 0
     anchors: tuple[str, ...] = ()
+    shares: dict[str, int] = field(default_factory=dict)
+    drops: list[frozenset[str]] = field(default_factory=list)
+    cache: int = 0
 
     async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
         self.orders.append(("adopt", box.path, lifted))
@@ -82,9 +95,18 @@ class Box:
             raise CgroupError("no systemd")
         return self.anchors
 
-    async def carry(self) -> tuple[str, ...]:
-        self.orders.append(("carry", frozenset()))
+    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset(but)))
         return ()
+
+    def know_shares(self, shares: Mapping[str, int]) -> None:
+        self.shares = dict(shares)
+
+    async def drop_caches(self, running: Collection[str]) -> int:
+        self.drops.append(frozenset(running))
+        if self.refuses:
+            raise CgroupError("stuck")
+        return self.cache
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         self.orders.append(("reap", uids))
@@ -101,17 +123,22 @@ class Bench:
     runtime: Runtime = field(default_factory=Runtime)
     box: Box = field(default_factory=Box)
     swept: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     looks: int = 0
     times: Iterable[float] = ()
+    held_off: tuple[str, ...] = ()
+    evicts: Evicts | None = None
 
     def __post_init__(self) -> None:
         self._times = iter(self.times)
+        holds = Holds(self, held_off(self, *self.held_off))  # type: ignore[arg-type]
+        shared = PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.settings,
-            PodsShared(self.runtime, self.runtime, Holds(self), self, self, structlog.get_logger()),  # type: ignore[arg-type]
+            shared,
             self.box,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            PodStopper(self.runtime, structlog.get_logger()),  # type: ignore[arg-type]
+            shared.stopper(),
         )
 
     def boottime_s(self) -> float:
@@ -121,8 +148,7 @@ class Bench:
         await asyncio.sleep(seconds)
 
     def count(self, name: str, *, by: int) -> None:
-        assert name == "box_swept"
-        self.swept.append(by)
+        {"box_swept": self.swept, "page_cache_dropped_bytes": self.dropped}[name].append(by)
 
     async def look(self) -> None:
         self.looks += 1
@@ -384,3 +410,56 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench.round(refresh=True)
     assert bench.looks == 1
     assert ("carry", frozenset()) in bench.box.orders
+
+
+def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_the_others_are() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), held_off=("b",))
+    bench.reconciler.stop(sandbox("b"), "it printed")
+    bench.round(refresh=True)
+    assert bench.runtime.stopped == ["sandbox-a"]
+    assert ("carry", frozenset({"podb"})) in bench.box.orders
+
+
+def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"),)), Box("/offline"), held_off=("",))
+    bench.round(refresh=True)
+    assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]
+
+
+def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
+    asks = replace(sandbox("a"), cpu_shares=2048)
+    bench = Bench(ON, Runtime((asks, sandbox("b"))), Box("/offline"))
+    asyncio.run(bench.reconciler.connected())
+    assert bench.box.shares == {"poda": 2048, "podb": 0}
+    bench.runtime.placed = (sandbox("b"),)
+    bench.round(refresh=True)
+    assert bench.box.shares == {"podb": 0}
+
+
+def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline", empty=("podgone",), cache=5))
+    bench.runtime.ended = {"sandbox-b"}
+    with capture_logs() as logs:
+        bench.round()
+        bench.box.refuses = True
+        bench.round()
+        bench.round()
+    assert bench.box.drops == [frozenset({"poda"})] * 3
+    assert bench.dropped == [5]
+    assert [entry["event"] for entry in logs].count("page_cache_dropped") == 1
+    assert [entry["event"] for entry in logs].count("page_cache_stays") == 1
+    assert bench.box.known == frozenset({"poda", "podb"})
+
+
+class NoBudget:
+    """Lets no pod go."""
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        raise BudgetError("minAvailable 1")
+
+
+def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), evicts=NoBudget())
+    bench.reconciler.stop(sandbox("b"), "it runs outside the box")
+    bench.round()
+    assert bench.runtime.stopped == ["sandbox-b"]

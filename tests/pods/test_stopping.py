@@ -1,15 +1,22 @@
 """Who may not start for a while, after having been stopped."""
 
+import asyncio
+
+import structlog
+from structlog.testing import capture_logs
+
 from criproxy.model import PodRef
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds
+from criproxy.pods.runtime import ListedContainer
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds, PodStopper
 from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 
 POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
 
 def holds() -> tuple[Holds, FakeClock]:
     clock = FakeClock()
-    return Holds(clock), clock
+    return Holds(clock, no_hold_offs(clock)), clock
 
 
 def test_pod_is_held_for_its_time_and_no_other_one_is() -> None:
@@ -34,16 +41,16 @@ def test_hold_ends_with_its_setting_and_others_go_on() -> None:
 
 def test_everybody_is_held_until_that_is_over() -> None:
     held, _ = holds()
-    held.hold_everybody("the box is over")
+    held.close("the box is over")
     assert (held.held(POD), held.held(OTHER)) == ("the box is over",) * 2
-    held.hold_everybody("")
+    held.close("")
     assert held.held(POD) == ""
 
 
 def test_nobody_is_held_here_while_another_process_serves() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
-    held.hold_everybody("the box is over")
+    held.close("the box is over")
     held.resting = True
     assert (held.held(POD), held.held(OTHER)) == ("", "")
     held.resting = False
@@ -57,6 +64,92 @@ def test_hold_is_added_as_a_whole_as_the_status_is_asked_from_a_thread() -> None
             super().__setattr__(name, value)
 
     seen: list[object] = []
-    held = Watched(FakeClock())
+    clock = FakeClock()
+    held = Watched(clock, no_hold_offs(clock))
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     assert seen[-1] == {(POD.uid, ON_UNBOUNDED): (1060.0, "it printed")}
+
+
+# --- stops, with and without notice --------------------------------------------------------------------------------
+
+
+class Pods:
+    """The runtime and the inventory: pods with two containers each, which take notice until `ended` is set."""
+
+    def __init__(self, **notice_s: int) -> None:
+        self.notices = notice_s
+        self.did: list[tuple[object, ...]] = []
+        self.ended = asyncio.Event()
+        self.broken: set[str] = set()
+
+    def notice_s(self, sandbox_id: str) -> int:
+        return self.notices.get(sandbox_id, 0)
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        return tuple(ListedContainer(f"{sandbox_id}-{name}", sandbox_id, name, True) for name in ("main", "side"))
+
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        self.did.append(("notice", container_id, notice_s))
+        if container_id in self.broken:
+            raise ConnectionError("gone")
+        await self.ended.wait()
+
+    async def stop(self, sandbox_id: str) -> None:
+        self.did.append(("stop", sandbox_id))
+        if sandbox_id in self.broken:
+            raise ConnectionError("it does not stop")
+
+
+WANTED = {"s1": (POD, "the schedule is off"), "s2": (OTHER, "the schedule is off")}
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_pod_that_asks_for_notice_has_it_before_it_is_stopped_and_keeps_nobody_waiting() -> None:
+    async def test() -> None:
+        pods = Pods(s1=30)
+        stopper = PodStopper(pods, structlog.get_logger(), pods)  # type: ignore[arg-type]
+        await stopper.stop_all(WANTED)
+        await settled()
+        await stopper.stop_all(WANTED)
+        assert sorted(pods.did) == [("notice", "s1-main", 30), ("notice", "s1-side", 30), ("stop", "s2")]
+        assert stopper.stopped == {"s2"}
+        pods.ended.set()
+        await settled()
+        assert pods.did[-1] == ("stop", "s1")
+        assert stopper.stopped == {"s1", "s2"}
+        await stopper.stop_all(WANTED)
+        assert len(pods.did) == 4
+
+    asyncio.run(test())
+
+
+def test_there_is_no_notice_where_there_is_no_time_for_it() -> None:
+    async def test() -> None:
+        pods = Pods(s1=30)
+        await PodStopper(pods, structlog.get_logger(), pods).stop("s1", *WANTED["s1"], at_once=True)  # type: ignore[arg-type]
+        assert pods.did == [("stop", "s1")]
+
+    asyncio.run(test())
+
+
+def test_notice_that_cannot_be_given_does_not_keep_the_pod_and_a_stop_that_fails_is_tried_again() -> None:
+    async def test() -> None:
+        pods = Pods(s1=30)
+        pods.ended.set()
+        pods.broken = {"s1-main", "s1-side", "s1"}
+        stopper = PodStopper(pods, structlog.get_logger(), pods)  # type: ignore[arg-type]
+        with capture_logs() as logs:
+            await stopper.stop_all({"s1": WANTED["s1"]})
+            await settled()
+        assert [entry["event"] for entry in logs] == ["notice", "evict", "not_stopped"]
+        pods.broken = set()
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        await settled()
+        assert [what for what in pods.did if what[0] == "stop"] == [("stop", "s1")] * 2
+        assert stopper.stopped == {"s1"}
+
+    asyncio.run(test())

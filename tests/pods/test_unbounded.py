@@ -12,6 +12,8 @@ from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
+from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import held_off as offs
 
 RULES = OfflineRules((DEFAULT_RULE,))
 REPORT, EVICT, OFF = (RULES, set[str]()), (RULES, {ON_UNBOUNDED}), (None, set[str]())
@@ -30,18 +32,22 @@ class Runtime:
     stopped: list[str] = field(default_factory=list)
     stubborn: set[str] = field(default_factory=set)
 
+    def notice_s(self, sandbox_id: str) -> int:
+        return 0
+
     async def stop(self, sandbox_id: str) -> None:
         if sandbox_id in self.stubborn:
             raise ConnectionError(f"{sandbox_id} does not stop")
         self.stopped.append(sandbox_id)
 
 
-def bench(settings: Settings, *names: str) -> tuple[UnboundedPods, Runtime]:
+def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[UnboundedPods, Runtime]:
     runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
     rules, stops_by = settings
-    holds = Holds(None, frozenset(stops_by))  # type: ignore[arg-type]
+    hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
+    holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    return UnboundedPods(rules, shared, PodStopper(runtime, shared.log)), runtime  # type: ignore[arg-type]
+    return UnboundedPods(rules, shared, PodStopper(runtime, shared.log, runtime)), runtime  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -83,3 +89,9 @@ def test_look_stops_a_pod_once_and_the_others_beside_a_stubborn_one() -> None:
     asyncio.run(unbounded.look())
     asyncio.run(unbounded.look())
     assert runtime.stopped == ["b", "a"]
+
+
+def test_pod_that_an_operator_holds_criproxy_off_is_told_and_not_stopped() -> None:
+    unbounded, runtime = bench(EVICT, "a", "b", held_off="b")
+    asyncio.run(unbounded.look())
+    assert (set(unbounded.pods()), runtime.stopped) == ({"b"}, ["a"])

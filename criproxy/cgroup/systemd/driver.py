@@ -18,7 +18,7 @@ from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, P
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
-from criproxy.model import CPU, MEMORY, UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, type_unlimited
 from criproxy.model.cpulist import Cpus
 
 
@@ -54,6 +54,7 @@ class SystemdDriver:
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
         self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
+        self.drop_cache = kernel.drop_cache
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
     def ensure(self, box: str) -> None:
@@ -89,7 +90,7 @@ class SystemdDriver:
             # Systemd has written all that it knows, which is less than there is.
             again = self._kernel.write(box, want)
             changes = (*changes, *(replace(change, drift=False) for change in again))
-        record.left = {**self._kernel.read(box), CPU: want[CPU]}
+        record.left = {**want, MEMORY: self._kernel.read(box)[MEMORY]}
         return changes
 
     def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
@@ -230,9 +231,11 @@ class SystemdDriver:
 def _as_held(limits: Limits) -> Limits:
     """The limits as the kernel will read them back."""
     cores, size = limits[CPU], limits[MEMORY]
+    high = {MEMORY_HIGH: limits[MEMORY_HIGH]} if MEMORY_HIGH in limits else {}
     return {
         CPU: cores if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US,
         MEMORY: size if size is UNLIMITED else files.whole_pages(size),
+        **high,
     }
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import offline_chain
+from criproxy.hooks.batch import asked_by
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.model import Adjustment, PodRequest
 from criproxy.observe.status_text import printable
@@ -80,6 +81,10 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
     yield f"place          {explanation.place} ({node.box.driver} driver, {node.origin})"
     yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
+    try:
+        asked_by(pod.annotations)
+    except ValueError as error:
+        yield f"ignored        {error}"
     yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
     yield ""
     yield from _table(list(_rows(manifest, explanation)))

@@ -122,16 +122,26 @@ def _manifest(document: Any) -> Manifest:
     # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
     limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
     pod = _pod(raw.metadata)
-    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "", _resources(limited), False)
+    resources, annotations = _resources(limited), pod.annotations
+    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "", resources, False, annotations=annotations)
     names = frozenset(one.name for one in inits)
-    return Manifest(pod, names, (sandbox, *map(_request, containers)))
+    return Manifest(pod, names, (sandbox, *(_request(pod, one) for one in containers)))
 
 
-def _request(raw: _RawContainer) -> PodRequest:
+def _request(pod: Pod, raw: _RawContainer) -> PodRequest:
     capabilities = raw.securityContext.capabilities if raw.securityContext else None
     resources = _resources(raw.resources is not None and raw.resources.has_cpu_limit)
     added = (capabilities.add if capabilities else None) or ()
-    return PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "", resources, False, raw.name, added)
+    return PodRequest(
+        Operation.CREATE_CONTAINER,
+        Target.CONTAINER,
+        "",
+        resources,
+        False,
+        raw.name,
+        added,
+        annotations=pod.annotations,
+    )
 
 
 def _resources(has_cpu_limit: bool) -> Resources:

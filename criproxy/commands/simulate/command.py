@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 
 from msgspec import Struct
 
-from criproxy.commands.simulate import SimulateError, plot, report
+from criproxy.commands.simulate import SimulateError, plot, report, signals_command
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.replay import Plan, Replayed, Resource, Trial, run
@@ -24,6 +24,9 @@ ADVERTISED_FROM_S: Final = 3600.0
 ADVERTISED_ALPHA: Final = 0.05
 ADVERTISED_COLD_START_PROBES: Final = 288
 """A day of them at a horizon of an hour."""
+
+SIGNALS: Final = "--signals"
+"""With it, the other options are those of `signals_command`."""
 
 UNITS: Final = {
     "cores": 1.0, "millicores": 1e-3,
@@ -107,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", metavar="FILE", nargs="*", help="recorded usage, see below")
+    add(SIGNALS, action="store_true", help="FILE is a record of signals of harm: replay it through the interference "
+        "ladder; `--signals --help` says more")  # fmt: skip
     add("--example", action="store_true", help="use two days of three made-up nodes instead of files")
     add("--resource", choices=get_args(Resource), default="cpu", help="what the usage is of (%(default)s)")
     add("--capacity", metavar="N|FILE", help="what each node has, in the unit of the usage; or a CSV or JSON file with "
@@ -153,6 +158,8 @@ def _ratio(text: str) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """See `carry_out`."""
+    if SIGNALS in arguments:
+        return signals_command.main([one for one in arguments if one != SIGNALS])
     return carry_out(simulate, arguments)
 
 

@@ -47,6 +47,7 @@ class Flaw(StrEnum):
     NOT_A_ROW = "rows left out: too few fields"
     NOT_A_NUMBER = "rows left out: time or usage is not a finite number"
     FINER_TIME = "times too large for seconds, taken as milli-, micro- or nanoseconds"
+    NOT_A_SIGNAL = "lines left out: no JSON with t_s, signal and value"
     DUPLICATE = "rows left out: a second usage for the same id and time"
     NEGATIVE = "usages below 0 counted as 0, as the daemon does"
     ABOVE_CAPACITY = "usages above the capacity cut down to it: if they are many, is it too small?"
@@ -82,7 +83,7 @@ class Findings(Struct):
 
 _ROW_BITS: Final = 40
 
-_LATEST_S: Final = 1e11
+LATEST_S: Final = 1e11
 """The year 5138: times beyond it are in a finer unit than seconds."""
 
 
@@ -111,9 +112,9 @@ class Rows:
         if not math.isfinite(t_s + usage):
             self.findings.note(Flaw.NOT_A_NUMBER, self._sources[-1](node_id, number))
             return
-        if t_s > _LATEST_S:
+        if t_s > LATEST_S:
             self.findings.note(Flaw.FINER_TIME, self._sources[-1](node_id, number))
-            while t_s > _LATEST_S:
+            while t_s > LATEST_S:
                 t_s /= 1000.0
         node = self._nodes.get(node_id)
         if node is None:

@@ -56,6 +56,7 @@ class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
     number: int
     place: str
     memory_bytes: int
+    cpu_shares: int = 0
 
 
 class ResizeMessage(AdmitMessage, frozen=True, tag="resize"):

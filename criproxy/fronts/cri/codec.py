@@ -129,6 +129,7 @@ def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
             running=sandbox.state == _SANDBOX_READY,
             labels=_map(sandbox.labels),
             annotations=annotations,
+            created_s=sandbox.created_at / 1e9,
         )
         for sandbox in _decode(cri.ListPodSandboxResponse, data).items
     ]
@@ -235,6 +236,8 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
     return Resources(
         cpu_period_us=message.cpu_period,
         cpu_quota_us=message.cpu_quota,
+        cpu_shares=message.cpu_shares,
+        memory_limit_bytes=message.memory_limit_in_bytes,
         oom_score_adj=message.oom_score_adj,
         cpuset_cpus=text(message.cpuset_cpus),
         unified=_map(message.unified),

@@ -121,18 +121,20 @@ class ListPodSandboxRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[PodSandboxFilter, _Mapping]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ("id", "metadata", "state", "labels", "annotations")
+    __slots__ = ("id", "metadata", "state", "created_at", "labels", "annotations")
     ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     metadata: PodSandboxMetadata
     state: int
+    created_at: int
     labels: _containers.RepeatedCompositeFieldContainer[StringEntry]
     annotations: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., created_at: _Optional[int] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class ListPodSandboxResponse(_message.Message):
     __slots__ = ("items",)
@@ -245,10 +247,12 @@ class PodSandboxStatusRequest(_message.Message):
     def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., verbose: _Optional[bool] = ...) -> None: ...
 
 class PodSandboxStatusResponse(_message.Message):
-    __slots__ = ("info",)
+    __slots__ = ("status", "info")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
+    status: PodSandboxStatus
     info: _containers.RepeatedCompositeFieldContainer[StringEntry]
-    def __init__(self, info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[PodSandboxStatus, _Mapping]] = ..., info: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
 class ContainerStatusRequest(_message.Message):
     __slots__ = ("container_id", "verbose")
@@ -313,3 +317,61 @@ class RestorePodResponse(_message.Message):
     pod_sandbox_id: bytes
     restored_containers: _containers.RepeatedCompositeFieldContainer[RestoredContainer]
     def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., restored_containers: _Optional[_Iterable[_Union[RestoredContainer, _Mapping]]] = ...) -> None: ...
+
+class NamespaceOption(_message.Message):
+    __slots__ = ("network",)
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    network: int
+    def __init__(self, network: _Optional[int] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: NamespaceOption
+    def __init__(self, options: _Optional[_Union[NamespaceOption, _Mapping]] = ...) -> None: ...
+
+class LinuxPodSandboxStatus(_message.Message):
+    __slots__ = ("namespaces",)
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    namespaces: Namespace
+    def __init__(self, namespaces: _Optional[_Union[Namespace, _Mapping]] = ...) -> None: ...
+
+class PodSandboxNetworkStatus(_message.Message):
+    __slots__ = ("ip",)
+    IP_FIELD_NUMBER: _ClassVar[int]
+    ip: bytes
+    def __init__(self, ip: _Optional[bytes] = ...) -> None: ...
+
+class PodSandboxStatus(_message.Message):
+    __slots__ = ("network", "linux")
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    network: PodSandboxNetworkStatus
+    linux: LinuxPodSandboxStatus
+    def __init__(self, network: _Optional[_Union[PodSandboxNetworkStatus, _Mapping]] = ..., linux: _Optional[_Union[LinuxPodSandboxStatus, _Mapping]] = ...) -> None: ...
+
+class ExecSyncRequest(_message.Message):
+    __slots__ = ("container_id", "cmd", "timeout")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    CMD_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    cmd: _containers.RepeatedScalarFieldContainer[bytes]
+    timeout: int
+    def __init__(self, container_id: _Optional[bytes] = ..., cmd: _Optional[_Iterable[bytes]] = ..., timeout: _Optional[int] = ...) -> None: ...
+
+class ExecSyncResponse(_message.Message):
+    __slots__ = ("stdout", "exit_code")
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    stdout: bytes
+    exit_code: int
+    def __init__(self, stdout: _Optional[bytes] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class StopContainerRequest(_message.Message):
+    __slots__ = ("container_id", "timeout")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    timeout: int
+    def __init__(self, container_id: _Optional[bytes] = ..., timeout: _Optional[int] = ...) -> None: ...

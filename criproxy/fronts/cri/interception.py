@@ -15,10 +15,13 @@ from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
+from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.notice import notice_asked_s
 from criproxy.model import (
     STARTS,
     UNLIMITED,
     AdmissionError,
+    Asked,
     Counters,
     Operation,
     Pod,
@@ -30,7 +33,7 @@ from criproxy.model import (
 from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, shares_asked
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.stopping import Holds
 
@@ -171,17 +174,32 @@ class HookInterceptor(Struct, eq=False):
             for step in place.steps:
                 cause = step.value
                 if step is admission.BoxStep.ADMIT:
-                    await self.box.admit(place.parent, request.pod_memory_bytes)
+                    asked = self._asked(request)
+                    memory_bytes = request.pod_memory_bytes or asked.memory_bytes
+                    await self.box.admit(place.parent, memory_bytes, asked.cpu_shares)
                 elif step is admission.BoxStep.RESIZE:
                     await self.box.update_pod(place.parent, request.pod_memory_bytes)
-                elif asked := admission.cpus_asked(part.resources for part in request.parts):
-                    cpus = await self.cpu_manager.within(asked)
+                elif wanted := admission.cpus_asked(part.resources for part in request.parts):
+                    cpus = await self.cpu_manager.within(wanted)
             return Forward(self._adjust(request, pod, place, cpus), learn)
         except AdmissionError as error:
             return self._refuse(request, pod, admission.Refuse(cause, str(error)))
         except Exception as error:
             self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=request.operation, exc_info=error)
             return self._refuse(request, pod, admission.Refuse(admission.Cause.HOOK_FAILED, _fault(error)))
+
+    def _asked(self, request: codec.Request) -> Asked:
+        """What a pod that starts asks for in its annotations; what makes no sense is ignored, and told."""
+        pod = request.pod
+        assert pod is not None
+        try:
+            return of_pod(asked_by(pod.annotations))
+        except ValueError as error:
+            consequence = "ignored: it shares CPU as one that asked for nothing, and has no memory limit of its own"
+            self.log.warning(
+                "annotation_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error), consequence=consequence
+            )
+            return Asked()
 
     def _adjust(
         self,
@@ -192,6 +210,7 @@ class HookInterceptor(Struct, eq=False):
         event: str = "rewrite",
     ) -> bytes:
         entries: list[dict[str, object]] = []
+        described = request.pod
         for part in request.parts:
             facts = PodRequest(
                 operation=request.operation,
@@ -202,6 +221,7 @@ class HookInterceptor(Struct, eq=False):
                 container=part.container,
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
+                annotations=described.annotations if described is not None else {},
             )
             entries += [codec.apply(part, adjustment) for adjustment in self.chain.adjust(facts)]
         message = request.encode()
@@ -237,7 +257,10 @@ class HookInterceptor(Struct, eq=False):
     def _learn_sandbox(self, request: codec.Request, pod: PodRef, place: admission.Admit | None) -> Learner:
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
-            self.inventory.sandbox_started(Sandbox(sandbox_id, pod, place.parent.in_box if place else None))
+            placement = place.parent.in_box if place else None
+            asked = request.pod.annotations if request.pod else {}
+            started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked))
+            self.inventory.sandbox_started(started)
             for container_id, name in containers:
                 self.inventory.container_created(container_id, sandbox_id, name)
                 self.inventory.container_started(container_id)

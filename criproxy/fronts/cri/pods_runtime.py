@@ -7,7 +7,9 @@ from __future__ import annotations  # the messages in them are not imported yet
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+import math
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -28,6 +30,11 @@ _READ_S: Final = 2.0
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
+
+_NODE: Final = 2
+"""Source: CRI NamespaceMode."""
+
+_LOOPBACK: Final = "127.0.0.1"
 
 _HANDLER: Final = "io.kubernetes.cri-o.RuntimeHandler"
 """Source: CRI-O, pkg/annotations/internal.go."""
@@ -92,6 +99,42 @@ class PodsRuntime(msgspec.Struct, eq=False):
         await self._call(
             "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=codec.wire(sandbox_id)), _STOP_TIMEOUT_S
         )
+
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        request = cri.StopContainerRequest(container_id=codec.wire(container_id), timeout=notice_s)
+        await self._call("StopContainer", request, notice_s + _STOP_TIMEOUT_S)
+
+    async def execute(self, container_id: str, command: Sequence[str], timeout_s: float) -> tuple[int, bytes]:
+        """Run a command in a container; its exit status and what it printed. Raises CallError, or CodecError."""
+        request = cri.ExecSyncRequest(
+            container_id=codec.wire(container_id), cmd=map(codec.wire, command), timeout=math.ceil(timeout_s)
+        )
+        answer = await self._call("ExecSync", request, timeout_s)
+        try:
+            said = cri.ExecSyncResponse.FromString(answer)
+        except DecodeError as error:
+            raise CodecError(f"{len(answer)} bytes are no answer to ExecSync: {error}") from error
+        return said.exit_code, said.stdout
+
+    async def address(self, sandbox_id: str) -> str:
+        """The pod's IP address; that of the loopback, for one on the host's network.
+
+        Raises CallError, CodecError or ValueError: it has none.
+        """
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=codec.wire(sandbox_id))
+        answer = await self._call("PodSandboxStatus", request, _STATUS_TIMEOUT_S)
+        try:
+            status = cri.PodSandboxStatusResponse.FromString(answer).status
+        except DecodeError as error:
+            raise CodecError(f"{len(answer)} bytes are no answer to PodSandboxStatus: {error}") from error
+        if status.linux.namespaces.options.network == _NODE:
+            return _LOOPBACK
+        address = codec.text(status.network.ip)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError, ValueError):
+                socket.inet_pton(family, address)
+                return address
+        raise ValueError(f"the runtime tells no address of the pod ({address!r})")
 
     async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
         answer = await self.link.call(method, request.SerializeToString(), timeout_s)

@@ -25,8 +25,11 @@ class MessageError(Exception):
         self.code = code
 
 
-def opened(data: bytes | bytearray, encoding: bytes) -> bytes:
-    """The one message in `data`, unpacked as `grpc-encoding` says. Raises MessageError."""
+def opened(data: bytes | bytearray, encoding: bytes, most_bytes: int | None = None) -> bytes:
+    """The one message in `data`, unpacked as `grpc-encoding` says, to `most_bytes` (None: `MESSAGE_BYTES`).
+
+    Raises MessageError.
+    """
     if len(data) < PREFIX_BYTES:
         raise MessageError(Code.INTERNAL, NO_MESSAGE)
     flag, size = _PREFIX.unpack_from(data)
@@ -37,7 +40,7 @@ def opened(data: bytes | bytearray, encoding: bytes) -> bytes:
     if flag > 1:
         raise MessageError(Code.INTERNAL, f"a message with flags {flag}, but gRPC has only 0 and 1")
     message = bytes(memoryview(data)[PREFIX_BYTES:])
-    return _unpacked(message, encoding) if flag else message
+    return _unpacked(message, encoding, most_bytes or MESSAGE_BYTES) if flag else message
 
 
 def wrapped(message: bytes) -> bytes:
@@ -45,7 +48,7 @@ def wrapped(message: bytes) -> bytes:
     return _PREFIX.pack(0, len(message)) + message
 
 
-def _unpacked(message: bytes, encoding: bytes) -> bytes:
+def _unpacked(message: bytes, encoding: bytes, most_bytes: int) -> bytes:
     bits = _WINDOW_BITS.get(encoding)
     if bits is None:
         raise MessageError(
@@ -53,18 +56,19 @@ def _unpacked(message: bytes, encoding: bytes) -> bytes:
         )
     packed = zlib.decompressobj(bits)
     try:
-        data = packed.decompress(message, MESSAGE_BYTES + 1)
+        data = packed.decompress(message, most_bytes + 1)
     except zlib.error as error:
         raise MessageError(Code.INTERNAL, f"a message that is no {encoding.decode()}: {error}") from error
-    if len(data) > MESSAGE_BYTES:
-        raise MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes, unpacked")
+    if len(data) > most_bytes:
+        raise MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {most_bytes} bytes, unpacked")
     if not packed.eof or packed.unused_data:
         raise MessageError(Code.INTERNAL, f"a message that does not end as its {encoding.decode()} does")
     return data
 
 
-def too_large(size: int) -> MessageError | None:
+def too_large(size: int, most_bytes: int | None = None) -> MessageError | None:
     """The error of a message of `size` bytes or more; None while it may grow on."""
-    if size <= MESSAGE_BYTES + PREFIX_BYTES:
+    most = most_bytes or MESSAGE_BYTES
+    if size <= most + PREFIX_BYTES:
         return None
-    return MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {MESSAGE_BYTES} bytes")
+    return MessageError(Code.RESOURCE_EXHAUSTED, f"a message of over {most} bytes")

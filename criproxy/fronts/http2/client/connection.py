@@ -24,8 +24,8 @@ class CallError(ConnectionError):
 class Connection:
     """One connection's life, from `dial` until it is `lost`: a connection never comes back."""
 
-    def __init__(self) -> None:
-        self._client = Client()
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._client = Client(most_bytes)
         self._waiting: dict[int, asyncio.Future[CallOutcome]] = {}
         self._why = _LOST
         self._closed = asyncio.Event()
@@ -44,6 +44,13 @@ class Connection:
         """Raises OSError."""
         connection = cls()
         await asyncio.get_running_loop().create_unix_connection(lambda: connection._side, str(path))
+        return connection
+
+    @classmethod
+    async def dial_tcp(cls, host: str, port: int, most_bytes: int) -> "Connection":
+        """To a server that is not trusted: no answer has more than `most_bytes`. Raises OSError."""
+        connection = cls(most_bytes)
+        await asyncio.get_running_loop().create_connection(lambda: connection._side, host, port)
         return connection
 
     async def __aenter__(self) -> Self:

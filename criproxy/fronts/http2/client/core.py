@@ -59,10 +59,13 @@ class _OwnCall(Struct):
 class Client:
     """A connection's client. `take` what is to be sent after each step.
 
+    No answer has more than `most_bytes` (None: `message.MESSAGE_BYTES`).
+
     Calls begin at once, as RFC 9113 allows before the peer's SETTINGS; those over its limit wait for a place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most_bytes = most_bytes
         self._outgoing = Outgoing()  # nothing that is read passes: all that is in it is ours
         self._scanner = Scanner(self._outgoing, self)
         self._reader = BlockReader()
@@ -125,7 +128,7 @@ class Client:
         if call is None:
             return False
         call.answer += frames.unpadded(flags, payload)
-        if error := message.too_large(len(call.answer)):
+        if error := message.too_large(len(call.answer), self._most_bytes):
             self._end(call, error.code, f"the answer: {error}", reset=True)
         elif flags & frames.END_STREAM:
             self._end(call, Code.of_http(call.status), "the answer ends without a status", reset=bool(call.rest))
@@ -145,7 +148,9 @@ class Client:
             call.status = status
             call.encoding = read.get(b"grpc-encoding")
         if end_stream:
-            self._end(call, *_result(call, read), reset=bool(call.rest))  # an answer to what was never wholly sent
+            self._end(
+                call, *_result(call, read, self._most_bytes), reset=bool(call.rest)
+            )  # an answer to what was never wholly sent
         return False
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
@@ -228,7 +233,7 @@ class Client:
         self._outcomes.append(CallOutcome(call.number, code, text, answer))
 
 
-def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
+def _result(call: _OwnCall, trailers: Block, most_bytes: int | None) -> tuple[int, str, bytes]:
     """The status code, why it is not OK, and the answer. Source: gRPC over HTTP/2, Responses."""
     try:
         code = int(trailers.get(b"grpc-status"))
@@ -238,6 +243,6 @@ def _result(call: _OwnCall, trailers: Block) -> tuple[int, str, bytes]:
     if code != Code.OK:
         return code, unquote_to_bytes(trailers.get(b"grpc-message")).decode("utf-8", "replace"), b""
     try:
-        return Code.OK, "", message.opened(call.answer, call.encoding)
+        return Code.OK, "", message.opened(call.answer, call.encoding, most_bytes)
     except message.MessageError as error:
         return error.code, f"the answer: {error}", b""

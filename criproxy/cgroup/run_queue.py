@@ -1,0 +1,145 @@
+"""Samples how long online's threads wait on run queues, where the kernel reports no pressure of cgroups.
+
+How it works
+------------
+There may be ten thousand threads, and most of them sleep. So each reading looks at `MOST_THREADS` at most, of which
+
+- half are those of the reading before that wanted most CPU: whoever suffers is among these;
+- the rest are fresh: a few of each cgroup, cgroup by cgroup, round and round, so that every cgroup has its turn.
+
+A thread that is read twice in a row says by how much its times have grown. A fresh one is read for the first time, so
+it says something in the next reading only. The cgroups below kubepods are listed anew at each round's beginning.
+
+What is read is /proc/TID/schedstat, for which the kernel waits for no lock that a starved process could hold. A
+thread's id is enough, although `ls /proc` shows processes only (measured: the same values as in /proc/PID/task/TID).
+"""
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from criproxy.cgroup import files
+from criproxy.cgroup.access import FileAccess
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model.signals import Missing, RunQueue, ThreadTimes
+
+MOST_THREADS: Final = 64
+KEPT_THREADS: Final = 32
+"""So many of them go on being looked at."""
+
+THREADS_OF_A_CGROUP: Final = 8
+"""So many fresh ones of each."""
+
+CGROUPS_A_READING: Final = 32
+MOST_CGROUPS: Final = 4096
+
+_LIST_BYTES: Final = 1 << 16
+"""Of a list of threads: about 9,000 of them."""
+
+_NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
+"""The last is of a cgroup that can have none of its own. Source: cgroup-v2.rst, Threads."""
+
+_ENDED: Final = (*GONE, errno.ESRCH)
+
+
+class RunQueueSampler:
+    """Of the threads below one cgroup, from a thread of its own; every failure is a `Missing` or one thread less."""
+
+    def __init__(self, access: FileAccess, tree: Tree, proc: str, clock: Callable[[], float]) -> None:
+        self._access = access
+        self._tree = tree
+        self._proc = proc
+        self._clock = clock
+        self._list = "tasks" if access.version == 1 else "cgroup.threads"
+        self._watched: dict[int, str] = {}
+        """By thread id, the cgroup that the thread was found in."""
+        self._last: dict[int, ThreadTimes] = {}
+        self._cgroups: list[str] = []
+        self._next = self._round = 0
+
+    def read(self, online: str) -> RunQueue | Missing:
+        """`online` is kubepods' directory below the hierarchy's root. Raises CgroupError."""
+        if why := self._why_not():
+            self.forget()
+            return Missing(why)
+        again = self._times(self._watched)
+        fresh = self._times(self._found(online, MOST_THREADS - min(len(again), KEPT_THREADS)))
+        wanted_s = {tid: _grown_s(times, self._last.get(tid)) for tid, times in again.items()}
+        kept = sorted(again, key=lambda tid: wanted_s[tid], reverse=True)[:KEPT_THREADS]
+        self._last = {tid: again[tid] for tid in kept} | fresh
+        self._watched = {tid: times.cgroup for tid, times in self._last.items()}
+        return RunQueue(self._clock(), again | fresh)
+
+    def forget(self) -> None:
+        """Begin anew: nothing is looked at meanwhile."""
+        self._watched, self._last, self._cgroups, self._next = {}, {}, [], 0
+
+    def _why_not(self) -> str:
+        """Our own times tell: whoever reads has run."""
+        file = f"{self._proc}/self/schedstat"
+        try:
+            counted = files.parse_schedstat(self._tree.read(file))
+        except CgroupError as error:
+            if error.errno not in GONE:
+                raise
+            return f"{file} does not exist: this kernel does not count how long threads wait (CONFIG_SCHED_INFO)"
+        return (
+            "" if counted else f"{file} says 0: this kernel does not count how long threads wait (boot with delayacct)"
+        )
+
+    def _times(self, threads: dict[int, str]) -> dict[int, ThreadTimes]:
+        """Of those that are still there."""
+        found = {}
+        for tid, cgroup in threads.items():
+            try:
+                times = files.parse_schedstat(self._tree.read(f"{self._proc}/{tid}/schedstat"))
+            except CgroupError as error:
+                if error.errno in _ENDED:
+                    continue
+                raise
+            found[tid] = ThreadTimes(cgroup, *(times or (0.0, 0.0)))
+        return found
+
+    def _found(self, online: str, most: int) -> dict[int, str]:
+        """The next fresh threads, and their cgroups; a reading begins one round at most."""
+        fresh: dict[int, str] = {}
+        begun = False
+        for _ in range(CGROUPS_A_READING):
+            if self._next >= len(self._cgroups):
+                if not begun:
+                    self._begin_round(online)
+                if begun or not self._cgroups:
+                    break
+                begun = True
+            cgroup = self._cgroups[self._next]
+            self._next += 1
+            unknown = [tid for tid in self._of(cgroup) if tid not in self._watched]
+            fresh |= dict.fromkeys(unknown[: most - len(fresh)], cgroup)
+            if len(fresh) >= most:
+                break
+        return fresh
+
+    def _begin_round(self, online: str) -> None:
+        root = self._access.directory("cpu", "")
+        directories, _ = self._tree.first_below(root + online, MOST_CGROUPS)
+        self._cgroups = [directory.removeprefix(root) for directory in directories]
+        self._next = 0
+        self._round += 1
+
+    def _of(self, cgroup: str) -> list[int]:
+        """A few threads of a cgroup, others in each round."""
+        file = f"{self._access.directory('cpu', cgroup)}/{self._list}"
+        try:
+            threads = [int(line) for line in self._tree.head(file, _LIST_BYTES).split()]
+        except CgroupError as error:
+            if error.errno in _NO_THREADS:
+                return []
+            raise
+        stride = -(-len(threads) // THREADS_OF_A_CGROUP) or 1
+        return threads[self._round % stride :: stride]
+
+
+def _grown_s(times: ThreadTimes, last: ThreadTimes | None) -> float:
+    """For how long the thread has wanted CPU since the last reading."""
+    return 0.0 if last is None else times.ran_s + times.waited_s - last.ran_s - last.waited_s

@@ -1,0 +1,71 @@
+"""`criproxy withdraw`: what this node lends becomes 0 in its Node's status, as nobody bounds offline pods here now.
+
+criproxy publishes 0 itself when colocation is off. When it is away, this does: criproxy-withdraw.timer calls it 15
+minutes after criproxy has ended, unless it is back. Where the node itself is away, the cluster's side sees by the age
+of the condition's heartbeat that nobody reports.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Final
+
+from criproxy.config import Config
+from criproxy.control.clock import Clock
+from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiRequest, UnreachableError
+from criproxy.kube.credential import KUBECONFIG, Credential, CredentialError, node_name
+from criproxy.kube.objects import Condition, path, status_of, status_patch
+from criproxy.kube.publisher import CONDITION, resources_of
+from criproxy.kube.retry import Meaning
+from criproxy.kube.times import rfc3339
+from criproxy.kubelet.process import client
+from criproxy.observe import client as observed
+
+_ASK_S: Final = 2.0
+_WHY: Final = "criproxy does not run on this node: nothing is lent"
+
+
+class NotWithdrawnError(Exception):
+    """The reason, with the remedy."""
+
+
+def withdraw(config: Config) -> str:
+    """Returns what was done, in words. Raises NotWithdrawnError."""
+    settings = config.kubernetes
+    if not (settings.enabled and settings.publish):
+        return "nothing to withdraw: this node publishes nothing (kubernetes.enabled, kubernetes.publish)"
+    if _runs(Path(config.proxy.status_path)):
+        raise NotWithdrawnError("criproxy runs, and would publish again: set kubernetes.publish = false instead")
+    try:
+        kubelets, given = client()
+        credential = Credential(Path(settings.kubeconfig or kubelets or KUBECONFIG))
+        node = node_name(credential.access(), given)
+    except (OSError, CredentialError) as error:
+        raise NotWithdrawnError(str(error)) from error
+    names = [resource.name for resource in resources_of(settings)]
+    asyncio.run(_publish_nothing(credential, node, names))
+    return f"node {node} lends nothing: {', '.join(names)} are 0"
+
+
+def _runs(socket: Path) -> bool:
+    try:
+        observed.fetch(socket, "/healthz", _ASK_S)
+    except observed.NotRunningError:
+        return False
+    except observed.AskError as error:
+        raise NotWithdrawnError(str(error)) from error
+    return True
+
+
+async def _publish_nothing(credential: Credential, node: str, names: list[str]) -> None:
+    clock = Clock()
+    now = rfc3339(clock.wall_s())
+    condition = Condition(CONDITION, "False", "Away", _WHY, now, now)
+    patch = status_patch(dict.fromkeys(names, 0), condition)
+    request = ApiRequest("PATCH", path("nodes", node, "status"), patch, STRATEGIC_MERGE_PATCH)
+    try:
+        answer = await ApiClient(credential, clock, random.Random()).ask_again(request)
+    except UnreachableError as error:
+        raise NotWithdrawnError(f"the API server does not answer: {error}; try again") from error
+    if answer.meaning is not Meaning.DONE:
+        raise NotWithdrawnError(f"the API server answers {answer.status} {status_of(answer.body).message}")

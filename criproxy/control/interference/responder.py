@@ -1,0 +1,167 @@
+"""Detectors and ladder put together: a tick's signals in, what holds from now on out. Pure: the caller acts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct
+
+from criproxy.control.interference.detectors import DETECTORS, Detector, Monitor, MonitorState, by_name
+from criproxy.control.interference.ladder import (
+    LadderDecision,
+    LadderSettings,
+    LadderState,
+    Rung,
+    Signals,
+    Transition,
+    evicted,
+    not_evicted,
+    shifted,
+    standing,
+    step,
+)
+
+
+class ResponderState(Struct, frozen=True):
+    """A `Responder` for a checkpoint, ready for JSON."""
+
+    monitors: dict[str, MonitorState]
+    ladder: LadderState
+
+
+class Move(Struct, frozen=True):
+    """A transition, and when it was (UTC)."""
+
+    wall_s: float
+    transition: Transition
+
+
+class SignalStatus(Struct, frozen=True):
+    """A signal for people, in its `unit`. `bar`: it is harm above this. `here`: this node has it.
+
+    `why`: why it is not here, or has no value now; "": it has one. `note`: what a person should know of the value.
+    """
+
+    name: str
+    unit: str
+    value: float | None
+    bar: float
+    here: bool
+    why: str = ""
+    note: str = ""
+
+
+class RungStatus(Struct, frozen=True):
+    """Where a resource stands, since when (UTC, None: not known), and why ("": nothing has happened yet).
+
+    `share`: how far from its floor (0) to its prediction (1) the box may go; None: it is not held. `untried`: why no
+    experiment is made of it; "": one is.
+    """
+
+    resource: str
+    rung: str
+    since_s: float | None
+    reason: str
+    share: float | None
+    untried: str = ""
+
+
+class InterferenceStatus(Struct, frozen=True):
+    """`resting`: why no signal is looked at now; "": they are. `closed`: why no new offline pod is let in; "": it is.
+
+    `evictions`: how many pods went within the budget's window, of `most`. `moves`: the latest, the last one first.
+    """
+
+    resting: str
+    signals: tuple[SignalStatus, ...]
+    rungs: tuple[RungStatus, ...]
+    closed: str
+    evictions: int
+    most: int
+    moves: tuple[Move, ...] = ()
+
+
+class Responder:
+    """Judges signals and climbs the ladder; nothing of it acts."""
+
+    def __init__(self, settings: LadderSettings, detectors: Sequence[Detector] = DETECTORS) -> None:
+        self._settings = settings
+        self._detectors = by_name(tuple(detectors))
+        self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
+        self._ladder = LadderState()
+
+    @property
+    def detectors(self) -> Mapping[str, Detector]:
+        return self._detectors
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back, and nothing is tried."""
+        return all(self._ladder.of(one.name).rung is Rung.OPEN for one in self._settings.resources)
+
+    def answers(self, detector: str) -> bool:
+        """Whether a resource is tried or convicted by this signal, so that the signal must go on being judged."""
+        case = self._ladder.case
+        convicted = (one.detector for state in self._ladder.resources.values() for one in state.by)
+        return (case is not None and case.detector == detector) or detector in convicted
+
+    def trial_counts_from_s(self, detector: str) -> float | None:
+        """From when on (the clock of the ticks) its signal counts in an experiment for it; None: there is none."""
+        ladder = self._ladder
+        if ladder.t_s is None or ladder.case is None or ladder.case.detector != detector or not ladder.case.on:
+            return None
+        settle_s = next((one.settle_s for one in self._settings.resources if one.name == ladder.case.on), 0.0)
+        return ladder.t_s - ladder.case.seconds + settle_s
+
+    def standing(self) -> LadderDecision:
+        """What holds before the next tick."""
+        return standing(self._ladder, self._settings)
+
+    @property
+    def ladder(self) -> LadderState:
+        return self._ladder
+
+    def bars(self, t_s: float) -> Mapping[str, float]:
+        """The value above which each signal is high, in its unit."""
+        return {name: monitor.bar(t_s) for name, monitor in self._monitors.items()}
+
+    def tick(
+        self, t_s: float, values: Mapping[str, float], pods: int, over: AbstractSet[str] = frozenset()
+    ) -> LadderDecision:
+        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`:
+        the resources of which it holds more than its bound.
+
+        A value that is not finite, or of no detector, is not known.
+        """
+        readings = {
+            name: monitor.observe(t_s, values[name])
+            for name, monitor in self._monitors.items()
+            if name in values and math.isfinite(values[name])
+        }
+        decision, self._ladder = step(
+            Signals(t_s, readings, pods, frozenset(over)), self._ladder, self._detectors, self._settings
+        )
+        for name in decision.exonerated:
+            self._monitors[name].exonerate(t_s)
+        return decision
+
+    def evicted(self, owner: str) -> None:
+        """The pod that the last order asked for is going."""
+        self._ladder = evicted(self._ladder, owner)
+
+    def not_evicted(self) -> None:
+        """Nobody went for the last order."""
+        self._ladder = not_evicted(self._ladder)
+
+    def state(self) -> ResponderState:
+        return ResponderState({name: monitor.state() for name, monitor in self._monitors.items()}, self._ladder)
+
+    def load(self, state: ResponderState, shift_s: float = 0.0) -> None:
+        """Go on where a state ends whose clock was `shift_s` behind ours; a detector that it does not know starts anew.
+
+        Raises ValueError when what a detector had learned does not fit; the ladder is on its rung all the same.
+        """
+        self._ladder = shifted(state.ladder, shift_s)
+        for name, monitor in self._monitors.items():
+            if name in state.monitors:
+                monitor.load(state.monitors[name], shift_s)

@@ -1,0 +1,217 @@
+"""An online service's own word on how it fares: what a pod's annotation asks to be looked at, and what an answer means.
+
+The value of colocation.criproxy.io/service-check is one of
+
+    {"http": {"port": 8080, "path": "/p99_ms"}, "threshold": 250, "hold_s": 5}
+    {"grpc": {"port": 9000, "service": "shop"}}
+    {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "every_s": 10, "timeout_s": 2}
+
+HTTP and gRPC (grpc.health.v1) are asked at the pod's own address alone, and a command runs in the pod's own container:
+who may create the pod could do that anyway. With a threshold, the answer begins with a number, which is worse the
+higher it is; without one, it says yes or no by its status. What counts is a percentage of the threshold:
+
+    no answer, or one that says no   200
+    number and threshold             100 * number / threshold, 0 at least and `MOST_PERCENT` at most
+    yes, without a threshold         0
+
+A service that was never well since its start says nothing: it may just be starting.
+
+Of all that is known now, one value goes to the detector `service_check`, which opens a case as soon as it is shown one
+above its bar: so a service is kept back until it has been high for its own `hold_s`, from answer to answer. The worst
+of the others counts.
+
+    at rest         the worst service that is low, or high for its `hold_s`
+    an experiment   the last word of the one that raised the alarm (`accuser`), given since what the box has lost takes
+                    effect; an older one would acquit the box whatever the experiment does. None: nothing is known
+    convicted       the worst, held or not
+
+Pure.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from criproxy.control.interference.signals import SignalValue
+from criproxy.model import PodRef
+
+ANNOTATION: Final = "colocation.criproxy.io/service-check"
+
+SERVICE_CHECK: Final = "service_check"
+"""The detector's name."""
+
+FAILING_PERCENT: Final = 200.0
+MOST_PERCENT: Final = 1000.0
+
+_MOST_CHARACTERS: Final = 4096
+_NUMBER: Final = re.compile(r"\s*([+-]?\d{1,300}(?:\.\d{1,300})?(?:[eE][+-]?\d{1,3})?)(?![\w.])", re.ASCII)
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class HttpCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """A GET of this path; a status of 200 to 399 says yes. Source: kubelet's probes."""
+
+    port: Port
+    path: Annotated[str, Meta(pattern=r"\A/[!-~]{0,1023}\Z")] = "/"
+
+    def __str__(self) -> str:
+        return f"GET :{self.port}{self.path}"
+
+
+class GrpcCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """grpc.health.v1.Health/Check; SERVING says yes. Source: gRPC, doc/health-checking.md."""
+
+    port: Port
+    service: Annotated[str, Meta(max_length=256)] = ""
+
+    def __str__(self) -> str:
+        return f"gRPC health :{self.port} {self.service}".rstrip()
+
+
+class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command in a container of the pod; exit status 0 says yes. `container` "": the pod has one only."""
+
+    command: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(min_length=1, max_length=64)]
+    container: Annotated[str, Meta(max_length=253)] = ""
+
+    def __str__(self) -> str:
+        return f"exec {' '.join(self.command)[:80]}"
+
+
+class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked each `every_s`, with `timeout_s` for an answer. It must be harm for `hold_s` to be an alarm."""
+
+    http: HttpCheck | None = None
+    grpc: GrpcCheck | None = None
+    exec: ExecCheck | None = None
+    threshold: Annotated[float, Meta(gt=0.0)] | None = None
+    hold_s: Annotated[float, Meta(ge=0.0, le=300.0)] = 3.0
+    every_s: Annotated[float, Meta(ge=1.0, le=300.0)] = 5.0
+    timeout_s: Annotated[float, Meta(ge=0.1, le=5.0)] = 1.0
+
+    @property
+    def asked(self) -> HttpCheck | GrpcCheck | ExecCheck:
+        found = self.http or self.grpc or self.exec
+        assert found is not None
+        return found
+
+
+class ServiceAnswer(Struct, frozen=True):
+    """An answer: whether it says yes, and its text; why there is none, in `text`, where it says no."""
+
+    well: bool
+    text: str
+
+
+def check_of(annotations: Mapping[str, str]) -> ServiceCheck | None:
+    """None: the pod asks for none. Raises ValueError, with the annotation's name and what is wrong there."""
+    if (text := annotations.get(ANNOTATION)) is None:
+        return None
+    try:
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
+        check = msgspec.json.decode(text, type=ServiceCheck)
+        if sum(one is not None for one in (check.http, check.grpc, check.exec)) != 1:
+            raise ValueError("it names not exactly one of http, grpc and exec")
+        if check.grpc is not None and check.threshold is not None:
+            raise ValueError("gRPC's health answers yes or no: leave the threshold out")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"annotation {ANNOTATION}: {error}") from error
+    return check
+
+
+def problem_of(outcome: ServiceAnswer, check: ServiceCheck) -> str:
+    """What is wrong with an answer, in words; "": it says yes, and its number if one was asked for."""
+    if not outcome.well:
+        return outcome.text[:200]
+    number = check.threshold is None or _NUMBER.match(outcome.text)
+    return "" if number else f"its answer begins with no number: {outcome.text[:80]!r}"
+
+
+def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
+    """Of its threshold; see above."""
+    if not outcome.well:
+        return FAILING_PERCENT
+    if check.threshold is None:
+        return 0.0
+    number = _NUMBER.match(outcome.text)
+    if number is None:
+        return FAILING_PERCENT
+    value = 100.0 * float(number[1]) / check.threshold
+    return FAILING_PERCENT if math.isnan(value) else min(MOST_PERCENT, max(0.0, value))
+
+
+# --- from services to one signal --------------------------------------------------------------------------------------
+
+
+class ServiceSignal(Struct, frozen=True):
+    """The last word of one service: `percent` of its `threshold` (None: it says yes or no), at `read_s` (boottime).
+
+    It is harm above 100, and an alarm when it has been for `hold_s`.
+    """
+
+    pod: PodRef
+    percent: float
+    threshold: float | None
+    hold_s: float
+    read_s: float
+
+
+class Hearing(Struct, frozen=True):
+    """What is remembered of services: since when (boottime) those are high that are, by pod UID, and the `accuser`.
+
+    The accuser is the pod UID of the one whose word was shown last while nothing was tried; "": none was.
+    """
+
+    high_since_s: Mapping[str, float] = {}
+    accuser: str = ""
+
+
+def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
+    """What is remembered after these: a service is high from above the bar until below the level."""
+    since = {
+        one.pod.uid: before.high_since_s.get(one.pod.uid, one.read_s)
+        for one in signals
+        if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
+    }
+    return Hearing(since, before.accuser)
+
+
+def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
+    """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
+    waiting = [one for one in signals if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    known = [one for one in signals if one not in waiting]
+    if not known:
+        one = max(waiting, key=_percent)
+        gap = f"{one.pod} says {one.percent:.0f} %, and not for {one.hold_s:g} s yet"
+        return SignalValue(SERVICE_CHECK, "%", gap=gap), hearing
+    worst = max(known, key=_percent)
+    return _word_of(worst), Hearing(hearing.high_since_s, worst.pod.uid)
+
+
+def in_an_experiment(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float) -> SignalValue:
+    """What the accuser has said since `since_s` (boottime)."""
+    word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
+    if word is None:
+        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more")
+    if word.read_s < since_s:
+        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began")
+    return _word_of(word)
+
+
+def worst_of(signals: Sequence[ServiceSignal]) -> SignalValue:
+    """The worst, held or not; of at least one."""
+    return _word_of(max(signals, key=_percent))
+
+
+def _word_of(one: ServiceSignal) -> SignalValue:
+    return SignalValue(SERVICE_CHECK, "%", one.percent, one.percent, note=f"said by {one.pod}")
+
+
+def _percent(one: ServiceSignal) -> float:
+    return one.percent

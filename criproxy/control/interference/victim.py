@@ -1,0 +1,135 @@
+"""Which pod goes when one has to: a table of ranks, from the pods' own marks and what each would give back.
+
+| first | what                                                                                          |
+|-------|-----------------------------------------------------------------------------------------------|
+| 1     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one    |
+| 2     | the lowest priority: annotation `colocation.criproxy.io/priority`, else Kubernetes' where it  |
+|       | is known, else the label `koordinator.sh/priority`, else 0                                    |
+| 3     | the most relief of the scarce resource: what it uses above its fair share                     |
+| 4     | the youngest                                                                                  |
+
+No pod goes that says so (`koordinator.sh/eviction-enabled`, label or annotation, with another value than "true"), that
+uses nothing of the resource, or whose owner is barred for now. In Koordinator only pods marked "true" may be evicted;
+here offline pods without the mark may, as being offline says it.
+
+Source: koordinator, apis/extension/constants.go (LabelPodEvictEnabled, AnnotationPodEvictionPriority, LabelPodPriority)
+and evict.go; there, too, an eviction priority that is no 32-bit number counts as 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.model import Pod, PodRef
+
+EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
+EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+KOORDINATOR_PRIORITY: Final = "koordinator.sh/priority"
+PRIORITY: Final = "colocation.criproxy.io/priority"
+
+
+class Candidate(Struct, frozen=True):
+    """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
+
+    For memory, `use` is anonymous memory; where nobody has a share of his own, `fair_share` is 0. `owner` is the uid or
+    name of what owns it (its Job), "": nothing does. `started_s` is on any one clock.
+    """
+
+    pod: PodRef
+    owner: str
+    use: float
+    started_s: float
+    fair_share: float = 0.0
+    evictable: bool = True
+    eviction_priority: int = 0
+    priority: int = 0
+
+    @property
+    def relief(self) -> float:
+        return max(0.0, self.use - self.fair_share)
+
+
+class Victim(Struct, frozen=True):
+    """The pod that goes, and why this one."""
+
+    candidate: Candidate
+    reason: str
+
+
+_OWNERS: Final = (
+    "batch.kubernetes.io/controller-uid", "controller-uid", "batch.kubernetes.io/job-name", "job-name",
+    "spark-app-selector", "pod-template-hash",
+)  # fmt: skip
+"""Labels by which controllers know their pods, as a runtime does not tell who owns one. Source: Kubernetes
+documentation, Well-Known Labels; Spark on Kubernetes; the ReplicaSet's hash is its own within a namespace.
+"""
+
+
+def owner_of(pod: Pod) -> str:
+    """What owns the pod, as far as its labels say: `namespace/label=value`; "": nothing does."""
+    labels = pod.labels
+    return next((f"{pod.ref.namespace}/{key}={labels[key]}" for key in _OWNERS if labels.get(key)), "")
+
+
+def candidate(
+    pod: Pod,
+    owner: str,
+    use: float,
+    started_s: float,
+    *,
+    fair_share: float = 0.0,
+    kubernetes_priority: int | None = None,
+) -> Candidate:
+    """With what the pod itself says. A mark that can't be read counts as not there, but for one that forbids."""
+    labels, annotations = pod.labels, pod.annotations
+    priorities = (_number(annotations, PRIORITY), kubernetes_priority, _number(labels, KOORDINATOR_PRIORITY), 0)
+    return Candidate(
+        pod=pod.ref,
+        owner=owner,
+        use=use,
+        started_s=started_s,
+        fair_share=fair_share,
+        evictable=all(marks.get(EVICTION_ENABLED, "true") == "true" for marks in (labels, annotations)),
+        eviction_priority=_number(annotations, EVICTION_PRIORITY) or 0,
+        priority=next(one for one in priorities if one is not None),
+    )
+
+
+def _number(marks: Mapping[str, str], key: str) -> int | None:
+    """A 32-bit number as Go's strconv.ParseInt reads it; None: there is none."""
+    text = marks.get(key, "")
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 10:
+        return None
+    number = int(text)
+    return number if -(2**31) <= number < 2**31 else None
+
+
+def rank(one: Candidate) -> tuple[int, int, float, float, str]:
+    """The lowest goes first. The uid makes it certain which, whatever the order in which they come."""
+    return one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
+
+
+def choose(candidates: Iterable[Candidate], barred: frozenset[str] = frozenset()) -> Victim | None:
+    """Who goes; None: nobody may."""
+    ranked = sorted((one for one in candidates if _may_go(one, barred)), key=rank)
+    if not ranked:
+        return None
+    first = ranked[0]
+    return Victim(first, _why(first, ranked[1]) if len(ranked) > 1 else "it is the only pod that may go")
+
+
+def _may_go(one: Candidate, barred: frozenset[str]) -> bool:
+    return one.evictable and one.use > 0.0 and not (one.owner and one.owner in barred)
+
+
+def _why(first: Candidate, second: Candidate) -> str:
+    """By which rank it came before the next one."""
+    if first.eviction_priority < second.eviction_priority:
+        return f"its eviction priority {first.eviction_priority} is the lowest"
+    if first.priority < second.priority:
+        return f"its priority {first.priority} is the lowest"
+    if first.relief > second.relief:
+        return f"of those with priority {first.priority}, it gives back most"
+    return f"of those with priority {first.priority} that give back as much, it is the youngest"

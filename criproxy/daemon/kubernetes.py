@@ -1,0 +1,237 @@
+"""What the daemon has to do with Kubernetes: nothing, unless kubernetes.enabled; then `criproxy.kube` is imported.
+
+How it works
+------------
+The first step is to find out who this node is: kubelet's kubeconfig (of its command line, kubeadm's without one) has a
+certificate that names the Node. That is tried again until it succeeds, as kubelet may get it minutes after its start.
+From then on `criproxy.kube.node_side` does the work. Nothing waits for it but an eviction, and that for seconds only.
+
+The policy that held last is read from the disk before anything is served, so that it holds from the first call on.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+
+from criproxy.config import Config, Loaded, Override, load, load_above
+from criproxy.control.clock import Clock
+from criproxy.daemon.lifecycle import run_apart
+from criproxy.model import Decision, PodRef, Snapshot
+from criproxy.model.modes import Modes
+from criproxy.observe.metrics import Metrics
+from criproxy.observe.status import KubernetesStatus, PolicyShown
+from criproxy.pods.stopping import BudgetError
+
+if TYPE_CHECKING:
+    from criproxy.config.settings import Kubernetes as Settings
+    from criproxy.kube.credential import Credential
+    from criproxy.kube.extended_resources import Offer, PublishSettings
+    from criproxy.kube.node_side import NodeSide
+
+POLICY_FILE: Final = "policy.json"
+"""Beside the predictor's checkpoint."""
+
+_BEGIN_S: Final = 2.0
+"""The first calls are not to share the interpreter with the imports."""
+
+_AGAIN_S: Final = 10.0
+
+_KUBELETS_OWN_S: Final = 15.0
+"""Beyond a pod's grace period, kubelet needs so long at most to end it."""
+
+
+class Offering(Protocol):
+    """Whoever knows what is decided, and which modes are in force: `criproxy.observe.report`."""
+
+    def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
+        """None: nothing was, yet."""
+
+
+class KubernetesPart:
+    """The part. `changed` is called when another policy holds; it must not block."""
+
+    def __init__(
+        self,
+        config_file: Path,
+        config: Config,
+        changed: Callable[[], None],
+        *,
+        dry_run: bool,
+        metrics: Metrics,
+        clock: Clock,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._enabled = config.kubernetes.enabled and not dry_run
+        self._files = config_file, policy_file(config)
+        self._config = config
+        self._changed = changed
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+        self._offering: Offering | None = None
+        self._side: NodeSide | None = None
+        self._trouble = ""
+        self._kubeconfig = config.kubernetes.kubeconfig or ""
+        self._remembered = remembered(config) if self._enabled else None
+
+    # --- settings ---------------------------------------------------------------------------------------------------
+
+    def configure(self, config: Config) -> None:
+        """What was wrong with a policy may be right by another file, or the other way round."""
+        changed, self._config = config != self._config, config
+        if self._side is not None and changed:
+            self._side.publisher.configure(publish_settings(config.kubernetes))
+            self._side.follower.look_again()
+
+    def policy_changed(self) -> None:
+        self._changed()
+
+    def load(self, file: Path) -> Loaded:
+        """The config with the cluster's policy above it. Blocks; for any thread."""
+        policy = self._side.follower.policy.override if self._side is not None else self._remembered
+        return load(file) if policy is None else load_above(file, policy)
+
+    # --- the part ---------------------------------------------------------------------------------------------------
+
+    async def run(self, offering: Offering) -> None:
+        """Until cancelled; does nothing where Kubernetes is not switched on."""
+        self._offering = offering
+        while self._enabled:
+            await self._clock.sleep(_BEGIN_S, slack_s=1.0)
+            try:
+                await self._work()
+            except Exception as error:  # a fault in here must not end the daemon, and all calls with it
+                self._trouble = str(error) or type(error).__name__
+                self._log.error("kubernetes_failed", error=self._trouble, consequence="begun anew", exc_info=error)
+            await self._clock.sleep(_AGAIN_S, slack_s=1.0)
+
+    async def _work(self) -> None:
+        credential, node = await self._found()
+        from criproxy.kube.node_side import NodeSide
+
+        settings = publish_settings(self._config.kubernetes)
+        side = NodeSide(
+            credential, node, self, settings, files=self._files, taker=self, clock=self._clock, log=self._log
+        )
+        await side.follower.remember()
+        self._side = side  # from now on its policy is the one that is loaded
+        self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
+        await side.run()
+
+    async def _found(self) -> "tuple[Credential, str]":
+        """The credential, and whose it is."""
+        while True:
+            try:
+                return await run_apart("kubernetes", self._find)
+            except Exception as error:  # whatever kubelet's files hold: they may be better soon
+                if str(error) != self._trouble:
+                    self._log.warning("kubernetes_not_begun", error=str(error), consequence="tried again")
+                self._trouble = str(error)
+            await self._clock.sleep(_AGAIN_S, slack_s=1.0)
+
+    def _find(self) -> "tuple[Credential, str]":
+        """Blocks. Raises CredentialError or OSError."""
+        import criproxy.kube.node_side  # noqa: F401 - here, in a thread: it takes its time
+        from criproxy.kube.credential import KUBECONFIG, Credential, node_name
+        from criproxy.kubelet.process import client
+
+        kubelets, given = client()
+        self._kubeconfig = self._config.kubernetes.kubeconfig or kubelets or str(KUBECONFIG)
+        credential = Credential(Path(self._kubeconfig))
+        name = node_name(credential.access(), given)
+        self._trouble = ""
+        return credential, name
+
+    # --- for the publisher ------------------------------------------------------------------------------------------
+
+    def offer(self) -> "tuple[float, Offer] | None":
+        from criproxy.kube.extended_resources import offer
+
+        found = self._offering.decided() if self._offering else None
+        if found is None:
+            return None
+        snapshot, decision, modes = found
+        return snapshot.t_s, offer(snapshot, decision, modes)
+
+    # --- for whoever has pods leave ---------------------------------------------------------------------------------
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        """See `criproxy.pods.stopping.Evicts`."""
+        if self._side is None:
+            return None
+        from criproxy.kube.evictions import Outcome
+
+        try:
+            async with asyncio.timeout(within_s):
+                made = await self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s)
+        except TimeoutError:
+            outcome, message, ends_s = Outcome.UNREACHABLE, "", 0.0
+        else:
+            outcome, message, ends_s = made.outcome, made.message, made.grace_s + _KUBELETS_OWN_S
+        self._metrics.count("kubernetes_evictions", outcome.name.lower())
+        if outcome is Outcome.BUDGET:
+            raise BudgetError(message or outcome.value)
+        return ends_s if outcome is Outcome.EVICTED else None
+
+    # --- for the reporter -------------------------------------------------------------------------------------------
+
+    def status(self) -> KubernetesStatus | None:
+        """None: it is not switched on. For any thread."""
+        if not self._enabled:
+            return None
+        if self._side is None:
+            return KubernetesStatus(kubeconfig=self._kubeconfig, trouble=self._trouble or "it begins")
+        side = self._side
+        published, policy = side.publisher.status(), side.follower.status()
+        problems = (
+            (side.watch.trouble and f"the Node is not watched: {side.watch.trouble}"),
+            (published.trouble and f"nothing can be published: {published.trouble}"),
+            policy.trouble,
+        )
+        return KubernetesStatus(
+            node=side.name,
+            kubeconfig=self._kubeconfig,
+            trouble="; ".join(filter(None, problems)),
+            published=published.quantities,
+            why=published.why,
+            age_s=published.age_s,
+            policy=PolicyShown(policy.name, policy.version, policy.keys, policy.problems),
+        )
+
+
+def policy_file(config: Config) -> Path:
+    return Path(config.control.checkpoint).with_name(POLICY_FILE)
+
+
+def remembered(config: Config) -> Override | None:
+    """The policy that held last; None: there was none, or it can't be read, which the follower tells. Blocks."""
+    file = policy_file(config)
+    if not os.path.lexists(file):  # nothing is imported for it
+        return None
+    from criproxy.kube.policy import NONE, PolicyError, PolicyFile
+
+    try:
+        policy = PolicyFile(file).read()
+    except (OSError, PolicyError):
+        return None
+    return None if policy == NONE else policy.override
+
+
+def load_first(file: Path, *, dry_run: bool) -> Loaded:
+    """The config at the start: with the policy that held last, where Kubernetes is switched on. Blocks."""
+    loaded = load(file)
+    if not loaded.config.kubernetes.enabled or dry_run:
+        return loaded
+    policy = remembered(loaded.config)
+    return loaded if policy is None else load_above(file, policy)
+
+
+def publish_settings(settings: "Settings") -> "PublishSettings":
+    from criproxy.kube.extended_resources import PublishSettings
+    from criproxy.kube.publisher import resources_of
+
+    return PublishSettings(resources_of(settings), off="" if settings.publish else "kubernetes.publish is false")

@@ -1,0 +1,270 @@
+"""Makes pods leave as Kubernetes does it: through pods/eviction, which keeps to their disruption budgets.
+
+What the answer means
+---------------------
+| answer | outcome | then |
+|---|---|---|
+| 2xx | EVICTED | kubelet ends it, within its grace period |
+| 2xx, with a Status that says Failure | as its code says | the server answers so to a pod of several budgets |
+| 404, or 409 on its uid | GONE | there is no such pod any more: all is well |
+| 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
+| 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
+| other 4xx | REFUSED | the next victim |
+| none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
+
+Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/eviction.go; policy/v1
+(policy/v1beta1 before 1.22, whose servers answer 400 to v1).
+"""
+
+import asyncio
+import random
+from collections import deque
+from enum import Enum
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.control.clock import Clock
+from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
+from criproxy.kube.objects import (
+    BoundPod,
+    Involved,
+    Node,
+    ObjectError,
+    annotations_patch,
+    decoded,
+    event,
+    eviction,
+    path,
+    status_of,
+)
+from criproxy.kube.retry import Meaning, meaning, pause_s
+from criproxy.kube.times import rfc3339, wall_s
+from criproxy.model import PodRef
+
+EVICTED: Final = "colocation.criproxy.io/evicted"
+"""The node's annotation: JSON, what was evicted here -> until when (RFC 3339) it should not come back. A key is the uid
+of the pod's controller, or of the pod: the cluster's side keeps pods of that controller off this node.
+"""
+
+MAX_EVICTED: Final = 32
+"""Entries; beyond, those go first that end first."""
+
+MAX_UNTOLD: Final = 96
+"""Patches and events that wait to be sent; of more, the oldest are forgotten."""
+
+TRIES: Final = 3
+
+GRACE_S: Final = 30.0
+"""A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
+
+_REASON: Final = "EvictedByColocation"
+
+
+class Outcome(Enum):
+    """See the table above."""
+
+    EVICTED = "evicted"
+    GONE = "gone"
+    BUDGET = "its disruption budget allows none now"
+    REFUSED = "refused"
+    UNREACHABLE = "the API server does not answer"
+
+
+class Eviction(Struct, frozen=True):
+    """What came of it for one pod. `message` is what the server says."""
+
+    pod: PodRef
+    outcome: Outcome
+    message: str = ""
+    grace_s: float = GRACE_S
+    """What it has to end, once evicted."""
+
+
+class EvictionTarget(Struct, frozen=True):
+    """A pod that may be evicted. `controller` is the uid of who makes another one in its place; "": nobody."""
+
+    pod: PodRef
+    controller: str = ""
+    grace_period_s: int | None = None
+
+
+# --- the law ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(answer: ApiAnswer) -> Outcome | None:
+    """What an answer means; None: it is to be tried again."""
+    status = status_of(answer.body)
+    failed_within = answer.meaning is Meaning.DONE and status.status == "Failure"
+    code = (status.code or 500) if failed_within else answer.status
+    found = meaning(code)
+    if found is Meaning.DONE:
+        return Outcome.EVICTED
+    if code == 404 or (code == 409 and "uid" in status.message.lower()):
+        return Outcome.GONE
+    if code == 429 and (status.caused_by("DisruptionBudget") or "disruption budget" in status.message):
+        return Outcome.BUDGET
+    if code == 500 and "PodDisruptionBudget" in status.message:  # more than one: never to be evicted so
+        return Outcome.BUDGET
+    return None if found in (Meaning.AGAIN, Meaning.DENIED) else Outcome.REFUSED
+
+
+def is_unknown_version(answer: ApiAnswer) -> bool:
+    """Whether the server does not know this version of Eviction, rather than the pod."""
+    status = status_of(answer.body)
+    of_pod = status.details is not None and status.details.kind == "pods"
+    return not of_pod and (answer.status in (404, 415) or (answer.status == 400 and "policy/v1" in status.message))
+
+
+def kept_out(text: str | None, key: str, until_s: float, now_s: float) -> str:
+    """The annotation's text with one more entry, without those that are over. Times are wall-clock seconds.
+
+    `text` is what it was; what can't be read of it counts as nothing.
+    """
+    entries = {name: ends_s for name, ends_s in _entries(text).items() if ends_s > now_s}
+    entries[key] = max(until_s, entries.get(key, 0.0))
+    last = sorted(entries.items(), key=lambda entry: entry[1])[-MAX_EVICTED:]
+    return msgspec.json.encode({name: rfc3339(ends_s) for name, ends_s in last}).decode()
+
+
+def _entries(text: str | None) -> dict[str, float]:
+    found = {}
+    try:
+        for name, until in msgspec.json.decode(text or "{}", type=dict[str, str]).items():
+            found[name] = wall_s(until)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {}
+    return found
+
+
+# --- the part --------------------------------------------------------------------------------------------------------
+
+
+class Evictor:
+    """Evicts pods of this node, tells why, and keeps them from coming straight back."""
+
+    def __init__(
+        self,
+        client: Asks,
+        node: Involved,
+        *,
+        clock: Clock,
+        luck: random.Random,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._clock = clock
+        self._luck = luck
+        self._log = log
+        self._version = "v1"
+        self._annotation: str | None = None
+        self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
+        self._some = asyncio.Event()
+
+    async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
+        """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
+        where = path("namespaces", pod.namespace, "pods", pod.name)
+        try:
+            answer = await self._client.ask(ApiRequest("GET", where))
+            found = decoded(answer.body, BoundPod) if answer.meaning is Meaning.DONE else None
+        except (UnreachableError, ObjectError) as error:
+            return Eviction(pod, Outcome.UNREACHABLE, str(error))
+        if answer.status == 404 or (found is not None and found.metadata.uid != pod.uid):
+            return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
+        controller = found.controller if found else None
+        victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
+        made = await self.evict(victim, why)
+        own_s = found.spec.termination_grace_period_seconds if found else None
+        grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
+        return replace(made, grace_s=float(grace_s))
+
+    async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
+        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
+        made = await self._evict(victim)
+        self._log.warning(
+            "evicted" if made.outcome is Outcome.EVICTED else "not_evicted",
+            pod=str(victim.pod),
+            pod_uid=victim.pod.uid,
+            reason=why,
+            outcome=made.outcome.value,
+            message=made.message,
+        )
+        if made.outcome is Outcome.EVICTED:
+            self._keep_out(victim, keep_out_s)
+            self._tell(victim.pod, why)
+        return made
+
+    async def _evict(self, victim: EvictionTarget) -> Eviction:
+        pod, message = victim.pod, ""
+        where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
+        for tried in range(1, TRIES + 1):
+            named_s = None
+            try:
+                version = self._version
+                answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
+                if is_unknown_version(answer):  # an old server; or one that was upgraded since
+                    version = "v1beta1" if version == "v1" else "v1"
+                    self._version = version  # of several at once, each comes to the same
+                    answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
+            except UnreachableError as error:
+                message = str(error)
+            else:
+                message, named_s = status_of(answer.body).message, answer.named_pause_s
+                if (found := outcome(answer)) is not None:
+                    return Eviction(pod, found, message)
+            if tried < TRIES:
+                await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
+        return Eviction(pod, Outcome.UNREACHABLE, message)
+
+    @staticmethod
+    def _body(victim: EvictionTarget, version: str) -> bytes:
+        return eviction(victim.pod, version, victim.grace_period_s)
+
+    def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
+        now_s = self._clock.wall_s()
+        text = kept_out(self._annotation, victim.controller or victim.pod.uid, now_s + seconds, now_s)
+        self._annotation = text
+        patch = annotations_patch({EVICTED: text})
+        self._to_tell.append(ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH))
+        self._some.set()
+
+    def _tell(self, pod: PodRef, why: str) -> None:
+        """Events on the pod and on the node."""
+        at = rfc3339(self._clock.wall_s())
+        name = f"{self._luck.getrandbits(64):016x}"
+        about = Involved("Pod", pod.name, pod.uid, namespace=pod.namespace)
+        message = f"Evicted by criproxy: {why}"
+        for made in (
+            event(about, self._node.name, _REASON, message, at=at, name=name),
+            event(self._node, self._node.name, _REASON, f"{pod}: {message}", at=at, name=name),
+        ):
+            where = path("namespaces", made.metadata["namespace"], "events")
+            self._to_tell.append(ApiRequest("POST", where, msgspec.json.encode(made)))
+
+    async def run(self) -> None:
+        """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
+        while True:
+            await self._some.wait()
+            await self.tell_all()
+
+    async def tell_all(self) -> None:
+        """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
+        self._some.clear()
+        while self._to_tell:
+            request = self._to_tell.popleft()
+            try:
+                answer = await self._client.ask_again(request)
+            except UnreachableError as error:
+                self._log.info("eviction_not_told", path=request.path, reason=str(error))
+            else:
+                if answer.meaning is not Meaning.DONE:
+                    self._log.info("eviction_not_told", path=request.path, reason=f"{answer.status}")
+
+    def saw(self, node: Node | None) -> None:
+        """What the node has from before, so that entries of an earlier process are kept."""
+        if self._annotation is None and node is not None:
+            self._annotation = node.annotation(EVICTED)

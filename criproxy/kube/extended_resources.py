@@ -1,0 +1,310 @@
+"""What a node publishes as extended resources, and when. Pure.
+
+How it works
+------------
+What the node can lend for the next hour, of CPU and of memory:
+
+    lendable = capacity x watermark - reserve - what online will use at most within the hour
+               of memory, no more than capacity - what kubelet must find free - that use
+               within the box's floor and ceiling; the floor while the hour is not known
+
+That is the box's own law (`criproxy.control.policy`) with the hour's prediction in place of the next seconds': a pod
+that is placed today must still fit in an hour. It is published
+
+- as 0 while nothing is lent (switched off, closed, drained), whatever runs;
+- else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
+  over-committed;
+- as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
+- when it differs from what was last published by more than `change_ratio`, or that is `every_s` old. The latter is also
+  the sign of life by which the controller knows a node's numbers to be of today. No division: the last one may be 0;
+- when somebody else has written another number;
+- no more often than each `QUIET_S`, so that two writers never patch in circles. Only to lend nothing is never put off.
+
+Pauses are random, so that nodes that started together do not write together.
+
+What kubelet makes of it: of the names below kubernetes.io/ that a pod requests, it admits no more than allocatable has.
+It asks that of pods that run as well, when it restarts (later versions have the gate NotEvictPodOnKubeletRestart). So
+while a number is 0, a restart of kubelet fails offline pods. Before a restart
+that is ours to make, as in `criproxy attach`, the number has to be above that or the pods gone.
+
+Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s); kubelet, pkg/kubelet/lifecycle/predicate.go.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.control.resources import RESOURCES, Resource
+from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, ResourceDecision, ResourceSample, Snapshot
+from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
+
+QUIET_S: Final = 10.0
+"""Between two patches, and up to twice as long."""
+
+LONGER_RATIO: Final = 0.2
+"""A report that is due may be later by up to so much of its interval."""
+
+ALLOCATED_S: Final = 30.0
+"""While more is published than can be lent, as pods were promised it, so often the pods are looked at again."""
+
+
+_HELD: Final = (Mode.HELD, Mode.HELD_OFF)
+"""In these, no further pod is let in, and those that run stay."""
+
+
+class ExtendedResource(Struct, frozen=True):
+    """A name in the node's status. `per_unit`: how much of it one core, or one byte, is."""
+
+    name: str
+    of: str
+    per_unit: int = 1
+
+    def quantity(self, amount: float) -> int:
+        """In whole ones, as extended resources have no fractions; 0 for what is not a positive number."""
+        return math.floor(amount * self.per_unit + 1e-6) if 0.0 < amount < math.inf else 0
+
+
+PRESETS: Final[Mapping[str, tuple[ExtendedResource, ...]]] = {
+    "batch": (
+        ExtendedResource("kubernetes.io/batch-cpu", CPU, 1000),
+        ExtendedResource("kubernetes.io/batch-memory", MEMORY),
+    ),
+    "mid": (
+        ExtendedResource("kubernetes.io/mid-cpu", CPU, 1000),
+        ExtendedResource("kubernetes.io/mid-memory", MEMORY),
+    ),
+    "crane": (ExtendedResource("gocrane.io/cpu", CPU), ExtendedResource("gocrane.io/memory", MEMORY)),
+    "katalyst": (
+        ExtendedResource("resource.katalyst.kubewharf.io/reclaimed_millicpu", CPU, 1000),
+        ExtendedResource("resource.katalyst.kubewharf.io/reclaimed_memory", MEMORY),
+    ),
+    "bilibili": (
+        ExtendedResource("caster.io/colocation-cpu", CPU),
+        ExtendedResource("caster.io/colocation-memory", MEMORY),
+    ),
+    "caelus": (
+        ExtendedResource("mixer.kubernetes.io/ext-cpu", CPU),
+        ExtendedResource("mixer.kubernetes.io/ext-memory", MEMORY),
+    ),
+}
+"""Other systems' names. Units: Koordinator, apis/extension/resource.go (milli-cores); Katalyst, its name; Crane,
+pkg/resource/node_resource_manager.go (whole cores). Those of the last two are not public: whole cores are the reading
+that can't promise too much.
+"""
+
+
+class Lendable(Struct, frozen=True):
+    """An amount of a resource, in its unit, and why it is so."""
+
+    amount: float
+    why: str
+
+
+class Offer(Struct, frozen=True):
+    """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
+
+    `held`: why it lends no more than its pods were promised already; "": it does.
+    """
+
+    lendable: Mapping[str, Lendable]
+    withheld: str = ""
+    held: str = ""
+
+
+class PublishSettings(Struct, frozen=True):
+    """`off`: why nothing is to be published; "": it is. Then what was published becomes 0, and no more is written."""
+
+    resources: tuple[ExtendedResource, ...] = PRESETS["batch"]
+    change_ratio: float = 0.1
+    every_s: float = 300.0
+    off: str = ""
+
+
+class Published(Struct, frozen=True):
+    """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
+
+    `raised`: something was published above what is wanted, as pods were promised it.
+    """
+
+    quantities: Mapping[str, int]
+    wanted: Mapping[str, int]
+    at_s: float
+    due_s: float
+    quiet_until_s: float
+    raised: bool = False
+    withheld: str = ""
+
+
+class Publication(Struct, frozen=True):
+    """What is to be published: the amounts (None: the name is to go), and why now, in words."""
+
+    quantities: Mapping[str, int | None]
+    wanted: Mapping[str, int]
+    why_now: str
+    raised: bool = False
+    withheld: str = ""
+
+
+# --- how much --------------------------------------------------------------------------------------------------------
+
+
+def offer(snapshot: Snapshot, decision: Decision, modes: Modes, *, drained: str = "") -> Offer:
+    """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not."""
+    found = {
+        name: lendable(RESOURCES[name], sample, decision.resources[name])
+        for name, sample in snapshot.of.items()
+        if name in decision.resources
+    }
+    held = next((modes.why[mode] or in_words(mode) for mode in _HELD if mode in modes), "")
+    return Offer(found, drained or withheld(modes), held)
+
+
+def withheld(modes: Modes) -> str:
+    """Why new offline pods would not be bounded here, in words; "": they would, though one may be held back."""
+    others = Modes({mode: why for mode, why in modes.why.items() if mode not in _HELD})
+    if others.new_pod is NewPod.BOUNDED:
+        return ""
+    return ", ".join(f"{mode.value} ({why or TABLE[mode].when})" for mode, why in others.why.items())
+
+
+def lendable(row: Resource, sample: ResourceSample, decided: ResourceDecision) -> Lendable:
+    """One resource. Never raises: what is not a sane number counts as not known."""
+    bounds, hour, words = decided.bounds, decided.prediction.hour, row.words
+    capacity = sample.capacity
+    if not 0.0 < capacity < math.inf:
+        return Lendable(0.0, f"the capacity is not known ({capacity})")
+    if bounds.watermark_ratio is None:
+        limit = capacity - bounds.reserve if decided.limit is UNLIMITED else min(decided.limit, capacity)
+        return Lendable(max(limit, 0.0), f"the box's limit, which is not predicted: {decided.reason}")
+    floor = min(bounds.floor, capacity)
+    if hour is None or not 0.0 <= hour < math.inf:
+        return Lendable(floor, "the floor, as online's use within the hour can't be predicted")
+    amount = capacity * bounds.watermark_ratio - bounds.reserve - hour
+    why = f"{words(capacity)} x {bounds.watermark_ratio:.2f} - {words(hour)} that online may use within the hour"
+    why += f" - {words(bounds.reserve)} reserved" if bounds.reserve else ""
+    if bounds.kept and capacity - bounds.kept - hour < amount:
+        amount = capacity - bounds.kept - hour
+        why = f"{words(capacity)} - {words(bounds.kept)} kept free, lest kubelet evict pods - {words(hour)} of online's"
+    if amount < floor:
+        return Lendable(floor, f"the floor, above {why}")
+    if bounds.ceiling is not None and amount > bounds.ceiling:
+        return Lendable(bounds.ceiling, f"the ceiling, below {why}")
+    return Lendable(amount, why)
+
+
+def wanted(offered: Offer, settings: PublishSettings) -> dict[str, int]:
+    """What would be published if no pod had been promised anything."""
+    if offered.withheld or offered.held:
+        return {resource.name: 0 for resource in settings.resources}
+    return {
+        resource.name: resource.quantity(offered.lendable[resource.of].amount) if resource.of in offered.lendable else 0
+        for resource in settings.resources
+    }
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+def due(
+    offered: Offer,
+    seen: Mapping[str, int] | None,
+    last: Published | None,
+    settings: PublishSettings,
+    now_s: float,
+) -> str:
+    """Why something is to be published now, in words; "": nothing is.
+
+    `seen` are the amounts in the node's status (None: not known, as there is no view of the node). `last` None: nothing
+    was published since this process began.
+    """
+    if last is None:
+        return "nothing was published since criproxy started"
+    if offered.withheld and any(last.quantities.values()):
+        return f"nothing is lent: {offered.withheld}"
+    if now_s < last.quiet_until_s:
+        return ""
+    return next(_reasons(offered, seen, last, settings, now_s), "")
+
+
+def _reasons(
+    offered: Offer,
+    seen: Mapping[str, int] | None,
+    last: Published,
+    settings: PublishSettings,
+    now_s: float,
+) -> Iterator[str]:
+    want = wanted(offered, settings)
+    if want.keys() != last.wanted.keys():
+        yield "other names are to be published"
+        return
+    for name, amount in want.items():
+        if abs(amount - last.wanted[name]) > settings.change_ratio * last.wanted[name]:
+            yield f"{name} differs by more than {settings.change_ratio:.0%} from {last.wanted[name]}"
+        if seen is not None and seen.get(name) != last.quantities[name]:
+            yield f"somebody else has set {name} to {seen.get(name, 'nothing')}"
+    if bool(offered.withheld) != bool(last.withheld):
+        yield "the node lends again" if last.withheld else f"nothing is lent: {offered.withheld}"
+    if now_s >= last.due_s:
+        yield f"the last report is {now_s - last.at_s:.0f} s old"
+    if last.raised and now_s >= last.at_s + ALLOCATED_S:
+        yield "pods that were promised more than can be lent may have ended"
+
+
+def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
+    """Whether it has to be known what the pods were promised: something may sink, and not on purpose."""
+    if offered.withheld:
+        return False
+    return (
+        last is None
+        or last.raised
+        or bool(offered.held)
+        or any(amount < last.quantities.get(name, 0) for name, amount in wanted(offered, settings).items())
+    )
+
+
+def publication(
+    offered: Offer,
+    allocated: Mapping[str, int],
+    last: Published | None,
+    settings: PublishSettings,
+    why_now: str,
+) -> Publication:
+    """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no."""
+    want = wanted(offered, settings)
+    bound_to = {} if offered.withheld else allocated
+    quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
+    gone = {name: None for name in (last.quantities if last else ()) if name not in want}
+    return Publication(
+        {**gone, **quantities}, want, why_now, raised=quantities != dict(want), withheld=offered.withheld
+    )
+
+
+def published(made: Publication, settings: PublishSettings, now_s: float, luck: float) -> Published:
+    """The API server has taken it. `luck` is a random number from 0 to 1."""
+    return Published(
+        quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
+        wanted=made.wanted,
+        at_s=now_s,
+        due_s=now_s + settings.every_s * (1.0 + LONGER_RATIO * luck),
+        quiet_until_s=now_s + QUIET_S * (1.0 + luck),
+        raised=made.raised,
+        withheld=made.withheld,
+    )
+
+
+def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:
+    """What is published and why, in a sentence for each name."""
+    if offered.withheld:
+        return f"0 of each, as nothing is lent: {offered.withheld}"
+    parts = []
+    for resource in settings.resources:
+        known = offered.lendable.get(resource.of)
+        amount = None if last is None else last.quantities.get(resource.name)
+        words = "it is not measured" if known is None else known.why
+        more = ""
+        if last is not None and amount is not None and amount > last.wanted.get(resource.name, 0):
+            more = f"what pods were promised, above {last.wanted.get(resource.name, 0)}: "
+        parts.append(f"{resource.name} {'not published yet' if amount is None else amount}: {more}{words}")
+    return "; ".join(parts) + (f"; held: {offered.held}" if offered.held else "")

@@ -1,0 +1,335 @@
+"""What is read of Kubernetes' objects, and what is written to them. Pure.
+
+Only the fields that criproxy uses are decoded; all others are skipped, whatever they are.
+Source: Kubernetes API reference, core/v1 and policy/v1.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from criproxy.model import PodRef
+
+T = TypeVar("T")
+
+MAX_MESSAGE: Final = 1024
+"""Characters of an event's or a condition's message. Source: core/v1 Event validation, noteLengthLimit."""
+
+_QUANTITY: Final = re.compile(
+    r"([+-]?)([0-9]{1,25}(?:\.[0-9]{0,25})?|\.[0-9]{1,25})([eE][+-]?[0-9]{1,2}|[a-zA-Z]{0,2})"
+)
+_SUFFIXES: Final[Mapping[str, Fraction]] = {
+    "": Fraction(1),
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m"), -3)},
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{suffix: Fraction(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+
+
+class ObjectError(ValueError):
+    """What came is not the object that was asked for."""
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """An object of the API. Raises ObjectError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ObjectError(f"not {kind.__name__} as JSON: {str(error)[:200]}") from error
+
+
+def quantity(text: str) -> Fraction:
+    """The value of a resource.Quantity. Raises ObjectError. Source: apimachinery, api/resource, Quantity."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ObjectError(f"{text[:40]!r} is no quantity")
+    sign, digits, suffix = match.groups()
+    value = Fraction(digits if digits[-1] != "." else digits[:-1])
+    if suffix in _SUFFIXES:
+        value *= _SUFFIXES[suffix]
+    elif suffix[0] in "eE" and suffix[1:].lstrip("+-").isdigit():
+        value *= Fraction(10) ** int(suffix[1:])
+    else:
+        raise ObjectError(f"{text[:40]!r} is no quantity")
+    return -value if sign == "-" else value
+
+
+# --- read ------------------------------------------------------------------------------------------------------------
+
+
+class Owner(Struct, frozen=True, rename="camel"):
+    """Source: meta/v1 OwnerReference."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Meta(Struct, frozen=True, rename="camel"):
+    """Source: meta/v1 ObjectMeta."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    annotations: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
+    owner_references: tuple[Owner, ...] | None = None
+
+
+class NodeSpec(Struct, frozen=True):
+    unschedulable: bool = False
+
+
+class NodeCondition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class NodeStatus(Struct, frozen=True):
+    capacity: Mapping[str, str] | None = None
+    allocatable: Mapping[str, str] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
+
+
+class Node(Struct, frozen=True):
+    """The own Node, as far as it concerns criproxy."""
+
+    metadata: Meta = Meta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    def annotation(self, name: str) -> str | None:
+        return (self.metadata.annotations or {}).get(name)
+
+
+class ListMeta(Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+
+
+class NodeList(Struct, frozen=True):
+    metadata: ListMeta = ListMeta()
+    items: tuple[Node, ...] = ()
+
+
+class Needs(Struct, frozen=True):
+    """Source: core/v1 ResourceRequirements. A quantity may also be a bare number."""
+
+    requests: Mapping[str, str | int | float] | None = None
+    limits: Mapping[str, str | int | float] | None = None
+
+
+class ContainerSpec(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resources: Needs = Needs()
+    restart_policy: str | None = None
+    """Of an init container: "Always" makes it a sidecar, which runs on beside the others."""
+
+
+class PodSpec(Struct, frozen=True, rename="camel"):
+    termination_grace_period_seconds: int | None = None
+    containers: tuple[ContainerSpec, ...] | None = None
+    init_containers: tuple[ContainerSpec, ...] | None = None
+    overhead: Mapping[str, str | int | float] | None = None
+    priority: int | None = None
+
+
+class PodStatus(Struct, frozen=True):
+    phase: str = ""
+
+
+class BoundPod(Struct, frozen=True):
+    """A pod that is bound to this node."""
+
+    metadata: Meta = Meta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def ref(self) -> PodRef:
+        return PodRef(self.metadata.uid, self.metadata.namespace, self.metadata.name)
+
+    @property
+    def controller(self) -> Owner | None:
+        """Who makes another pod when this one is gone; None: nobody."""
+        return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
+
+    @property
+    def ended(self) -> bool:
+        return self.status.phase in ("Succeeded", "Failed")
+
+
+class PodList(Struct, frozen=True):
+    items: tuple[BoundPod, ...] = ()
+
+
+class StatusCause(Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class StatusDetails(Struct, frozen=True, rename="camel"):
+    kind: str = ""
+    causes: tuple[StatusCause, ...] | None = None
+    retry_after_seconds: int = 0
+
+
+class ApiStatus(Struct, frozen=True):
+    """How the API server says that something failed, or of some requests that all went well. Source: meta/v1 Status."""
+
+    status: str = ""
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: StatusDetails | None = None
+
+    def caused_by(self, reason: str) -> bool:
+        return any(cause.reason == reason for cause in (self.details and self.details.causes) or ())
+
+
+def status_of(body: bytes) -> ApiStatus:
+    """What the server says beside the number. What is no Status (a proxy's page) becomes the message, shortened."""
+    try:
+        return decoded(body, ApiStatus)
+    except ObjectError:
+        return ApiStatus(message=" ".join(body[:300].decode(errors="replace").split())[:200])
+
+
+class WatchEvent(Struct, frozen=True):
+    """One line of a watch. Source: API concepts, "Efficient detection of changes"."""
+
+    type: str
+    object: msgspec.Raw
+
+
+def allocated(pods: Sequence[BoundPod], names: Sequence[str]) -> dict[str, int]:
+    """How much of each of these resources the pods have been promised, rounded up.
+
+    As the scheduler counts it: containers and sidecars together, or the largest init container with the sidecars that
+    start before it, and the overhead. Pods that have ended count no more, those that are being deleted do.
+    Source: KEP-753, "Resources calculation for scheduling and pod admission". Raises ObjectError.
+    """
+    running = [pod for pod in pods if not pod.ended]
+    return {name: sum((-(-_promised(pod.spec, name) // 1) for pod in running), 0) for name in names}
+
+
+def _promised(spec: PodSpec, name: str) -> Fraction:
+    sidecars = most = Fraction(0)
+    for container in spec.init_containers or ():
+        request = _request(container.resources, name)
+        if container.restart_policy == "Always":
+            sidecars += request
+            most = max(most, sidecars)
+        else:
+            most = max(most, sidecars + request)
+    together = sidecars + sum((_request(one.resources, name) for one in spec.containers or ()), Fraction(0))
+    return max(most, together) + _amount(spec.overhead, name)
+
+
+def _request(needs: Needs, name: str) -> Fraction:
+    given = needs.requests or {}
+    return _amount(given if name in given else needs.limits, name)
+
+
+def _amount(given: Mapping[str, str | int | float] | None, name: str) -> Fraction:
+    return quantity(str((given or {}).get(name, "0")))
+
+
+def path(*parts: str) -> str:
+    """The path of an object below /api/v1, whatever its names hold."""
+    return "/".join(("/api/v1", *(quote(part, safe="") for part in parts)))
+
+
+# --- written ---------------------------------------------------------------------------------------------------------
+
+
+def annotations_patch(annotations: Mapping[str, str | None]) -> bytes:
+    """Sets these annotations; None removes one. Both kinds of a JSON merge patch take it."""
+    return msgspec.json.encode({"metadata": {"annotations": dict(annotations)}})
+
+
+class Condition(Struct, frozen=True, rename="camel"):
+    """Source: core/v1 NodeCondition. Times are RFC 3339, UTC."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_heartbeat_time: str
+    last_transition_time: str
+
+
+def status_patch(quantities: Mapping[str, int | None], condition: Condition) -> bytes:
+    """A strategic merge patch for nodes/status: these resources (None removes one) and one condition, all else stays.
+
+    Kubelet makes allocatable from capacity, but only when it next writes its status: so both are set.
+    """
+    amounts = {name: None if amount is None else str(amount) for name, amount in quantities.items()}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [msgspec.to_builtins(condition)]}
+    return msgspec.json.encode({"status": status})
+
+
+def eviction(pod: PodRef, version: str, grace_period_s: int | None) -> bytes:
+    """The body of a POST to pods/eviction. `version` is v1 or v1beta1; None: the pod's own grace period.
+
+    It names the pod's uid, so that a pod of the same name that came since is left alone.
+    Source: policy/v1 Eviction; meta/v1 DeleteOptions, preconditions.
+    """
+    options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
+    if grace_period_s is not None:
+        options["gracePeriodSeconds"] = grace_period_s
+    return msgspec.json.encode(
+        {
+            "apiVersion": f"policy/{version}",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": options,
+        }
+    )
+
+
+class Involved(Struct, frozen=True, rename="camel"):
+    """Whom an event is about. Source: core/v1 ObjectReference."""
+
+    kind: str
+    name: str
+    uid: str
+    api_version: str = "v1"
+    namespace: str = ""
+
+
+class Event(Struct, frozen=True, rename="camel"):
+    """Source: core/v1 Event."""
+
+    metadata: Mapping[str, str]
+    involved_object: Involved
+    reason: str
+    message: str
+    type: str
+    source: Mapping[str, str]
+    first_timestamp: str
+    last_timestamp: str
+    count: int = 1
+    kind: str = "Event"
+    api_version: str = "v1"
+
+
+def event(about: Involved, node: str, reason: str, message: str, *, at: str, name: str) -> Event:
+    """A warning about a pod or the node. `at` is RFC 3339; `name` makes the event's name unique."""
+    return Event(
+        metadata={"name": f"{about.name}.{name}", "namespace": about.namespace or "default"},
+        involved_object=about,
+        reason=reason,
+        message=message[:MAX_MESSAGE],
+        type="Warning",
+        source={"component": "criproxy", "host": node},
+        first_timestamp=at,
+        last_timestamp=at,
+    )

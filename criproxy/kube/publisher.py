@@ -1,0 +1,236 @@
+"""Publishes what the node can lend, in its own status, by the law of `extended_resources`."""
+
+import contextlib
+import random
+from typing import Final, Protocol
+from urllib.parse import urlencode
+
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.config.settings import Kubernetes
+from criproxy.control.clock import Clock
+from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
+from criproxy.kube.extended_resources import (
+    PRESETS,
+    ExtendedResource,
+    Offer,
+    Publication,
+    Published,
+    PublishSettings,
+    due,
+    needs_allocated,
+    publication,
+    published,
+    why,
+)
+from criproxy.kube.objects import (
+    MAX_MESSAGE,
+    Condition,
+    Node,
+    ObjectError,
+    PodList,
+    allocated,
+    decoded,
+    path,
+    quantity,
+    status_of,
+    status_patch,
+)
+from criproxy.kube.retry import Meaning, pause_s
+from criproxy.kube.times import rfc3339
+
+CONDITION: Final = "ColocationReady"
+"""Of the node. Its lastHeartbeatTime tells the controller that the numbers are of today: without it for 15 minutes, the
+controller publishes 0.
+"""
+
+LOOK_S: Final = 5.0
+STALE_S: Final = 900.0
+
+
+def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
+    """The names that a config says."""
+    own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
+    return own or PRESETS[settings.names]
+
+
+class OfferSource(Protocol):
+    """Whoever knows what the node can lend: the daemon's control loop."""
+
+    def offer(self) -> tuple[float, Offer] | None:
+        """The last one, and when it was made (CLOCK_BOOTTIME). None: there is none yet."""
+
+
+class PublisherStatus(Struct, frozen=True):
+    """For people. `trouble` "": all is well. `age_s` None: nothing was published yet."""
+
+    quantities: dict[str, int]
+    why: str
+    trouble: str
+    age_s: float | None
+
+
+class _NotTaken(Exception):
+    """`pause_s` is what the server asks to wait for."""
+
+    def __init__(self, why: str, named_s: float | None = None) -> None:
+        super().__init__(why)
+        self.named_s: Final = named_s
+
+
+class Publisher:
+    """See `run`. It hears of the node by `saw` (`criproxy.kube.node_watch`)."""
+
+    def __init__(
+        self,
+        client: Asks,
+        node: str,
+        source: OfferSource,
+        settings: PublishSettings,
+        *,
+        clock: Clock,
+        luck: random.Random,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._luck = luck
+        self._log = log
+        self._seen: dict[str, int] | None = None
+        self._last: Published | None = None
+        self._not_before_s = 0.0
+        self._failures = 0
+        self._trouble = ""
+        self._lent = False
+        """Whether the node's status says that it lends, by whichever process."""
+        self._ready: tuple[str, str] = ("", "")
+        """The condition's status, and since when (RFC 3339)."""
+
+    def configure(self, settings: PublishSettings) -> None:
+        self._settings = settings
+
+    def saw(self, node: Node | None) -> None:
+        self._seen = None if node is None else self._amounts(node)
+        conditions = (node.status.conditions if node else None) or ()
+        self._lent = any(one.type == CONDITION and one.status == "True" for one in conditions)
+
+    def status(self) -> PublisherStatus:
+        last, offered = self._last, self._offer()
+        return PublisherStatus(
+            quantities=dict(last.quantities) if last else {},
+            why=why(offered, last, self._settings) if offered else "nothing was measured yet",
+            trouble=self._trouble,
+            age_s=self._clock.boottime_s() - last.at_s if last else None,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._clock.sleep(LOOK_S * self._luck.random())  # nodes whose policy changes at once go one by one
+        while True:
+            await self.look()
+            await self._clock.sleep(LOOK_S, LOOK_S / 5)
+
+    async def look(self) -> None:
+        """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
+        offered, now_s = self._offer(), self._clock.boottime_s()
+        if offered is None or now_s < self._not_before_s or (self._settings.off and not self._lent):
+            return
+        why_now = due(offered, self._seen, self._last, self._settings, now_s)
+        if not why_now:
+            return
+        try:
+            await self._publish(offered, why_now)
+        except (UnreachableError, ObjectError) as error:
+            self._failed(str(error), None)
+        except _NotTaken as error:
+            self._failed(str(error), error.named_s)
+        else:
+            if self._trouble:
+                self._log.info("publishing_again", node=self._node)
+            self._failures, self._trouble = 0, ""
+
+    def _offer(self) -> Offer | None:
+        if self._settings.off:
+            return Offer({}, withheld=self._settings.off)
+        found = self._source.offer()
+        if found is None:
+            return None
+        made_s, offered = found
+        age_s = self._clock.boottime_s() - made_s
+        if age_s > STALE_S and not offered.withheld:
+            return Offer(offered.lendable, withheld=f"nothing was decided for {age_s:.0f} s", held=offered.held)
+        return offered
+
+    async def _publish(self, offered: Offer, why_now: str) -> None:
+        settings, last = self._settings, self._last
+        promised: dict[str, int] = {}
+        if needs_allocated(offered, last, settings):
+            promised = await self._allocated()
+        made = publication(offered, promised, last, settings, why_now)
+        patch = status_patch(made.quantities, self._condition(made, offered))
+        answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
+        now_s = self._clock.boottime_s()
+        self._last = published(made, settings, now_s, self._luck.random())
+        self.saw(decoded(answer, Node))
+        self._log.info(
+            "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
+        )
+
+    async def _allocated(self) -> dict[str, int]:
+        """What this node's pods were promised, as the API server's cache has it."""
+        query = urlencode({"fieldSelector": f"spec.nodeName={self._node}", "resourceVersion": "0"})
+        pods = decoded(await self._ask(ApiRequest("GET", f"/api/v1/pods?{query}")), PodList)
+        return allocated(pods.items, [resource.name for resource in self._settings.resources])
+
+    async def _ask(self, request: ApiRequest) -> bytes:
+        answer = await self._client.ask(request)
+        if answer.meaning is not Meaning.DONE:
+            raise _NotTaken(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
+        return answer.body
+
+    def _condition(self, made: Publication, offered: Offer) -> Condition:
+        now = rfc3339(self._clock.wall_s())
+        status = "False" if made.withheld else "True"
+        if self._ready[0] != status:
+            self._ready = (status, now)
+        preview = Published(
+            {name: amount for name, amount in made.quantities.items() if amount is not None}, made.wanted, 0.0, 0.0, 0.0
+        )
+        return Condition(
+            type=CONDITION,
+            status=status,
+            reason="Withheld" if made.withheld else "Held" if offered.held else "Lending",
+            message=why(offered, preview, self._settings)[:MAX_MESSAGE],
+            last_heartbeat_time=now,
+            last_transition_time=self._ready[1],
+        )
+
+    def _amounts(self, node: Node) -> dict[str, int]:
+        """Our names in the status. What capacity and allocatable do not both have is left out, to be written."""
+        found: dict[str, int] = {}
+        for resource in self._settings.resources:
+            with contextlib.suppress(ObjectError):
+                one, other = (
+                    quantity((place or {}).get(resource.name, ""))
+                    for place in (node.status.capacity, node.status.allocatable)
+                )
+                if one == other and one.denominator == 1:
+                    found[resource.name] = int(one)
+        return found
+
+    def _failed(self, reason: str, named_s: float | None) -> None:
+        self._failures += 1
+        wait_s = pause_s(self._failures, self._luck.random(), named_s)
+        self._not_before_s = self._clock.boottime_s() + wait_s
+        if not self._trouble:
+            self._log.warning(
+                "publishing_failed",
+                node=self._node,
+                reason=reason,
+                consequence="the last numbers stand" if self._last else "the node's numbers are not ours",
+            )
+        self._trouble = reason

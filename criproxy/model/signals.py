@@ -1,0 +1,127 @@
+"""What is read from the kernel about harm to online: counters and states as they are, before any arithmetic.
+
+`cgroup.signals` reads them, `control.interference.signals` makes values of two readings. All counters only grow, but
+for one that begins anew, as its cgroup, thread or disk has. Each `read_s` is CLOCK_MONOTONIC, just after that read.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class Missing(Struct, frozen=True):
+    """What could not be read, and why: a sentence for an operator, without its full stop."""
+
+    why: str
+
+
+class Stall(Struct, frozen=True):
+    """For how long some task, or all that were not idle, waited for a resource (PSI), since the cgroup was made.
+
+    `full_s` is 0.0 where the kernel does not say it. Source: Documentation/accounting/psi.rst.
+    """
+
+    read_s: float
+    some_s: float
+    full_s: float = 0.0
+
+
+class Throttling(Struct, frozen=True):
+    """One cgroup. `throttled_s`: how long its own CPU limit stopped it, added up over the CPUs.
+
+    `usage_s` is its CPU time; None: not read (v1).
+    """
+
+    throttled_s: float
+    usage_s: float | None = None
+
+
+class OwnLimits(Struct, frozen=True):
+    """`of` each cgroup of online's, by its path. `online_s` is the CPU time of all of them; None: not read (v1).
+
+    `complete`: there were no more cgroups than one reading looks at.
+    """
+
+    read_s: float
+    of: Mapping[str, Throttling]
+    online_s: float | None = None
+    complete: bool = True
+
+
+class ThreadTimes(Struct, frozen=True):
+    """A thread of the cgroup `cgroup`: for how long it has run, and has waited on a run queue to be run."""
+
+    cgroup: str
+    ran_s: float
+    waited_s: float
+
+
+class RunQueue(Struct, frozen=True):
+    """A sample of online's `threads`, by thread id. Growth is of those that are in two readings that follow."""
+
+    read_s: float
+    threads: Mapping[int, ThreadTimes]
+
+
+class MemoryRoom(Struct, frozen=True):
+    """The node's memory in bytes. `available` is the kernel's MemAvailable; None: this kernel does not say.
+
+    `kubelets_available` is what kubelet compares with its thresholds: the capacity less the node's working set.
+    """
+
+    capacity: int
+    available: int | None
+    kubelets_available: int
+
+
+class PidsRoom(Struct, frozen=True):
+    """The node's processes and threads: how many there are, and how many there can be at most."""
+
+    used: int
+    most: int
+
+
+class Refaults(Struct, frozen=True):
+    """Pages of online's that had been taken from it and had to be read again, from files and from swap.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst, memory.stat.
+    """
+
+    read_s: float
+    file_pages: int
+    anon_pages: int
+
+
+class DiskIo(Struct, frozen=True):
+    """What was read from and written to a disk. `operations` are counted as asked for, before any are merged."""
+
+    size_bytes: int
+    operations: int
+
+
+class DiskCounters(Struct, frozen=True):
+    """By the disk's number (`8:0`): all its IO (`node`), and that of the box. `names` are those in /dev."""
+
+    read_s: float
+    node: Mapping[str, DiskIo]
+    box: Mapping[str, DiskIo]
+    names: Mapping[str, str]
+
+
+class SignalReading(Struct, frozen=True):
+    """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
+
+    `own_limits` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while nobody else
+    wants to.
+    """
+
+    cpu: Stall | Missing
+    memory: Stall | Missing
+    io: Stall | Missing
+    run_queue: RunQueue | Missing
+    room: MemoryRoom | Missing
+    refaults: Refaults | Missing
+    disks: DiskCounters | Missing
+    pids: PidsRoom | Missing
+    own_limits: OwnLimits | Missing | None = None
+    cpu_idle: bool = False

@@ -1,0 +1,137 @@
+"""The one way in which a pod of the box is stopped for a scarce resource: choose who goes, keep it out, stop it.
+
+`control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
+budget lets it; if none may, the first is stopped at the runtime: kubelet's own eviction knows no budgets either, and
+would take an online pod.
+
+What each would give back is read when one has to go: its working set, or the CPU that it uses within a second.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.interference.ladder import EvictionOrder
+from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, owner_of
+from criproxy.control.resources import RESOURCES
+from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import PodStopper
+
+HOLD_S: Final = 60.0
+"""For so long a pod that was stopped may not start again, so that nothing spins."""
+
+STOP_S: Final = 10.0
+"""So long a stop is waited for: one that does not stop must not keep the next."""
+
+EVICT_S: Final = 3.0
+"""An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
+
+GRACE_S: Final = 1
+"""What an evicted pod gets to end where memory is scarce, in s: the node has no more time."""
+
+VICTIMS: Final = 5
+"""So many are tried, of which each may have a disruption budget that lets it not go."""
+
+LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01}
+"""A pod that uses less has nothing to give back."""
+
+_PASSED: Final = "; disruption budgets keep those that come before it"
+
+_CPU_OVER_S: Final = 1.0
+
+
+class PodEviction(Struct):
+    """`last`: who went last, and why, by resource. `_tried`: the sandboxes that were to be stopped, and when."""
+
+    shared: PodsShared
+    box: Box
+    stopper: PodStopper
+    last: dict[str, str] = {}
+    _tried: dict[str, float] = {}
+
+    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
+        """Stop one pod, as `setting` says; returns what owns it ("": nothing does), None: nobody went.
+
+        Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
+        operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
+        for its own grace period, where memory is scarce.
+        """
+        now_s = self.shared.clock.boottime_s()
+        self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
+        try:
+            return await self._evict(order, setting, now_s)
+        except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
+            reason = str(error) or "the runtime did not stop the pod in time"
+            self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
+            return None
+
+    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
+        sandboxes, candidates = await self._candidates(order.resource)
+        covers = self.shared.holds.hold_offs.covers
+        victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred)
+        if not victims and order.emergency:  # kubelet would evict online pods
+            victims = _ranked(candidates, order.barred)
+        if not victims:
+            reason = "no offline pod may go that has any to give back"
+            self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
+            return None
+        if setting not in self.shared.holds.stops_by:  # by now
+            return None
+        words, at_once = RESOURCES[order.resource].words, order.resource == MEMORY
+        leaves: list[tuple[str, PodRef, str]] = []
+        for victim in victims:
+            one = victim.candidate
+            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
+            leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
+        async with asyncio.timeout(STOP_S):
+            at = await self.stopper.evict_first(leaves, within_s=EVICT_S, grace_s=GRACE_S if at_once else None)
+            sandbox_id, pod, why = leaves[at or 0]
+            self._tried[sandbox_id] = now_s
+            self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
+            if at is None:
+                await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
+        self.last = {**self.last, order.resource: f"{pod}: {why}"}
+        self.shared.counters.count("evictions", order.resource)
+        return victims[at or 0].candidate.owner
+
+    async def _candidates(self, resource: str) -> tuple[dict[str, Sandbox], list[Candidate]]:
+        """The sandboxes by their pods' uid, and the pods with what they say of themselves."""
+        running = {one.id: one for one in self.shared.inventory.running_pods}
+        self.stopper.forget_others(running.keys())
+        untried = [one for one in running.values() if one.id not in self._tried]
+        uses = await self._uses({one.placement: one for one in untried if one.placement}, resource)
+        found = []
+        for listed in await self.shared.runtime.sandboxes():
+            if listed.id in uses and uses[listed.id] >= LEAST[resource]:
+                pod = Pod(listed.pod, listed.labels, listed.annotations)
+                found.append(candidate(pod, owner_of(pod), uses[listed.id], listed.created_s))
+        return {one.pod.uid: one for one in running.values()}, found
+
+    async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:
+        """By sandbox id, in the unit of the resource."""
+        now = await self.box.usage_of(tuple(pods))
+        if resource == MEMORY:
+            return {pods[path].id: float(usage.working_set_bytes) for path, usage in now.items()}
+        began_s = self.shared.clock.boottime_s()
+        await self.shared.clock.sleep(_CPU_OVER_S)
+        later = await self.box.usage_of(tuple(now))
+        seconds = self.shared.clock.boottime_s() - began_s
+        return {
+            pods[path].id: max(0.0, usage.cpu_usage_s - now[path].cpu_usage_s) / seconds
+            for path, usage in later.items()
+        }
+
+
+def _ranked(candidates: Sequence[Candidate], barred: frozenset[str]) -> list[Victim]:
+    """The few who go first, the first at the front."""
+    found: list[Victim] = []
+    left = list(candidates)
+    while len(found) < VICTIMS and (victim := choose(left, barred)) is not None:
+        found.append(victim)
+        left.remove(victim.candidate)
+    return found

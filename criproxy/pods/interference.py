@@ -1,0 +1,395 @@
+"""Answers harm to online pods: reads the signals each second, has them judged, and does what the ladder says.
+
+How it works
+------------
+A look goes one way, and the pure modules of `control.interference` do all of the judging:
+
+    Box.signals -> signals.values -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
+    ServiceChecks.signals -> service_checks -^
+
+    what comes out    what is done with it
+    shares            the control loop keeps to them from the next decision on; where one has sunk, it decides at once
+    closed            no offline pod is let in (`Holds`), and `closed` here says why, for whoever publishes capacity
+    one pod to go     `PodEviction` chooses and stops it, beside the looks; what it says of the owner is in the budget
+    transitions       the log, the counters, the status; and the checkpoint is written, so that a restart begins there
+
+It rests while the box has no pods: then the box harms nobody. A resource that is held then is given back by the
+ladder's clocks, as signals that are not reported for long count as calm.
+
+The time for which online's own limits stop it is read only after a look that can't say without it whether online is
+harmed. What such a look has shown to be no harm, the guard is told: it acts upon the same pressure, but can't explain
+it.
+
+Memory is squeezed by memory.high, and its limit stays: see `control.evidence`. Where there is no memory.high (v1), a
+squeeze would have to lower the limit, and who hits that is killed. So there it is never tried, but judged by account
+(`memory_shortage`), and never held below the prediction, which bounds it anyway.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.signals import SignalReader
+from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
+from criproxy.control.guard import CpuGuard
+from criproxy.control.interference.detectors import DETECTORS, Detector
+from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.responder import (
+    InterferenceStatus,
+    Move,
+    Responder,
+    ResponderState,
+    RungStatus,
+    SignalStatus,
+)
+from criproxy.control.interference.service_checks import (
+    ANNOTATION,
+    SERVICE_CHECK,
+    Hearing,
+    at_rest,
+    heard,
+    in_an_experiment,
+    worst_of,
+)
+from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
+from criproxy.control.loop import Loop
+from criproxy.model import MEMORY
+from criproxy.model.signals import MemoryRoom, Missing, SignalReading
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.memory_relief import MemoryRelief
+from criproxy.pods.service_checks import ServiceChecks
+from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
+
+EVERY_S: Final = 1.0
+SLACK_S: Final = 0.1
+
+SHORTAGE: Final = "memory_shortage"
+
+LARGE_IO_SHARE: Final = 20.0
+"""In %: a box that does less of a disk's IO is not suspected of what online waits for there."""
+
+_MOVES: Final = 20
+
+NO_HIGH: Final = (
+    "no experiment is made of it, as cgroup v1 has no memory.high, and a lower limit would kill: it is judged by "
+    "account alone, and never held below the prediction"
+)
+
+_OFF: Final = Missing("interference.enabled is false")
+_FIRST: Final = "no look has been taken yet"
+
+
+class InterferenceSettings(Struct, frozen=True):
+    """`acts`: the box's limits are ours to set. `enabled`: off, the node's shortage of memory alone is answered."""
+
+    ladder: LadderSettings = LadderSettings()
+    acts: bool = False
+    enabled: bool = True
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        return tuple(one for one in DETECTORS if self.enabled or one.name == SHORTAGE)
+
+
+class InterferenceState(Struct, frozen=True):
+    """What a restart keeps."""
+
+    responder: ResponderState
+    moves: tuple[Move, ...] = ()
+
+
+class InterferenceWatch(Struct):
+    """See the module. `reader` None: this machine has no cgroups to read. `moved`: to have the state saved soon.
+
+    `closed` and `status` may be asked for from any thread.
+    """
+
+    settings: InterferenceSettings
+    shared: PodsShared
+    box: Box
+    reader: SignalReader | None
+    loop: Loop
+    guard: CpuGuard
+    relief: MemoryRelief
+    eviction: PodEviction
+    services: ServiceChecks
+    moved: Callable[[], object]
+    closed: str = ""
+    _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
+    _resting: str = _FIRST
+    _before: SignalReading | None = None
+    _found: Sequence[SignalValue] = ()
+    _own_limits: bool = False
+    _hearing: Hearing = Hearing()
+    _cpu_seen_s: float | None = None
+    _cpu_idle: bool = False
+    _shares: Mapping[str, float] = {}
+    _moves: tuple[Move, ...] = ()
+    _order: EvictionOrder | None = None
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _unseen: Trouble = field(default_factory=Trouble)
+    _unheld: Trouble = field(default_factory=Trouble)
+
+    def __post_init__(self) -> None:
+        self._responder = Responder(self._ladder(), self.settings.detectors)
+
+    def _ladder(self) -> LadderSettings:
+        """As it is set, as far as this machine can do it."""
+        ladder = self.settings.ladder
+        if self.box.spares_memory:
+            return ladder
+        untried = (replace(one, trial_s=None) if one.name == MEMORY else one for one in ladder.resources)
+        return replace(ladder, resources=tuple(untried))
+
+    def configure(self, settings: InterferenceSettings) -> None:
+        """From the next look on; what was learned stays, as does where each resource stands."""
+        if settings != self.settings:
+            before, self.settings = self._responder.state(), settings
+            self._responder = Responder(self._ladder(), settings.detectors)
+            self._responder.load(before)
+        if not settings.acts:
+            self._rest("the box's limits are not criproxy's to set now")
+
+    async def run(self) -> None:
+        """Look each second, and stop pods when that is due, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_on())
+            tasks.create_task(self._evict_when_due())
+
+    # --- a look -----------------------------------------------------------------------------------------------------
+
+    async def _look_on(self) -> None:
+        while True:
+            await self.shared.clock.sleep(EVERY_S, SLACK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """What fails of it is logged once, and the next look tries again. A kernel that does not answer is no reason to
+        stand still: what is held is judged without signals then.
+        """
+        pods = len(self.shared.inventory.running_pods)
+        if not self.settings.acts:
+            return
+        if not pods and self._responder.at_rest:
+            self._rest("the box has no pods, so it harms nobody")
+            return
+        now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
+        if not pods:
+            self._forget("the box has no pods; what is held is given back by and by")
+        else:
+            with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
+                shown = await self._read(now_s)
+        await self._tick(now_s, shown, pods)
+
+    async def _read(self, now_s: float) -> dict[str, float]:
+        """The signals that the detectors are shown, by name. Raises CgroupError."""
+        self._found = ()
+        reading = await self._reading()
+        if reading is None:
+            self._forget("kubelet's cgroup is not known yet")
+            return {}
+        self._found = found = (*values(self._before, reading, self.relief.hard), *self._services_word(now_s))
+        self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
+        levels = {
+            name: bar - self._responder.detectors[name].hysteresis for name, bar in self._responder.bars(now_s).items()
+        }
+        known = [one for one in found if one.name in levels]
+        seen = {one.name: observed(one, levels[one.name]) for one in known}
+        cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
+        self._own_limits = any(seen[one.name][1] for one in cpu)
+        if cpu:
+            self._cpu_seen_s = now_s
+        self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
+        shown = {name: value for name, (value, _) in seen.items() if value is not None}
+        return self._without_others_io(shown)
+
+    def _services_word(self, now_s: float) -> Iterator[SignalValue]:
+        """What online services say of themselves, as the one signal that there is of it."""
+        responder, name = self._responder, SERVICE_CHECK
+        if name not in responder.detectors:
+            return
+        signals, asked = self.services.signals(), self.services.services()
+        bar, since_s = responder.bars(now_s)[name], responder.trial_counts_from_s(name)
+        self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
+        if since_s is not None:
+            yield in_an_experiment(signals, self._hearing, since_s)
+        elif signals and responder.answers(name):
+            yield worst_of(signals)
+        elif signals:
+            word, self._hearing = at_rest(signals, self._hearing)
+            yield word
+        elif asked:
+            yield SignalValue(name, "%", gap=f"{asked[0].pod}: {asked[0].problem or 'it has not answered of late'}")
+        else:
+            yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
+
+    async def _reading(self) -> SignalReading | None:
+        if self.settings.enabled and self.reader is not None:
+            return await self.box.signals(self.reader, own_limits=self._own_limits)
+        evidence = self.relief.evidence
+        if evidence is None:
+            return None
+        room = MemoryRoom(int(evidence.capacity), None, int(evidence.available))
+        return SignalReading(_OFF, _OFF, _OFF, _OFF, room, _OFF, _OFF, _OFF)
+
+    def _is_innocent(self, signal: SignalValue, value: float | None, level: float) -> bool:
+        """Online waits as much as would be harm, and it is known that the box is not why."""
+        detector = self._responder.detectors[signal.name]
+        assert signal.most is not None
+        return value is not None and value < level and signal.most >= detector.threshold - detector.hysteresis
+
+    def _without_others_io(self, shown: dict[str, float]) -> dict[str, float]:
+        """The share says whether to suspect the box at all; it must never judge an experiment."""
+        share = next((one.value for one in self._found if one.name == "box_io_share"), None)
+        if share is None or share >= LARGE_IO_SHARE or self._responder.answers("io_pressure"):
+            return shown
+        return {name: value for name, value in shown.items() if name != "io_pressure"}
+
+    # --- what follows -----------------------------------------------------------------------------------------------
+
+    async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
+        over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
+        decision = self._responder.tick(now_s, shown, pods, over)
+        wall_s, log = self.shared.clock.wall_s(), self.shared.log
+        for one in decision.transitions:
+            worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
+            told = log.warning if worse else log.info
+            told("ladder", resource=one.resource, old=one.before, new=one.after, signal=one.signal, reason=one.reason)
+            self.shared.counters.count("ladder_transitions", one.resource, one.after)
+        for name in decision.exonerated:
+            self.shared.counters.count("exonerations", name)
+        self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
+        self._close(decision.closed)
+        self.services.hurry("" if self._responder.trial_counts_from_s(SERVICE_CHECK) is None else self._hearing.accuser)
+        if decision.eviction is not None:
+            self._ask_for(decision.eviction)
+        if decision.transitions or decision.eviction is not None:
+            self.moved()
+        await self._hold(decision.shares)
+
+    def _close(self, why: str) -> None:
+        self.closed = why
+        self.shared.holds.close(why)
+
+    def _spared(self, shares: Mapping[str, float]) -> Mapping[str, float]:
+        """The shares that can be had without killing."""
+        if MEMORY not in shares or self.box.spares_memory:
+            return shares
+        return {**shares, MEMORY: 1.0}
+
+    async def _hold(self, shares: Mapping[str, float]) -> None:
+        before, self._shares = self._shares, self._spared(shares)
+        self.loop.see(HarmSeen(self._shares, self._cpu_seen_s, self._cpu_idle))
+        if any(share < before.get(name, 1.01) for name, share in self._shares.items()):
+            with self._unheld.logged_by(lambda e: self.shared.log.warning("squeeze_failed", error=str(e))):
+                await self.loop.renew()
+
+    def _ask_for(self, order: EvictionOrder) -> None:
+        if self._order is not None or self._setting_of(order) not in self.shared.holds.stops_by:
+            self._responder.not_evicted()
+            return
+        self._order = order
+        self._due.set()
+
+    @staticmethod
+    def _setting_of(order: EvictionOrder) -> str:
+        """By which the pod goes, so that it is known which one to change."""
+        return ON_OVER_LIMIT if order.signal == SHORTAGE else ON_HARM
+
+    async def _evict_when_due(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            await self.evict()
+
+    async def evict(self) -> None:
+        """Carry out the order that was given."""
+        order = self._order
+        if order is None:
+            return
+        try:
+            owner = await self.eviction.evict(order, self._setting_of(order))
+        finally:
+            self._order = None
+        if owner is None:
+            self._responder.not_evicted()
+        else:
+            self._responder.evicted(owner)
+        self.moved()
+
+    def _rest(self, why: str) -> None:
+        """Nothing is held back."""
+        self._forget(why)
+        self.services.hurry("")
+        self._close("")
+        self._shares = {}
+        self.loop.see(NOTHING_SEEN)
+
+    def _forget(self, why: str) -> None:
+        """No signal is known."""
+        self._resting = why
+        self._before, self._found, self._own_limits, self._cpu_seen_s = None, (), False, None
+        self._hearing = Hearing()
+        self.guard.acquit(False)
+
+    # --- what others ask of it --------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> InterferenceState:
+        """What a restart should keep."""
+        return InterferenceState(self._responder.state(), self._moves)
+
+    def restore(self, state: InterferenceState, shift_s: float) -> None:
+        """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
+        try:
+            self._responder.load(state.responder, shift_s)
+        except ValueError as error:
+            self.shared.log.warning("interference_starts_cold", lost=str(error))
+        self._moves = state.moves
+        if self.settings.acts:
+            standing = self._responder.standing()
+            self._shares = self._spared(standing.shares)
+            self._close(standing.closed)
+            self.loop.see(HarmSeen(self._shares))
+
+    def status(self) -> InterferenceStatus:
+        now_s, ladder, budget = self.shared.clock.boottime_s(), self._responder.ladder, self.settings.ladder.budget
+        bars, moves = self._responder.bars(now_s), self._moves
+        rungs = []
+        for resource in self.settings.ladder.resources:
+            last = next((one for one in reversed(moves) if one.transition.resource == resource.name), None)
+            rungs.append(
+                RungStatus(
+                    resource=resource.name,
+                    rung=ladder.of(resource.name).rung.value,
+                    since_s=None if last is None else last.wall_s,
+                    reason="" if last is None else last.transition.reason,
+                    share=self._shares.get(resource.name),
+                    untried=NO_HIGH if resource.name == MEMORY and not self.box.spares_memory else "",
+                )
+            )
+        return InterferenceStatus(
+            resting=self._resting,
+            signals=tuple(_status(one, bars[one.name]) for one in self._found if one.name in bars),
+            rungs=tuple(rungs),
+            closed=self.closed,
+            evictions=sum(now_s - one.t_s < budget.window_s for one in ladder.evictions),
+            most=budget.most,
+            moves=tuple(reversed(moves)),
+        )
+
+
+def _status(signal: SignalValue, bar: float) -> SignalStatus:
+    return SignalStatus(
+        name=signal.name,
+        unit=signal.unit,
+        value=signal.most if signal.value is None else signal.value,
+        bar=bar,
+        here=not signal.absent,
+        why=signal.absent or signal.gap,
+        note=signal.note,
+    )

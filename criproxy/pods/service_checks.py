@@ -1,0 +1,177 @@
+"""Asks online services how they fare, as their pods' annotations say (see `control.interference.service_checks`).
+
+It is bounded: at most `MOST` services of a node are asked, `AT_ONCE` of them at a time, each as often and for as long
+as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody waits for an
+answer, and nobody is asked while no offline pod runs: there is no harm to be seen then.
+
+While an experiment waits for a service's word, which is over within seconds, that one is asked each second (`hurry`).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.control.clock import Clock
+from criproxy.control.interference.service_checks import (
+    ServiceAnswer,
+    ServiceCheck,
+    ServiceSignal,
+    check_of,
+    percent_of,
+    problem_of,
+)
+from criproxy.model import Pod, PodRef
+from criproxy.pods.inventory import Inventory
+from criproxy.pods.unbounded import UnboundedPods
+
+MOST: Final = 20
+AT_ONCE: Final = 4
+MOST_BYTES: Final = 64 * 1024
+PUT_OFF_S: Final = 300.0
+EVERY_S: Final = 1.0
+"""From one look at which are due to the next."""
+
+_NEVER_WELL: Final = "it has not been well since it was first asked"
+
+
+class TooLargeError(Exception):
+    """An answer of more than `MOST_BYTES`."""
+
+
+class AsksServices(Protocol):
+    """Asks one service, and takes no longer than the check's time-out."""
+
+    async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
+        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError."""
+
+
+class AskedService(Struct):
+    """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing."""
+
+    pod: PodRef
+    check: ServiceCheck | None
+    problem: str = ""
+    percent: float | None = None
+    read_s: float = 0.0
+    due_s: float = 0.0
+    was_well: bool = False
+
+
+class ServiceChecks(Struct):
+    """`active`: offline pods are ours to act on; else nobody is asked."""
+
+    active: bool
+    asks: AsksServices
+    inventory: Inventory
+    unbounded: UnboundedPods
+    clock: Clock
+    log: FilteringBoundLogger
+    _services: Mapping[str, AskedService] = {}
+    """By sandbox. Replaced as a whole: the status reads it from its thread."""
+    _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _hurried: str = ""
+
+    def configure(self, active: bool) -> None:
+        self.active = active
+
+    # --- what others ask of it --------------------------------------------------------------------------------------
+
+    def signals(self) -> tuple[ServiceSignal, ...]:
+        """Those that are known now: an answer counts until two more should have come."""
+        now_s = self.clock.boottime_s()
+        return tuple(
+            ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.read_s)
+            for one in self._services.values()
+            if one.check is not None
+            and one.percent is not None
+            and now_s - one.read_s <= 2.0 * one.check.every_s + one.check.timeout_s + EVERY_S
+        )
+
+    def hurry(self, pod_uid: str) -> None:
+        """An experiment waits for this one's word; "": none does (any more)."""
+        self._hurried = pod_uid
+
+    def services(self) -> tuple[AskedService, ...]:
+        """All that want to be asked. May be called from any thread."""
+        return tuple(self._services.values())
+
+    # --- at work ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self.look()
+                await self.clock.sleep(EVERY_S, slack_s=EVERY_S / 2)
+        finally:
+            for task in self._asking.values():
+                task.cancel()
+
+    def look(self) -> None:
+        """Begin with those that are due. Never waits, never raises."""
+        if not self.active or not self.inventory.running_pods:
+            self._services = {}
+            return
+        unbounded = self.unbounded.pods()
+        online = {id: pod for id, pod in self.inventory.outside.items() if id not in unbounded}
+        self._services = {
+            id: known for id, pod in online.items() if (known := self._services.get(id) or self._new(pod)) is not None
+        }
+        now_s = self.clock.boottime_s()
+        for place, (id, service) in enumerate(self._services.items()):
+            if service.check is None:
+                continue
+            if place >= MOST:
+                service.problem, service.percent = f"{MOST} services of this node are asked already", None
+            elif self._is_due(service, now_s) and id not in self._asking and len(self._asking) < AT_ONCE:
+                service.due_s = now_s + service.check.every_s
+                self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
+                task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
+
+    def _is_due(self, service: AskedService, now_s: float) -> bool:
+        """One whose word is not known, as its answers are too large, is not hurried."""
+        hurried = service.pod.uid == self._hurried and service.percent is not None
+        return hurried or now_s >= service.due_s
+
+    def _new(self, pod: Pod) -> AskedService | None:
+        try:
+            check = check_of(pod.annotations)
+        except ValueError as error:
+            self.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
+            return AskedService(pod.ref, None, str(error))
+        return None if check is None else AskedService(pod.ref, check, "it has not been asked yet")
+
+    async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
+        try:
+            async with asyncio.timeout(check.timeout_s):
+                outcome = await self.asks.ask(check, id, self._container(id, check))
+        except TooLargeError:
+            service.due_s = self.clock.boottime_s() + PUT_OFF_S
+            service.percent = None
+            service.problem = f"its answer has more than {MOST_BYTES} bytes: it is asked again in {PUT_OFF_S:.0f} s"
+            return
+        except TimeoutError:
+            outcome = ServiceAnswer(False, f"no answer within {check.timeout_s:g} s")
+        except (OSError, ValueError) as error:
+            outcome = ServiceAnswer(False, str(error) or type(error).__name__)
+        percent = percent_of(outcome, check)
+        service.was_well = service.was_well or percent < 100.0
+        service.percent = percent if service.was_well else None
+        problem = problem_of(outcome, check)
+        service.problem = problem if service.was_well else f"{_NEVER_WELL}: {problem or f'{percent:.0f} %'}"
+        service.read_s = self.clock.boottime_s()
+
+    def _container(self, sandbox_id: str, check: ServiceCheck) -> str:
+        """The id of the one that a command is to run in; "": it is no command. Raises ValueError."""
+        if check.exec is None:
+            return ""
+        running = self.inventory.containers_of(sandbox_id)
+        wanted = check.exec.container
+        found = [one.id for one in running if not wanted or one.name == wanted]
+        if len(found) != 1:
+            names = ", ".join(sorted(one.name for one in running))
+            raise ValueError(f"there is not exactly one container {wanted} that runs, of {names or 'none'}")
+        return found[0]

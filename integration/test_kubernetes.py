@@ -1,0 +1,462 @@
+"""criproxy on a node of a real control plane, with a real kubelet and kubelet's own credential.
+
+One cluster serves all tests, in their order. Pods are on the host's network, so a node without a CNI plugin will do.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from criproxy.config.settings import Config, Control, Kubernetes
+from criproxy.control.clock import Clock
+from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.model import PodRef
+from criproxy.observe.metrics import Metrics
+from criproxy.pods.stopping import PodStopper
+from integration.lab.cgroups import of_process
+from integration.lab.clean import clean, leftovers
+from integration.lab.client import CriClient
+from integration.lab.containerd import Containerd
+from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.criproxy import QUICK, Criproxy, python_path
+from integration.lab.directory import claimed, lab_name
+from integration.lab.kubelet import Kubelet, static_pod
+
+pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
+
+Say = Callable[[str], object]
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+CLASS = {"colocation.criproxy.io/class": "offline"}
+POLICY = "colocation.criproxy.io/policy"
+REPORT = "colocation.criproxy.io/policy-status"
+PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+SOON_S = 120.0
+POD_S = 300.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    plane: ControlPlane
+    containerd: Containerd
+    proxy: Criproxy
+    kubelet: Kubelet
+    client: CriClient
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/nodes/{self.kubelet.node}"
+
+    def node(self) -> Any:
+        return self.plane.call("GET", self.path)
+
+    def published(self, name: str = CPU) -> int | None:
+        """Allocatable, and capacity; None unless both have it, and the same."""
+        status = self.node()["status"]
+        one, other = (status.get(where, {}).get(name) for where in ("capacity", "allocatable"))
+        return int(_whole(one)) if one is not None and one == other else None
+
+    def condition(self) -> Any:
+        """The node's, that says whether it lends; {} if it has none."""
+        conditions = {one["type"]: one for one in self.node()["status"]["conditions"]}
+        return conditions.get("ColocationReady", {})
+
+    def wait_published(self, condition: Callable[[int], bool], what: str, name: str = CPU) -> int:
+        def seen() -> list[int]:
+            found = self.published(name)
+            return [found] if found is not None and condition(found) else []
+
+        found: list[int] = wait_for(seen, SOON_S, f"{name} to be {what}")
+        return found[0]
+
+    def order(self, version: str, **settings: Mapping[str, Any]) -> None:
+        """Have the cluster's side write this policy."""
+        text = json.dumps({"version": version, "name": "test", "settings": settings}) if settings else None
+        self.plane.merge(self.path, {"metadata": {"annotations": {POLICY: text}}})
+
+    def report(self) -> Any:
+        return json.loads(self.node()["metadata"]["annotations"].get(REPORT, "{}"))
+
+    def kubernetes(self) -> Any:
+        return self.proxy.status()["kubernetes"]
+
+    def create(self, name: str, requests: Mapping[str, str] | None = None, **labels: str) -> None:
+        resources = {"requests": dict(requests), "limits": dict(requests)} if requests else None
+        manifest = static_pod(name, labels={**CLASS, **labels}, resources=resources)
+        manifest["spec"] |= {
+            "tolerations": [{"operator": "Exists"}],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+        }
+        self.plane.call("POST", PODS, manifest)
+
+    def pod(self, name: str) -> Any:
+        return self.plane.call("GET", f"{PODS}/{name}")
+
+    def wait_running(self, name: str) -> Any:
+        def running() -> Any:
+            pod = self.pod(name)
+            ready = [one.get("ready") for one in pod["status"].get("containerStatuses", [])]
+            return pod if pod["status"]["phase"] == "Running" and ready == [True] else None
+
+        return wait_for(running, POD_S, f"pod {name} to run")
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            with contextlib.suppress(ApiError):
+                self.plane.call("DELETE", f"{PODS}/{name}")
+        for name in names:
+            self.wait_gone(name)
+
+    def wait_gone(self, name: str) -> None:
+        wait_for(lambda: not self.plane.exists(f"{PODS}/{name}"), POD_S, f"pod {name} to go")
+
+    @contextlib.contextmanager
+    def budget(self, **labels: str) -> Iterator[None]:
+        """Pods with these labels may not be disrupted."""
+        spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
+        self.plane.call("POST", BUDGETS, {"metadata": {"name": "none"}, "spec": spec})
+
+        def observed() -> Any:
+            return self.plane.call("GET", f"{BUDGETS}/none").get("status", {}).get("observedGeneration")
+
+        wait_for(observed, SOON_S, "the budget to be observed")
+        yield
+        self.plane.call("DELETE", f"{BUDGETS}/none")
+
+    def events(self, kind: str, name: str) -> list[str]:
+        """Reasons of events about this pod, or about a node with this pod in their message."""
+        found = self.plane.call("GET", "/api/v1/namespaces/default/events")["items"]
+        told = [(one["reason"], one["involvedObject"], one["message"]) for one in found]
+        return [reason for reason, of, message in told if of["kind"] == kind and name in of["name"] + message]
+
+    def in_box(self, pod: Any) -> bool:
+        """Whether the pod's container runs in the box, by the kernel."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
+        places = of_process(self.client.pid_of(container))
+        return any(f"/offline/pod{pod['metadata']['uid']}" in place for place in places.values())
+
+
+def _whole(text: str) -> int:
+    """A quantity as the API server writes it back: "2k" for 2000."""
+    suffixes = {"k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
+    for suffix, times in sorted(suffixes.items(), key=lambda one: -len(one[0])):
+        if text.endswith(suffix):
+            return int(text.removesuffix(suffix)) * times
+    return int(text)
+
+
+@pytest.fixture(scope="module")
+def cluster(say: Say) -> Iterator[Cluster]:
+    with claimed() as lab:
+        try:
+            began_s = time.monotonic()
+            plane = ControlPlane(lab)
+            plane.start()
+            say(f"the control plane answers after {time.monotonic() - began_s:.1f} s")
+            containerd = Containerd(lab)
+            credential = plane.node_kubeconfig(lab_name(lab))
+            config = {
+                "colocation": {"enabled": True},
+                "control": QUICK,
+                "kubernetes": {"enabled": True, "kubeconfig": str(credential)},
+            }
+            proxy = Criproxy(lab, containerd.socket, config)
+            often = {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "4s"}
+            kubelet = Kubelet(lab, proxy.socket, settings=often, kubeconfig=credential)
+            containerd.start()
+            proxy.start()
+            kubelet.start()
+            with CriClient(containerd.socket) as client:
+                node = Cluster(plane, containerd, proxy, kubelet, client)
+                wait_for(lambda: plane.exists(node.path), SOON_S, "the node to register")
+                account = "/api/v1/namespaces/default/serviceaccounts/default"
+                wait_for(lambda: plane.exists(account), SOON_S, "the default service account")
+                say(f"the node has joined after {time.monotonic() - began_s:.1f} s")
+                yield node
+        finally:
+            clean(lab)
+    assert leftovers(lab) == []
+
+
+# --- what is published ----------------------------------------------------------------------------------------------
+
+
+def test_node_lends_what_its_status_says_and_why_explains_it(cluster: Cluster, say: Say) -> None:
+    lent = cluster.wait_published(lambda amount: amount > 0, "published")
+    memory = cluster.wait_published(lambda amount: amount > 0, "published", MEMORY)
+    shown = cluster.kubernetes()
+    say(f"published: {CPU} {lent}, {MEMORY} {memory}")
+    assert shown["published"] == {CPU: lent, MEMORY: memory}
+    assert (shown["node"], shown["trouble"]) == (cluster.kubelet.node, "")
+    assert "online may use within the hour" in shown["why"] or "the floor" in shown["why"]
+    assert CPU in json.loads(cluster.proxy.http("/why")[1])["published"]
+    code, metrics = cluster.proxy.http("/metrics")
+    assert code == 200
+    assert f'criproxy_kubernetes_published{{resource="{CPU}"}} {lent}' in metrics
+    assert cluster.condition()["status"] == "True"
+
+
+def test_scheduler_places_an_offline_pod_by_what_is_published_and_it_runs_in_the_box(cluster: Cluster) -> None:
+    cluster.create("lent", {CPU: "100", MEMORY: "64Mi"})
+    pod = cluster.wait_running("lent")
+    assert pod["spec"]["nodeName"] == cluster.kubelet.node
+    assert cluster.in_box(pod)
+
+
+def test_scheduler_places_no_pod_that_wants_more_than_is_published(cluster: Cluster) -> None:
+    cluster.create("greedy", {CPU: "1000000"})
+
+    def refused() -> bool:
+        conditions = cluster.pod("greedy")["status"].get("conditions", [])
+        return any(f"Insufficient {CPU}" in one.get("message", "") for one in conditions)
+
+    wait_for(refused, SOON_S, "the scheduler to refuse it")
+    cluster.delete("greedy")
+
+
+def test_published_numbers_and_the_pods_that_use_them_survive_a_restart_of_kubelet(cluster: Cluster, say: Say) -> None:
+    before = cluster.published()
+    uid = cluster.pod("lent")["metadata"]["uid"]
+    seen: set[int | None] = set()
+    for _ in range(2):
+        cluster.kubelet.kill()
+        cluster.kubelet.start()
+        end_s = time.monotonic() + 15.0
+        while time.monotonic() < end_s:
+            seen.add(cluster.published())
+            time.sleep(0.1)
+    say(f"{CPU} was {before} before kubelet's restarts, and while it was looked at after them: {seen}")
+    assert None not in seen
+    assert 0 not in seen
+    assert cluster.condition()["status"] == "True"
+    pod = cluster.wait_running("lent")
+    assert (pod["metadata"]["uid"], pod["status"]["phase"]) == (uid, "Running")
+    assert cluster.in_box(pod)
+
+
+def test_node_that_registers_anew_has_its_numbers_again(cluster: Cluster) -> None:
+    """Somebody has deleted the Node: kubelet makes one, without anything of ours."""
+    cluster.delete("lent")
+    cluster.plane.call("DELETE", cluster.path)
+    cluster.kubelet.kill()
+    cluster.kubelet.start()
+    wait_for(lambda: cluster.plane.exists(cluster.path), SOON_S, "the node to register anew")
+    cluster.wait_published(lambda amount: amount > 0, "published again")
+
+
+def test_nothing_is_published_below_what_pods_were_promised_but_0_when_nothing_is_lent(cluster: Cluster) -> None:
+    cluster.order("1", cpu={"min_cores": 1.0})  # however busy this machine is
+    cluster.wait_published(lambda amount: amount >= 1000, "the floor")
+    cluster.create("promised", {CPU: "700"})
+    cluster.wait_running("promised")
+    cluster.order("2", cpu={"min_cores": 0.1, "reserve_cores": 1000.0})
+    cluster.wait_published(lambda amount: amount == 700, "what the pod was promised, and no less")
+    cluster.order("3", cpu={"reserve_cores": 1000.0}, colocation={"enabled": False})
+    cluster.wait_published(lambda amount: amount == 0, "0")
+    assert "disabled" in cluster.kubernetes()["why"]
+    assert cluster.wait_running("promised")["status"]["phase"] == "Running"
+    cluster.delete("promised")
+    cluster.order("4")
+    cluster.wait_published(lambda amount: amount > 0, "what can be lent")
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+def reserve_shown(cluster: Cluster) -> str:
+    return str(json.loads(cluster.proxy.http("/why")[1])["decision"]["cpu"]["bounds"]["reserve"])
+
+
+def test_policy_of_the_annotation_takes_effect_within_seconds_and_is_reported(cluster: Cluster, say: Say) -> None:
+    began_s = time.monotonic()
+    cluster.order("7", cpu={"reserve_cores": 0.75})
+    wait_for(lambda: reserve_shown(cluster) == "0.75", SOON_S, "the policy to be in force")
+    say(f"a policy is in force after {time.monotonic() - began_s:.1f} s")
+    report = wait_for(lambda: (found := cluster.report()).get("version") == "7" and found, SOON_S, "the report")
+    assert report["inForce"] is True
+    assert cluster.kubernetes()["policy"]["keys"] == ["cpu.reserve_cores"]
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "problem"),
+    [
+        pytest.param("8", {"cpu": {"reserve_cores": -1.0}}, "reserve_cores", id="bad-value"),
+        pytest.param("9", {"proxy": {"blind": True}}, "only this node's own file may set it", id="not-its-to-set"),
+    ],
+)
+def test_bad_policy_keeps_the_old_one_and_is_reported(
+    cluster: Cluster, version: str, settings: Mapping[str, Any], problem: str
+) -> None:
+    cluster.order(version, **settings)
+    report = wait_for(lambda: (found := cluster.report()).get("version") == version and found, SOON_S, "the report")
+    assert (report["inForce"], report["instead"]) == (False, "7")
+    assert problem in "".join(report["problems"])
+    assert reserve_shown(cluster) == "0.75"
+    assert any("policy is refused" in one for one in cluster.proxy.status()["problems"])
+
+
+def test_last_policy_holds_from_the_first_moment_without_an_api_server(cluster: Cluster) -> None:
+    cluster.plane.kill_api()
+    cluster.proxy.kill()
+    cluster.proxy.start()
+    wait_for(lambda: json.loads(cluster.proxy.http("/why")[1])["decision"], SOON_S, "a decision")
+    assert reserve_shown(cluster) == "0.75"
+    cluster.plane.start_api()
+    wait_for(lambda: not cluster.kubernetes()["trouble"], POD_S, "the watch to go on")
+
+
+# --- the API server goes and comes ----------------------------------------------------------------------------------
+
+
+def test_node_without_an_api_server_starts_offline_pods_in_the_box_and_tells_later(cluster: Cluster, say: Say) -> None:
+    cluster.order("10", cpu={"reserve_cores": 0.25})
+    wait_for(lambda: reserve_shown(cluster) == "0.25", SOON_S, "the policy to be in force")
+    cluster.plane.kill_api()
+    began_s = time.monotonic()
+    cluster.kubelet.add_pod(static_pod("static", labels=CLASS))
+    pod = cluster.kubelet.wait_running("static")
+    say(f"without an API server, a static pod runs after {time.monotonic() - began_s:.1f} s")
+    places = of_process(cluster.client.pid_of(pod.containers["main"]))
+    assert any("/offline/" in place for place in places.values())
+    assert cluster.proxy.is_ready()
+    wait_for(lambda: cluster.kubernetes()["trouble"], SOON_S, "the status to say that the API server is away")
+    assert reserve_shown(cluster) == "0.25"
+    cluster.plane.start_api()
+    began_s = time.monotonic()
+    wait_for(lambda: not cluster.kubernetes()["trouble"], POD_S, "all to go on")
+    say(f"{time.monotonic() - began_s:.1f} s after the API server's return, all goes on")
+    cluster.order("11")
+    wait_for(lambda: reserve_shown(cluster) == "0.0", SOON_S, "no policy any more")
+    cluster.kubelet.remove_pod("static")
+    cluster.kubelet.wait_gone(pod)
+
+
+def test_credential_that_kubelet_rotates_is_used_from_then_on(cluster: Cluster) -> None:
+    """A new certificate and key, in the file's place; the control plane's own are as before."""
+    node = cluster.kubelet.node
+    cluster.plane.authority.sign(f"kubelet-{node}", f"/O=system:nodes/CN=system:node:{node}")
+    cluster.order("12", cpu={"reserve_cores": 0.5})
+    wait_for(lambda: cluster.report().get("version") == "12", SOON_S, "the report")
+    cluster.order("13")
+
+
+# --- eviction -------------------------------------------------------------------------------------------------------
+
+
+def test_pod_whose_budget_lets_it_not_go_stays_and_the_next_victim_goes_with_events(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """By the daemon's own part, as `criproxy.pods.eviction` asks it: the first in rank first."""
+    for name in ("kept", "next"):
+        cluster.create(name, app=name)
+    pods = {name: cluster.wait_running(name) for name in ("kept", "next")}
+    victims = [(name, PodRef(pod["metadata"]["uid"], "default", name), f"test of {name}") for name, pod in pods.items()]
+    config = Config(
+        control=Control(checkpoint=str(tmp_path / "checkpoint")),
+        kubernetes=Kubernetes(enabled=True, publish=False, kubeconfig=str(cluster.kubelet.kubeconfig)),
+    )
+    (tmp_path / "config.toml").write_text("")
+
+    async def relieve() -> int | None:
+        part = KubernetesPart(
+            tmp_path / "config.toml",
+            config,
+            lambda: None,
+            dry_run=False,
+            metrics=Metrics("1"),
+            clock=Clock(),
+            log=structlog.get_logger(),
+        )
+        running = asyncio.create_task(part.run(NothingDecided()))
+        async with asyncio.timeout(SOON_S):
+            while (shown := part.status()) is None or not shown.node:  # noqa: ASYNC110 - it is begun by files
+                await asyncio.sleep(0.05)
+        stopper = PodStopper(runtime=None, log=structlog.get_logger(), pods=None, evicts=part)  # type: ignore[arg-type]
+        at = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
+        await asyncio.sleep(2.0)  # the events are told apart from it
+        running.cancel()
+        return at
+
+    with cluster.budget(app="kept"):
+        assert asyncio.run(relieve()) == 1
+        cluster.wait_gone("next")
+        assert cluster.pod("kept")["metadata"].get("deletionTimestamp") is None
+    wait_for(lambda: "EvictedByColocation" in cluster.events("Pod", "next"), SOON_S, "the event on the pod")
+    wait_for(lambda: "EvictedByColocation" in cluster.events("Node", "next"), SOON_S, "the event on the node")
+    kept_out = cluster.node()["metadata"]["annotations"]["colocation.criproxy.io/evicted"]
+    assert pods["next"]["metadata"]["uid"] in kept_out
+    cluster.delete("kept")
+
+
+class NothingDecided:
+    def decided(self) -> None:
+        return None
+
+
+def test_node_that_is_switched_off_evicts_its_pods_and_waits_for_their_budgets(cluster: Cluster) -> None:
+    for name in ("waits", "goes"):
+        cluster.create(name, app=name)
+        cluster.wait_running(name)
+    with cluster.budget(app="waits"):
+        cluster.order("20", colocation={"enabled": False, "on_disable": "evict"})
+        cluster.wait_gone("goes")
+
+        def told() -> bool:
+            found = cluster.proxy.events()
+            return any(one["event"] == "eviction_waits" and one["pod"] == "default/waits" for one in found)
+
+        wait_for(told, SOON_S, "the log to say that one waits")
+        assert cluster.pod("waits")["metadata"].get("deletionTimestamp") is None
+        assert cluster.wait_running("waits")["status"]["containerStatuses"][0]["restartCount"] == 0
+    cluster.wait_gone("waits")  # without a budget it goes, at the next round
+    cluster.order("21")
+    cluster.wait_published(lambda amount: amount > 0, "lent again")
+
+
+def test_node_whose_criproxy_is_away_lends_nothing_once_that_is_withdrawn(cluster: Cluster) -> None:
+    """As criproxy-withdraw.timer does it, 15 minutes after criproxy's end."""
+    command = [sys.executable, "-m", "criproxy", "withdraw", "--config", str(cluster.proxy.config_file)]
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    beside = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (beside.returncode, cluster.published() == 0) == (1, False)
+    assert "criproxy runs" in beside.stderr
+    cluster.proxy.stop()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (cluster.published(), cluster.published(MEMORY)) == (0, 0)
+    time.sleep(6.0)  # three of kubelet's own reports
+    assert cluster.published() == 0
+    cluster.proxy.start()
+    cluster.wait_published(lambda amount: amount > 0, "lent again")
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+
+def test_memory_and_time_of_a_daemon_with_kubernetes_are_told(cluster: Cluster, say: Say) -> None:
+    """No bar here: benchmarks have those. It holds that the node's side does not spin."""
+    ticks_before, began_s = cpu_s(cluster.proxy.pid), time.monotonic()
+    time.sleep(20.0)
+    used = (cpu_s(cluster.proxy.pid) - ticks_before) / (time.monotonic() - began_s)
+    status = Path(f"/proc/{cluster.proxy.pid}/status").read_text()
+    resident_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+    say(f"with Kubernetes, criproxy has {resident_kib / 1024:.1f} MiB resident and takes {used:.2%} of a core")
+    assert used < 0.5
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

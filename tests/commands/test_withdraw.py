@@ -1,0 +1,61 @@
+"""`criproxy withdraw` at a fake API server."""
+
+import pytest
+
+from criproxy.commands.withdraw import NotWithdrawnError, withdraw
+from criproxy.config.settings import Config, Kubernetes, Proxy
+from criproxy.observe import client
+from tests.fakes.apiserver import FakeApiServer, Pki
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def api(authority):
+    with FakeApiServer(authority).running() as server:
+        lent = {CPU: "4000", MEMORY: "1073741824", "cpu": "8"}
+        server.put_node(status={"capacity": lent, "allocatable": lent})
+        yield server
+
+
+def config(tmp_path, kubeconfig, **settings):
+    proxy = Proxy(listen=f"{tmp_path}/criproxy.sock")
+    return Config(proxy=proxy, kubernetes=Kubernetes(enabled=True, kubeconfig=str(kubeconfig), **settings))
+
+
+def test_node_lends_nothing_and_its_condition_says_that_criproxy_is_away(tmp_path, authority, api):
+    words = withdraw(config(tmp_path, authority.kubeconfig(api.port)))
+    status = api.nodes["node1"]["status"]
+    assert status["allocatable"] == status["capacity"] == {CPU: "0", MEMORY: "0", "cpu": "8"}
+    assert [(one["type"], one["status"], one["reason"]) for one in status["conditions"]] == [
+        ("ColocationReady", "False", "Away")
+    ]
+    assert words == f"node node1 lends nothing: {CPU}, {MEMORY} are 0"
+
+
+def test_node_that_publishes_nothing_asks_nobody(tmp_path):
+    assert "nothing to withdraw" in withdraw(config(tmp_path, "/nowhere", publish=False))
+    assert "nothing to withdraw" in withdraw(Config())
+
+
+def test_criproxy_that_runs_is_left_to_publish(tmp_path, authority, api, monkeypatch):
+    monkeypatch.setattr(client, "fetch", lambda *_: (200, "ok"))
+    with pytest.raises(NotWithdrawnError, match=r"kubernetes\.publish = false"):
+        withdraw(config(tmp_path, authority.kubeconfig(api.port)))
+    assert api.requests == []
+
+
+def test_kubeconfig_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(NotWithdrawnError, match="/nowhere: No such file"):
+        withdraw(config(tmp_path, "/nowhere"))
+
+
+def test_answer_that_refuses_is_told(tmp_path, authority, api):
+    api.delete_node()
+    with pytest.raises(NotWithdrawnError, match='404 nodes "node1" not found'):
+        withdraw(config(tmp_path, authority.kubeconfig(api.port)))

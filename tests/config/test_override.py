@@ -1,0 +1,60 @@
+"""Settings that come from elsewhere than the files, and hold above them."""
+
+from pathlib import Path
+
+import pytest
+
+from criproxy.config import Override, load
+
+ORIGIN = "policy night (7)"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[cpu]\nwatermark_ratio = 0.8\nmin_cores = 1.0\n")
+    return path
+
+
+def loaded(file: Path, tables):
+    return load(file, [Override(ORIGIN, tables)])
+
+
+def test_override_holds_above_the_files_key_by_key(file):
+    (file.parent / "config.d").mkdir()
+    (file.parent / "config.d" / "site.toml").write_text("[cpu]\nwatermark_ratio = 0.85\n")
+    found = loaded(file, {"cpu": {"watermark_ratio": 0.5}, "colocation": {"enabled": True}})
+    assert found.errors == ()
+    assert (found.config.cpu.watermark_ratio, found.config.cpu.min_cores) == (0.5, 1.0)
+    assert found.config.colocation.enabled
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        pytest.param({"cpu": {"watermark_ratio": 7}}, "expected a number from 0.1 to 1", id="bound"),
+        pytest.param({"cpu": {"watermark_ratio": None}}, "expected a number from 0.1 to 1", id="null"),
+        pytest.param({"cpu": {"watermark": 0.5}}, "did you mean watermark_ratio?", id="unknown key"),
+        pytest.param({"cpus": {}}, "did you mean cpu?", id="unknown section"),
+        pytest.param({"cpu": 1}, "is a section, not a key", id="no section"),
+        pytest.param({"cpu": {"max_cores": 0.5}}, "is above cpu.max_cores", id="conflict with the file"),
+        pytest.param({"colocation": {"rules": [{"label": "a"}]}}, "needs exactly one of", id="item of a list"),
+        pytest.param({"proxy": {"runtime": "/x"}}, "only this node's own file may set it", id="of the node"),
+        pytest.param({"control": {"checkpoint": "/x"}}, "only this node's own file may set it", id="a file of ours"),
+    ],
+)
+def test_override_is_checked_as_a_file_is_and_named(file, tables, words):
+    errors = loaded(file, tables).errors
+    assert len(errors) == 1
+    assert words in str(errors[0])
+    assert errors[0].file in (ORIGIN, str(file)) if words.startswith("is above") else errors[0].file == ORIGIN
+
+
+def test_override_of_what_is_the_nodes_leaves_the_file_s_value(file):
+    file.write_text('[proxy]\nruntime = "/run/other.sock"\n')
+    assert loaded(file, {"proxy": {"runtime": "/x"}}).config.proxy.runtime == "/run/other.sock"
+
+
+def test_override_has_no_influence_on_a_file_s_own_errors(file):
+    file.write_text("[cpu]\nmin_cores = -1\n")
+    assert [error.file for error in loaded(file, {"cpu": {"watermark_ratio": 0.5}}).errors] == [str(file)]

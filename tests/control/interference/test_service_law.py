@@ -1,0 +1,195 @@
+"""What a pod's annotation asks to be looked at, and what an answer means."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.control.interference.service_checks import (
+    ANNOTATION,
+    ExecCheck,
+    GrpcCheck,
+    Hearing,
+    HttpCheck,
+    ServiceAnswer,
+    ServiceCheck,
+    ServiceSignal,
+    at_rest,
+    check_of,
+    heard,
+    in_an_experiment,
+    percent_of,
+    problem_of,
+    worst_of,
+)
+from criproxy.model import PodRef
+
+HTTP = {"port": 8080, "path": "/p99"}
+
+
+def parsed(**check: object) -> ServiceCheck | None:
+    return check_of({ANNOTATION: json.dumps(check)})
+
+
+@pytest.mark.parametrize(
+    ("check", "asked", "words"),
+    [
+        pytest.param({"http": HTTP}, HttpCheck(8080, "/p99"), "GET :8080/p99", id="http"),
+        pytest.param({"http": {"port": 1}}, HttpCheck(1, "/"), "GET :1/", id="http-root"),
+        pytest.param({"grpc": {"port": 9, "service": "shop"}}, GrpcCheck(9, "shop"), "gRPC health :9 shop", id="grpc"),
+        pytest.param({"exec": {"command": ["cat", "/x"]}}, ExecCheck(("cat", "/x")), "exec cat /x", id="exec"),
+    ],
+)
+def test_annotation_names_one_check(check: dict, asked: object, words: str) -> None:
+    found = parsed(**check)
+    assert found is not None
+    assert (found.asked, str(found.asked), found.threshold) == (asked, words, None)
+    assert (found.hold_s, found.every_s, found.timeout_s) == (3.0, 5.0, 1.0)
+
+
+def test_pod_without_the_annotation_asks_for_nothing() -> None:
+    assert check_of({}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("{}", id="nothing"),
+        pytest.param('{"http": {"port": 1}, "grpc": {"port": 1}}', id="two"),
+        pytest.param('{"grpc": {"port": 1}, "threshold": 5}', id="health-has-no-number"),
+        pytest.param('{"http": {"port": 0}}', id="port-0"),
+        pytest.param('{"http": {"port": 65536}}', id="port-too-large"),
+        pytest.param('{"http": {"port": 1, "host": "10.0.0.1"}}', id="another-host"),
+        pytest.param('{"http": {"port": 1, "path": "p99"}}', id="no-path"),
+        pytest.param('{"http": {"port": 1, "path": "/a b"}}', id="space"),
+        pytest.param('{"http": {"port": 1, "path": "/a\\r\\nX: y"}}', id="another-header"),
+        pytest.param('{"http": {"port": 1, "path": "/a\\n"}}', id="newline-at-the-end"),
+        pytest.param('{"exec": {"command": []}}', id="no-command"),
+        pytest.param('{"exec": {"command": "ls"}}', id="command-is-a-string"),
+        pytest.param('{"http": {"port": 1}, "threshold": 0}', id="threshold-0"),
+        pytest.param('{"http": {"port": 1}, "threshold": 1e999}', id="threshold-infinite"),
+        pytest.param('{"http": {"port": 1}, "every_s": 0.1}', id="too-often"),
+        pytest.param('{"http": {"port": 1}, "timeout_s": 60}', id="too-long"),
+        pytest.param('{"http": {"port": 1}, "hold_s": -1}', id="hold-negative"),
+        pytest.param('{"http": {"port": 1}, "x": "' + "y" * 5000 + '"}', id="long"),
+        pytest.param("[" * 4000, id="deep"),
+        pytest.param("\udcff", id="no-utf-8"),
+    ],
+)
+def test_nonsense_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=ANNOTATION):
+        check_of({ANNOTATION: text})
+
+
+YES_OR_NO = ServiceCheck(http=HttpCheck(1))
+NUMBER = ServiceCheck(http=HttpCheck(1), threshold=250.0)
+
+
+@pytest.mark.parametrize(
+    ("check", "outcome", "percent", "problem"),
+    [
+        pytest.param(YES_OR_NO, ServiceAnswer(True, "whatever"), 0.0, "", id="yes"),
+        pytest.param(YES_OR_NO, ServiceAnswer(False, "status 503"), 200.0, "status 503", id="no"),
+        pytest.param(NUMBER, ServiceAnswer(True, "125\n"), 50.0, "", id="half"),
+        pytest.param(NUMBER, ServiceAnswer(True, " 500.0 ms"), 200.0, "", id="with-a-unit"),
+        pytest.param(NUMBER, ServiceAnswer(True, "-3"), 0.0, "", id="negative"),
+        pytest.param(NUMBER, ServiceAnswer(True, "1e300"), 1000.0, "", id="huge"),
+        pytest.param(NUMBER, ServiceAnswer(True, "9" * 300), 1000.0, "", id="many-digits"),
+        pytest.param(NUMBER, ServiceAnswer(True, ""), 200.0, "its answer begins with no number: ''", id="empty"),
+        pytest.param(NUMBER, ServiceAnswer(True, "nan"), 200.0, "its answer begins with no number: 'nan'", id="nan"),
+        pytest.param(
+            NUMBER, ServiceAnswer(True, "1.2.3"), 200.0, "its answer begins with no number: '1.2.3'", id="version"
+        ),
+        pytest.param(NUMBER, ServiceAnswer(False, "125"), 200.0, "125", id="a-number-with-a-no"),
+    ],
+)
+def test_answer_is_a_percentage_of_the_threshold(
+    check: ServiceCheck, outcome: ServiceAnswer, percent: float, problem: str
+) -> None:
+    assert (percent_of(outcome, check), problem_of(outcome, check)) == (percent, problem)
+
+
+@given(st.booleans(), st.text())
+def test_any_answer_is_a_percentage(well: bool, text: str) -> None:
+    assert 0.0 <= percent_of(ServiceAnswer(well, text), NUMBER) <= 1000.0
+
+
+@given(st.text())
+def test_any_text_is_a_check_or_nonsense(text: str) -> None:
+    try:
+        check_of({ANNOTATION: text})
+    except ValueError as error:
+        assert ANNOTATION in str(error)
+
+
+# --- from services to one signal --------------------------------------------------------------------------------------
+
+
+def said(name: str, percent: float, read_s: float, hold_s: float = 3.0) -> ServiceSignal:
+    return ServiceSignal(PodRef(f"u-{name}", "shop", name), percent, 250.0, hold_s, read_s)
+
+
+def shown(*moments: list[ServiceSignal]) -> list[float | None]:
+    """What is shown after each of these, at rest, with a bar of 100."""
+    hearing, found = Hearing(), []
+    for signals in moments:
+        hearing = heard(signals, hearing, 100.0, 98.0)
+        word, hearing = at_rest(signals, hearing)
+        found.append(word.value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("moments", "values"),
+    [
+        pytest.param([[said("a", 50, 0)], [said("a", 80, 5)]], [50, 80], id="low"),
+        pytest.param([[said("a", 50, 0), said("b", 80, 0)]], [80], id="worst"),
+        pytest.param([[said("a", 150, 0, hold_s=0)]], [150], id="no-hold"),
+        pytest.param([[said("a", 150, 0)], [said("a", 150, 0)], [said("a", 160, 5)]], [None, None, 160], id="held"),
+        pytest.param([[said("a", 150, 0, 6)], [said("a", 150, 5, 6)], [said("a", 150, 10, 6)]], [None, None, 150],
+                     id="held-for-longer"),
+        pytest.param([[said("a", 150, 0)], [said("a", 90, 5)], [said("a", 150, 10)]], [None, 90, None], id="low-again"),
+        pytest.param([[said("a", 150, 0)], [said("a", 99, 5)], [said("a", 150, 10)]], [None, 99, 150],
+                     id="within-the-hysteresis"),
+        pytest.param([[said("a", 99, 0)], [said("a", 150, 5)]], [99, None], id="not-high-before"),
+        pytest.param([[said("a", 300, 0), said("b", 80, 0)]], [80], id="others-while-one-waits"),
+        pytest.param([[said("a", 300, 0), said("b", 150, 0)], [said("a", 300, 0), said("b", 150, 5)]], [None, 150],
+                     id="each-has-its-own"),
+        pytest.param([[said("a", 150, 0)], [said("b", 50, 1)], [said("a", 150, 5)]], [None, 50, None],
+                     id="not-known-meanwhile"),
+    ],
+)  # fmt: skip
+def test_worst_service_counts_once_it_was_high_for_its_own_hold(
+    moments: list[list[ServiceSignal]], values: list[float | None]
+) -> None:
+    assert shown(*moments) == values
+
+
+def test_service_that_waits_is_named() -> None:
+    word, hearing = at_rest([said("a", 150, 0)], heard([said("a", 150, 0)], Hearing(), 100.0, 98.0))
+    assert (word.gap, word.absent, hearing.accuser) == ("shop/a says 150 %, and not for 3 s yet", "", "")
+
+
+@pytest.mark.parametrize(
+    ("signals", "value", "gap"),
+    [
+        ([said("a", 60, 11.0), said("b", 400, 12.0)], 60.0, ""),
+        ([said("a", 60, 11.0, hold_s=300.0)], 60.0, ""),
+        ([said("a", 300, 11.0)], 300.0, ""),
+        ([said("a", 300, 9.9), said("b", 10, 12.0)], None, "shop/a has not answered since the experiment began"),
+        ([said("b", 10, 12.0)], None, "the service that raised the alarm is not known any more"),
+    ],
+    ids=["fell", "hold-is-over", "did-not", "stale", "gone"],
+)
+def test_experiment_is_judged_by_what_the_one_that_raised_the_alarm_says_meanwhile(
+    signals: list[ServiceSignal], value: float | None, gap: str
+) -> None:
+    found = in_an_experiment(signals, Hearing(accuser="u-a"), 10.0)
+    assert (found.value, found.most, found.gap) == (value, value, gap)
+
+
+def test_worst_counts_at_once_after_a_conviction() -> None:
+    found = worst_of([said("a", 300, 0), said("b", 80, 0)])
+    assert (found.value, found.note) == (300, "said by shop/a")

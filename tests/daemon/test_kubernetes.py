@@ -1,0 +1,259 @@
+"""The daemon's part of Kubernetes, at a fake API server: what it begins with, and that no fault of it goes further."""
+
+import asyncio
+import json
+
+import pytest
+
+from criproxy.config.settings import Config, Control, ResourceTable
+from criproxy.config.settings import Kubernetes as Settings
+from criproxy.control.policy import PolicyState, StaticSettings, decide
+from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
+from criproxy.kube.extended_resources import PRESETS, ExtendedResource
+from criproxy.kube.policy import POLICY
+from criproxy.model import PodRef
+from criproxy.model.modes import Mode, Modes
+from criproxy.observe.metrics import Metrics
+from criproxy.pods.stopping import BudgetError
+from tests.fakes.apiserver import BUDGET, FakeApiServer, Pki
+from tests.fakes.log import FakeLog
+from tests.kube.test_together import Hurried
+from tests.rows import laws, predictions, snapshot
+
+GIB = 1 << 30
+JOB = PodRef("uid-a", "default", "a")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def api(authority):
+    with FakeApiServer(authority).running() as server:
+        server.put_node()
+        yield server
+
+
+class Offering:
+    def __init__(self, clock):
+        self.clock, self.modes = clock, Modes({})
+
+    def decided(self):
+        sample = snapshot(self.clock.boottime_s(), (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB))
+        settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
+        return sample, decide(sample, predictions(None, None), PolicyState(), settings)[0], self.modes
+
+
+class Bench:
+    def __init__(self, folder, kubeconfig, *, dry_run=False, publish=True):
+        self.file, self.clock, self.log, self.changes = folder / "config.toml", Hurried(), FakeLog(), 0
+        self.file.write_text(f'[control]\ncheckpoint = "{folder}/predictor.json"\n[kubernetes]\nenabled = true\n')
+        self.config = Config(
+            control=Control(checkpoint=f"{folder}/predictor.json"),
+            kubernetes=Settings(enabled=True, kubeconfig=str(kubeconfig), publish=publish),
+        )
+        self.metrics, self.offering = Metrics("1"), Offering(self.clock)
+        self.part = KubernetesPart(
+            self.file,
+            self.config,
+            self.changed,
+            dry_run=dry_run,
+            metrics=self.metrics,
+            clock=self.clock,
+            log=self.log,
+        )
+
+    def changed(self):
+        self.changes += 1
+
+    def run(self, scenario):
+        async def beside():
+            running = asyncio.create_task(self.part.run(self.offering))
+            try:
+                async with asyncio.timeout(20):
+                    return await scenario()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        return asyncio.run(beside())
+
+    async def until(self, condition):
+        while not condition():  # noqa: ASYNC110 - the server's thread sets no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def bench(tmp_path, authority, api):
+    return Bench(tmp_path, authority.kubeconfig(api.port))
+
+
+def batch_cpu(api):
+    return api.nodes["node1"]["status"].get("allocatable", {}).get("kubernetes.io/batch-cpu")
+
+
+def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(bench, api):
+    async def scenario():
+        await bench.until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
+        shown = bench.part.status()
+        bench.offering.modes = Modes({Mode.DISABLED: ""})
+        await bench.until(lambda: batch_cpu(api) == "0")
+        return shown
+
+    shown = bench.run(scenario)
+    assert (shown.node, shown.trouble, shown.published["kubernetes.io/batch-cpu"]) == ("node1", "", 1500)
+    assert "disabled" in bench.part.status().why
+
+
+def test_switching_off_the_publishing_withdraws_what_was_published_once(bench, api):
+    async def scenario():
+        await bench.until(lambda: batch_cpu(api) == "1500")
+        bench.part.configure(Config(kubernetes=Settings(enabled=True, publish=False)))
+        await bench.until(lambda: batch_cpu(api) == "0")
+        patches = len(api.seen("PATCH", "/status"))
+        await asyncio.sleep(5.0)  # 500 s of the node's time
+        return patches
+
+    assert bench.run(scenario) == len(api.seen("PATCH", "/status"))
+
+
+def test_node_that_never_published_leaves_the_names_to_others(tmp_path, authority, api):
+    bench = Bench(tmp_path, authority.kubeconfig(api.port), publish=False)
+    api.put_node(status={"allocatable": {"kubernetes.io/batch-cpu": "7"}, "capacity": {"kubernetes.io/batch-cpu": "7"}})
+
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        await asyncio.sleep(1.0)
+
+    bench.run(scenario)
+    assert (batch_cpu(api), api.seen("PATCH", "/status")) == ("7", [])
+
+
+def test_kubeconfig_that_comes_later_is_found_and_until_then_named_in_the_status(tmp_path, authority, api):
+    late = authority.folder / "late.conf"
+    bench = Bench(tmp_path, late)
+
+    async def scenario():
+        await bench.until(lambda: str(late) in bench.part.status().trouble)
+        late.write_bytes(authority.kubeconfig(api.port).read_bytes())
+        await bench.until(lambda: batch_cpu(api) == "1500")
+
+    bench.run(scenario)
+    assert [name for name in bench.log.names() if name == "kubernetes_not_begun"] == ["kubernetes_not_begun"]
+
+
+def test_dry_run_asks_no_api_server(tmp_path, authority, api):
+    bench = Bench(tmp_path, authority.kubeconfig(api.port), dry_run=True)
+    bench.run(lambda: asyncio.sleep(0.2))
+    assert (bench.part.status(), api.requests) == (None, [])
+
+
+def test_fault_of_a_part_is_logged_and_all_begins_anew(bench, api, monkeypatch):
+    faults = iter([ZeroDivisionError("a bug")])
+    look = "criproxy.kube.publisher.Publisher.look"
+    monkeypatch.setattr(look, lambda _: (_ for _ in ()).throw(next(faults)))
+
+    async def scenario():
+        await bench.until(lambda: "kubernetes_failed" in bench.log.names())
+        monkeypatch.undo()
+        await bench.until(lambda: batch_cpu(api) == "1500")
+
+    bench.run(scenario)
+
+
+# --- the policy ------------------------------------------------------------------------------------------------------
+
+
+def write_policy(bench, **settings):
+    policy_file(bench.config).write_text(json.dumps({"version": "7", "name": "night", "settings": settings}))
+
+
+def test_policy_that_held_last_holds_from_the_start(bench):
+    write_policy(bench, cpu={"reserve_cores": 2.0})
+    loaded = load_first(bench.file, dry_run=False)
+    assert (loaded.config.cpu.reserve_cores, loaded.errors) == (2.0, ())
+    assert load_first(bench.file, dry_run=True).config.cpu.reserve_cores == 0.0
+
+
+@pytest.mark.parametrize("text", ["{", '{"settings": {"cpu": {"reserve_cores": -1}}}', '{"settings": {"proxy": {}}}x'])
+def test_policy_that_does_not_fit_any_more_is_left_out(bench, text):
+    policy_file(bench.config).write_text(text)
+    loaded = load_first(bench.file, dry_run=False)
+    assert (loaded.config.cpu.reserve_cores, loaded.errors) == (0.0, ())
+
+
+def test_policy_that_held_last_holds_on_once_the_node_is_watched_where_the_server_is_away(bench, api):
+    write_policy(bench, cpu={"reserve_cores": 2.0})
+    api.stop()
+
+    async def scenario():
+        await bench.until(lambda: bench.part.status().node)
+        return bench.part.load(bench.file).config.cpu.reserve_cores
+
+    assert bench.run(scenario) == 2.0
+
+
+def test_policy_of_the_annotation_is_in_what_is_loaded_next(bench, api):
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        policy = {"version": "8", "settings": {"cpu": {"reserve_cores": 1.5}}}
+        api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
+        await bench.until(lambda: bench.changes)
+        return bench.part.load(bench.file).config.cpu.reserve_cores
+
+    assert bench.run(scenario) == 1.5
+    assert bench.part.status().policy.keys == ("cpu.reserve_cores",)
+
+
+# --- evictions -------------------------------------------------------------------------------------------------------
+
+
+def evicted(bench, api, pod=JOB):
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        return await bench.part.evict(pod, "why", within_s=5.0)
+
+    return bench.run(scenario)
+
+
+def put_pod(api, **spec):
+    owner = {"kind": "Job", "name": "job", "uid": "uid-job", "controller": True}
+    api.pods = [{"metadata": {"name": "a", "uid": "uid-a", "ownerReferences": [owner]}, "spec": spec}]
+
+
+def test_pod_is_evicted_in_its_own_grace_period(bench, api):
+    put_pod(api, terminationGracePeriodSeconds=60)
+    assert evicted(bench, api) == 75.0
+    assert api.pods == []
+    assert 'criproxy_kubernetes_evictions_total{outcome="evicted"} 1' in bench.metrics.registry.render().decode()
+
+
+@pytest.mark.parametrize("pod", [PodRef("another", "default", "a"), PodRef("uid-b", "default", "b")])
+def test_pod_that_the_api_server_does_not_know_is_left_to_the_runtime(bench, api, pod):
+    """A static pod, whose mirror has another uid."""
+    put_pod(api)
+    assert evicted(bench, api, pod) is None
+    assert len(api.pods) == 1
+
+
+def test_budget_is_told(bench, api):
+    put_pod(api)
+    api.budgets = {"a": BUDGET}
+    with pytest.raises(BudgetError):
+        evicted(bench, api)
+
+
+def test_nobody_is_asked_before_the_node_is_known(bench):
+    assert asyncio.run(bench.part.evict(JOB, "why", within_s=1.0)) is None
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_those_of_the_preset_or_ones_own():
+    own = ResourceTable(name="example.com/spare-cpu", of="cpu", per_unit=1000)
+    assert publish_settings(Settings(names="mid")).resources == PRESETS["mid"]
+    found = publish_settings(Settings(names="mid", resources=(own,)))
+    assert (found.resources, found.off) == ((ExtendedResource("example.com/spare-cpu", "cpu", 1000),), "")

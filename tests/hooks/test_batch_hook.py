@@ -1,0 +1,131 @@
+"""What a pod asks of Koordinator's batch resources, and what nonsense there does: nothing."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.hooks.batch import ANNOTATION, BatchHook, asked_by, of_pod
+from criproxy.model import Asked, Operation, PodRequest, Resources, Target
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+GIB = 1 << 30
+BEST_EFFORT = Resources(cpu_shares=2)
+
+
+def spec(**containers: object) -> dict[str, str]:
+    return {ANNOTATION: json.dumps({"containers": containers})}
+
+
+def wants(cpu: object = None, memory: object = None) -> dict[str, dict[str, object]]:
+    """`memory` is a limit; the rest is what Koordinator writes beside it."""
+    found: dict[str, dict[str, object]] = {"requests": {}, "limits": {}}
+    if cpu is not None:
+        found["requests"][CPU] = found["limits"][CPU] = cpu
+    if memory is not None:
+        found["requests"][MEMORY] = found["limits"][MEMORY] = memory
+    return found
+
+
+def changes(annotations: dict[str, str], resources: Resources = BEST_EFFORT, **call: object) -> dict:
+    facts = {"operation": Operation.CREATE_CONTAINER, "target": Target.CONTAINER, "container": "main", **call}
+    request = PodRequest(
+        placement="/offline/pod1",
+        resources=resources,
+        child_quota=True,
+        annotations=annotations,
+        **facts,  # type: ignore[arg-type]
+    )
+    return {one.field: one.value for one in BatchHook().adjust(request)}
+
+
+BOTH = spec(main=wants("2000", "4Gi"))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "asked"),
+    [
+        pytest.param({}, {}, id="not-there"),
+        pytest.param(BOTH, {"main": Asked(2048, 4 * GIB)}, id="both"),
+        pytest.param(spec(main=wants(100, 1000)), {"main": Asked(102, 1000)}, id="bare-numbers"),
+        pytest.param(spec(main=wants("2k", "1e3")), {"main": Asked(2048, 1000)}, id="suffix-and-exponent"),
+        pytest.param(spec(main=wants("1", "1m")), {"main": Asked(2, 1)}, id="least"),
+        pytest.param(spec(main=wants("9000000")), {"main": Asked(262144)}, id="most-shares"),
+        pytest.param(spec(main=wants("0", "0")), {"main": Asked()}, id="zero-is-nothing"),
+        pytest.param(spec(main={"requests": {MEMORY: "1Gi"}}), {"main": Asked()}, id="a-request-is-no-limit"),
+        pytest.param(spec(main={"limits": {CPU: "500"}}), {"main": Asked()}, id="a-limit-of-cpu-is-no-request"),
+        pytest.param(spec(main={}, side={"requests": None}), {"main": Asked(), "side": Asked()}, id="empty"),
+        pytest.param({ANNOTATION: '{"other": 1}'}, {}, id="other-keys"),
+    ],
+)
+def test_annotation_says_what_each_container_asks_for(annotations: dict[str, str], asked: dict[str, Asked]) -> None:
+    assert asked_by(annotations) == asked
+
+
+NONSENSE = [
+    pytest.param("", id="empty"),
+    pytest.param("test", id="no-json"),
+    pytest.param("[]", id="a-list"),
+    pytest.param('{"containers": []}', id="containers-are-a-list"),
+    pytest.param('{"containers": {"main": 1}}', id="container-is-a-number"),
+    pytest.param(spec(main=wants("-5"))[ANNOTATION], id="negative"),
+    pytest.param(spec(main=wants("two"))[ANNOTATION], id="word"),
+    pytest.param(spec(main=wants(None, "1e400"))[ANNOTATION], id="more-than-any-node"),
+    pytest.param(spec(main=wants(1e300))[ANNOTATION], id="large-number"),
+    pytest.param(spec(main=wants(["1"]))[ANNOTATION], id="list"),
+    pytest.param(spec(main=wants("2000"), side=wants("x"))[ANNOTATION], id="one-of-two"),
+    pytest.param("[" * 60_000, id="deep"),
+    pytest.param('{"containers": {"' + "x" * 70_000 + '": {}}}', id="long"),
+    pytest.param("\udcff", id="no-utf-8"),
+    pytest.param('{"containers": {"main": {"requests": {"' + CPU + '": NaN}}}}', id="nan"),
+]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_is_refused_by_name_and_changes_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match=ANNOTATION):
+        asked_by({ANNOTATION: text})
+    assert changes({ANNOTATION: text}) == {}
+
+
+@given(st.text() | st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")))
+def test_any_text_is_nonsense_or_an_amount_that_a_runtime_takes(text: str) -> None:
+    try:
+        found = asked_by({ANNOTATION: text})
+    except ValueError:
+        return
+    assert all(0 <= one.cpu_shares <= 262144 and 0 <= one.memory_bytes < 1 << 63 for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("containers", "pod"),
+    [
+        pytest.param({}, Asked(), id="nothing"),
+        pytest.param({"a": Asked(2048, GIB), "b": Asked(1024, GIB)}, Asked(3072, 2 * GIB), id="sums"),
+        pytest.param({"a": Asked(2048, GIB), "b": Asked()}, Asked(2050, 0), id="one-has-no-limit"),
+        pytest.param({"a": Asked(262144, 1), "b": Asked(262144, 1)}, Asked(262144, 2), id="most"),
+    ],
+)
+def test_pod_asks_for_the_sum(containers: dict[str, Asked], pod: Asked) -> None:
+    assert of_pod(containers) == pod
+
+
+@pytest.mark.parametrize(
+    ("resources", "given_"),
+    [
+        pytest.param(Resources(cpu_shares=2), {"cpu_shares": 2048, "memory_limit_in_bytes": 4 * GIB}, id="best-effort"),
+        pytest.param(Resources(), {"cpu_shares": 2048, "memory_limit_in_bytes": 4 * GIB}, id="not-set"),
+        pytest.param(Resources(cpu_shares=512), {"memory_limit_in_bytes": 4 * GIB}, id="kubelets-shares-stay"),
+        pytest.param(Resources(memory_limit_bytes=5), {"cpu_shares": 2048}, id="kubelets-limit-stays"),
+    ],
+)
+def test_container_gets_what_kubelet_has_left_open(resources: Resources, given_: dict[str, int]) -> None:
+    assert changes(BOTH, resources) == given_
+
+
+def test_only_the_container_that_is_named_gets_it_and_no_update_does() -> None:
+    assert changes(BOTH, container="side") == {}
+    assert changes(BOTH, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX, container="") == {}
+    assert changes(BOTH, operation=Operation.UPDATE_CONTAINER_RESOURCES) == {}
+    assert changes(BOTH, operation=Operation.RESTORE_POD)["cpu_shares"] == 2048

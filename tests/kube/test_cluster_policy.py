@@ -1,0 +1,238 @@
+"""The node's policy: from the annotation, above the file, remembered, reported."""
+
+import asyncio
+import json
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.config import load
+from criproxy.kube.client import ApiClient
+from criproxy.kube.objects import Node, decoded
+from criproxy.kube.policy import (
+    MAX_POLICY_BYTES,
+    NONE,
+    POLICY,
+    POLICY_STATUS,
+    Policy,
+    PolicyError,
+    PolicyFollower,
+    bounded,
+    parsed,
+)
+from tests.fakes.log import FakeLog
+
+NIGHT = {"version": "7", "name": "night", "settings": {"cpu": {"watermark_ratio": 0.5}}}
+
+
+class Taker:
+    def __init__(self):
+        self.times = 0
+
+    def policy_changed(self):
+        self.times += 1
+
+
+class Bench:
+    def __init__(self, folder, credential, clock, api):
+        self.folder, self.api, self.clock, self.credential = folder, api, clock, credential
+        self.config = folder / "config.toml"
+        self.config.write_text("[cpu]\nmin_cores = 1.0\nwatermark_ratio = 0.8\n")
+        self.start()
+
+    def start(self):
+        """As a new process does."""
+        self.taker, self.log = Taker(), FakeLog()
+        client = ApiClient(self.credential, self.clock, random.Random(5))
+        files = (self.config, self.folder / "state" / "policy.json")
+        self.follower = PolicyFollower(
+            client, "node1", files, self.taker, clock=self.clock, luck=random.Random(5), log=self.log
+        )
+        asyncio.run(self.follower.remember())
+
+    def write(self, policy):
+        text = policy if isinstance(policy, str) or policy is None else json.dumps(policy)
+        self.api.put_node(metadata={"annotations": {POLICY: text}})
+        return self.see()
+
+    def see(self):
+        """Returns whether something failed."""
+        self.follower.saw(decoded(msgspec.json.encode(self.api.nodes["node1"]), Node))
+        return asyncio.run(self.follower.look())
+
+    def watermark(self):
+        """What the daemon would load."""
+        loaded = load(self.config, (self.follower.policy.override,))
+        assert loaded.errors == ()
+        return loaded.config.cpu.watermark_ratio
+
+    def report(self):
+        text = self.api.nodes["node1"].get("metadata", {}).get("annotations", {}).get(POLICY_STATUS)
+        return None if text is None else json.loads(text)
+
+    def patches(self):
+        return len(self.api.seen("PATCH", "node1"))
+
+
+@pytest.fixture
+def bench(tmp_path, credential, clock, api):
+    return Bench(tmp_path, credential, clock, api)
+
+
+def test_policy_holds_above_the_file_and_is_reported(bench):
+    assert not bench.write(NIGHT)
+    assert bench.watermark() == 0.5
+    assert bench.report() == {"version": "7", "inForce": True, "problems": [], "instead": ""}
+    assert bench.taker.times == 1
+    status = bench.follower.status()
+    assert (status.name, status.version, status.keys) == ("night", "7", ("cpu.watermark_ratio",))
+
+
+def test_node_without_a_policy_goes_by_its_file_and_reports_nothing(bench):
+    assert not bench.see()
+    assert (bench.watermark(), bench.report(), bench.patches(), bench.taker.times) == (0.8, None, 0, 0)
+
+
+def test_same_policy_is_taken_and_reported_once(bench):
+    for _ in range(3):
+        bench.write(NIGHT)
+    assert (bench.patches(), bench.taker.times) == (1, 1)
+    assert bench.log.names() == ["policy_taken"]
+
+
+def test_policy_that_is_removed_leaves_the_file_and_no_report(bench):
+    bench.write(NIGHT)
+    bench.write(None)
+    assert (bench.watermark(), bench.report()) == (0.8, None)
+    assert bench.taker.times == 2
+    bench.start()
+    assert bench.watermark() == 0.8
+
+
+BAD = [
+    pytest.param("{", "it is no policy", id="no JSON"),
+    pytest.param("[]", "it is no policy", id="no object"),
+    pytest.param({"version": "8", "setting": {}}, "unknown field", id="misspelled field"),
+    pytest.param({"version": 8}, "it is no policy", id="a number for a version"),
+    pytest.param({"version": "8", "settings": {"cpu": {"watermark_ratio": 7}}}, "expected a number", id="bound"),
+    pytest.param({"version": "8", "settings": {"cpu": {"max_cores": 0.5}}}, "above cpu.max_cores", id="conflict"),
+    pytest.param({"version": "8", "settings": {"proxy": {"runtime": "/x"}}}, "only this node's own", id="the node's"),
+    pytest.param(json.dumps({"version": "x" * MAX_POLICY_BYTES}), "has more than", id="too long"),
+    pytest.param('{"settings":' + '{"a":' * 2000 + "1" + "}" * 2001, "", id="too deep"),
+    pytest.param({"version": "8", "settings": {str(n): 1 for n in range(200)}}, "there is no such key", id="many"),
+]
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD)
+def test_bad_policy_leaves_the_old_one_in_force_and_is_reported(bench, bad, words):
+    bench.write(NIGHT)
+    bench.write(bad)
+    assert bench.watermark() == 0.5
+    report = bench.report()
+    assert (report["inForce"], report["instead"]) == (False, "7")
+    assert words in report["problems"][0]
+    assert len(json.dumps(report)) < 4096
+    assert bench.taker.times == 1
+    assert bench.follower.status().problems
+    assert bench.log.names() == ["policy_taken", "policy_refused"]
+    bench.start()
+    assert bench.watermark() == 0.5, "a bad one is not remembered"
+
+
+def test_refused_policy_is_in_force_once_the_file_allows_it(bench):
+    bench.write({"version": "8", "settings": {"cpu": {"max_cores": 0.5}}})
+    assert not bench.report()["inForce"]
+    bench.config.write_text("[cpu]\nmin_cores = 0.2\n")
+    bench.follower.look_again()
+    assert not asyncio.run(bench.follower.look())
+    assert bench.report()["inForce"]
+
+
+def test_policy_is_not_blamed_for_what_is_wrong_with_the_file_alone(bench):
+    bench.config.write_text("[cpu]\nmin_cores = -1\n")
+    bench.write(NIGHT)
+    assert bench.report()["inForce"]
+
+
+def test_without_an_api_server_the_last_policy_holds_after_a_restart(bench, api):
+    bench.write(NIGHT)
+    api.stop()
+    bench.start()
+    assert bench.watermark() == 0.5
+    assert bench.follower.status().version == "7"
+
+
+def test_remembered_policy_is_not_taken_anew_when_it_is_seen_again(bench):
+    bench.write(NIGHT)
+    bench.start()
+    bench.see()
+    assert (bench.taker.times, bench.patches()) == (0, 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"x":1}'])
+def test_file_that_is_none_of_ours_leaves_the_nodes_own(bench, data):
+    bench.write(NIGHT)
+    (bench.folder / "state" / "policy.json").write_bytes(data)
+    bench.start()
+    assert bench.follower.policy == NONE
+    assert bench.log.names() == ["policy_not_remembered"]
+
+
+def test_node_that_is_gone_changes_nothing(bench):
+    bench.write(NIGHT)
+    bench.follower.saw(None)
+    assert not asyncio.run(bench.follower.look())
+    assert bench.watermark() == 0.5
+
+
+def test_policy_that_cannot_be_kept_is_not_in_force_yet(bench):
+    (bench.folder / "state").write_text("no folder")
+    assert bench.write(NIGHT)
+    assert bench.watermark() == 0.8
+    assert "can't be checked or kept" in bench.follower.status().trouble
+    (bench.folder / "state").unlink()
+    assert not bench.see()
+    assert bench.watermark() == 0.5
+    assert bench.follower.status().trouble == ""
+
+
+@pytest.mark.parametrize("how", [{"status": 409}, {"status": 500}, {"raw": b""}], ids=str)
+def test_policy_holds_though_its_report_cannot_be_written_yet(bench, api, how):
+    api.fail("PATCH", **how)
+    assert bench.write(NIGHT)
+    assert (bench.watermark(), bench.report()) == (0.5, None)
+    assert not bench.see()
+    assert bench.report()["inForce"]
+
+
+def test_run_follows_until_it_is_cancelled(bench, api):
+    async def scenario():
+        task = asyncio.create_task(bench.follower.run())
+        api.fail("PATCH", 500, times=2)
+        api.put_node(metadata={"annotations": {POLICY: json.dumps(NIGHT)}})
+        bench.follower.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
+        async with asyncio.timeout(10):
+            while bench.report() is None:  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(scenario())
+    assert bench.watermark() == 0.5
+    assert len(bench.clock.slept) == 2
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_policy_or_an_error(text):
+    try:
+        assert isinstance(parsed(text), Policy)
+    except PolicyError:
+        return
+
+
+def test_problems_are_bounded():
+    found = bounded(["x" * 10_000] * 9)
+    assert [len(problem) for problem in found] == [300, 300, 300, 300, 300, 6]
+    assert found[-1] == "4 more"

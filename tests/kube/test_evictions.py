@@ -1,0 +1,232 @@
+"""Evictions, at a server that has budgets, is old, busy, or away."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.kube.client import ApiAnswer, ApiClient
+from criproxy.kube.evictions import EVICTED, MAX_EVICTED, EvictionTarget, Evictor, Outcome, kept_out, outcome
+from criproxy.kube.objects import Involved, Meta, Node
+from criproxy.model import PodRef
+from tests.fakes.apiserver import BUDGET, failure
+from tests.fakes.log import FakeLog
+
+OLD = failure(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1" in scheme')
+SEVERAL: tuple = (
+    201,
+    {
+        "kind": "Status",
+        "status": "Failure",
+        "code": 500,
+        "message": "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+    },
+    {},
+)
+"""The API server puts it into the body of an answer that is well otherwise. Source: eviction.go, rtStatus."""
+
+MISSING = failure(404, "NotFound", 'pods "a" not found', kind="pods")
+
+
+def victim(name, **fields):
+    return EvictionTarget(PodRef(f"uid-{name}", "default", name), **fields)
+
+
+class Bench:
+    def __init__(self, credential, clock, api):
+        self.api, self.clock, self.log = api, clock, FakeLog()
+        client = ApiClient(credential, clock, random.Random(5))
+        node = Involved("Node", "node1", "uid-node1")
+        self.evictor = Evictor(client, node, clock=clock, luck=random.Random(5), log=self.log)
+        api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
+
+    def first(self, *victims):
+        """Evict them in their order, up to the first that goes."""
+        done = []
+        for one in victims:
+            done.append((one.pod.name, asyncio.run(self.evictor.evict(one, "the node is short of memory")).outcome))
+            if done[-1][1] not in (Outcome.BUDGET, Outcome.REFUSED):
+                break
+        asyncio.run(self.evictor.tell_all())
+        return done
+
+    def left(self):
+        return "".join(pod["metadata"]["name"] for pod in self.api.pods)
+
+    def annotation(self):
+        return json.loads(self.api.nodes["node1"]["metadata"]["annotations"][EVICTED])
+
+
+@pytest.fixture
+def bench(credential, clock, api):
+    return Bench(credential, clock, api)
+
+
+def test_first_victim_is_evicted_with_its_grace_period_and_uid(bench, api):
+    assert bench.first(victim("a", grace_period_s=7), victim("b")) == [("a", Outcome.EVICTED)]
+    assert bench.left() == "bc"
+    assert api.evictions[0]["apiVersion"] == "policy/v1"
+    assert api.evictions[0]["deleteOptions"] == {"preconditions": {"uid": "uid-a"}, "gracePeriodSeconds": 7}
+    assert bench.log.names() == ["evicted"]
+
+
+def test_eviction_is_told_on_the_pod_and_on_the_node(bench, api):
+    bench.first(victim("a"))
+    about = [(one["involvedObject"]["kind"], one["involvedObject"]["name"], one["message"]) for one in api.events]
+    assert about == [
+        ("Pod", "a", "Evicted by criproxy: the node is short of memory"),
+        ("Node", "node1", "default/a: Evicted by criproxy: the node is short of memory"),
+    ]
+    assert {one["reason"] for one in api.events} == {"EvictedByColocation"}
+    assert [one["metadata"]["namespace"] for one in api.events] == ["default", "default"]
+
+
+def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
+    bench.first(victim("a", controller="job-1"))
+    clock.advance(200)
+    bench.first(victim("b"))
+    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    clock.advance(150)
+    bench.first(victim("c"))
+    assert sorted(bench.annotation()) == ["uid-b", "uid-c"]
+
+
+def test_entries_of_an_earlier_process_are_kept(bench, clock):
+    before = kept_out(None, "job-0", clock.wall + 100, clock.wall)
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
+    bench.first(victim("a"))
+    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+
+
+def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
+    api.budgets = {"a": BUDGET, "b": SEVERAL}
+    assert bench.first(victim("a"), victim("b"), victim("c")) == [
+        ("a", Outcome.BUDGET),
+        ("b", Outcome.BUDGET),
+        ("c", Outcome.EVICTED),
+    ]
+    assert clock.slept == []
+
+
+def test_nobody_is_evicted_where_budgets_allow_none(bench, api):
+    api.budgets = {"a": BUDGET, "b": BUDGET}
+    assert [done for _, done in bench.first(victim("a"), victim("b"))] == [Outcome.BUDGET] * 2
+    assert (bench.left(), api.events) == ("abc", [])
+
+
+def test_old_server_is_asked_in_its_version_from_then_on(bench, api):
+    api.eviction_versions = ("policy/v1beta1",)
+    assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
+    assert bench.first(victim("b")) == [("b", Outcome.EVICTED)]
+    versions = [one.body["apiVersion"] for one in api.seen("POST", "/eviction")]
+    assert versions == ["policy/v1", "policy/v1beta1", "policy/v1beta1"]
+
+
+def test_several_at_once_find_the_version_of_an_old_server(bench, api):
+    api.eviction_versions = ("policy/v1beta1",)
+
+    async def at_once():
+        return await asyncio.gather(*(bench.evictor.evict(victim(name), "why") for name in "abc"))
+
+    assert [one.outcome for one in asyncio.run(at_once())] == [Outcome.EVICTED] * 3
+
+
+def test_server_that_was_upgraded_is_asked_in_the_new_version(bench, api):
+    api.eviction_versions = ("policy/v1beta1",)
+    bench.first(victim("a"))
+    api.eviction_versions = ("policy/v1",)
+    assert bench.first(victim("b")) == [("b", Outcome.EVICTED)]
+
+
+@pytest.mark.parametrize("uid", ["uid-x", "uid-gone"])
+def test_pod_that_is_gone_or_another_by_now_ends_the_search(bench, uid):
+    name = "a" if uid == "uid-x" else "gone"
+    assert bench.first(EvictionTarget(PodRef(uid, "default", name)), victim("b")) == [(name, Outcome.GONE)]
+    assert bench.left() == "abc"
+
+
+def test_busy_server_is_asked_again_after_the_pause_it_names(bench, api, clock):
+    api.fail("eviction", 429, body=b"Too many requests, please try again later.", headers={"Retry-After": "3"})
+    assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
+    assert 3.0 <= clock.slept[0] <= 4.0
+
+
+@pytest.mark.parametrize("how", [{"raw": b""}, {"status": 503}], ids=str)
+def test_server_that_does_not_answer_is_given_up_soon_and_nobody_else_is_tried(bench, api, clock, how):
+    api.fail("eviction", times=9, **how)
+    assert bench.first(victim("a"), victim("b")) == [("a", Outcome.UNREACHABLE)]
+    assert sum(clock.slept) < 4.0
+    assert bench.log.names() == ["not_evicted"]
+
+
+def test_refusal_leads_to_the_next_victim(bench, api):
+    api.budgets = {"a": failure(403, "Forbidden", "not yours")}
+    assert bench.first(victim("a"), victim("b")) == [("a", Outcome.REFUSED), ("b", Outcome.EVICTED)]
+
+
+def test_eviction_stands_though_nothing_can_be_told_of_it(bench, api):
+    api.fail("events|nodes/node1", 403, times=9)
+    assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
+    assert bench.log.names() == ["evicted", *["eviction_not_told"] * 3]
+
+
+def test_what_could_not_be_told_at_first_is_told_later(bench, api):
+    api.fail("events|nodes/node1", 409, times=2)
+    bench.first(victim("a"))
+    assert len(api.events) == 2
+    assert bench.annotation()
+
+
+def test_run_tells_while_whoever_evicts_goes_on(bench, api):
+    async def scenario():
+        telling = asyncio.create_task(bench.evictor.run())
+        await bench.evictor.evict(victim("a"), "why")
+        async with asyncio.timeout(10):
+            while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+        telling.cancel()
+
+    asyncio.run(scenario())
+    assert bench.annotation()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((200, {}, {}), Outcome.EVICTED),
+        ((201, {}, {}), Outcome.EVICTED),
+        ((201, {"kind": "Status", "status": "Success"}, {}), Outcome.EVICTED),
+        (SEVERAL, Outcome.BUDGET),
+        (failure(500, "InternalError", "This pod has more than one PodDisruptionBudget, which"), Outcome.BUDGET),
+        ((201, {"kind": "Status", "status": "Failure"}, {}), None),
+        (MISSING, Outcome.GONE),
+        (failure(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b"), Outcome.GONE),
+        (failure(504, "Timeout", "couldn't update PodDisruptionBudget due to conflicts"), None),
+        (BUDGET, Outcome.BUDGET),
+        (failure(429, "TooManyRequests", "The disruption budget x is still being processed"), Outcome.BUDGET),
+        (failure(429, "TooManyRequests", "busy"), None),
+        (failure(409, "Conflict", "the object has been modified"), None),
+        (failure(500, "InternalError", "etcd"), None),
+        (failure(401, "Unauthorized", "who"), None),
+        (failure(403, "Forbidden", "no"), Outcome.REFUSED),
+        (failure(422, "Invalid", "no"), Outcome.REFUSED),
+    ],
+)
+def test_outcome(answer, expected):
+    assert outcome(ApiAnswer(answer[0], json.dumps(answer[1]).encode())) is expected
+
+
+@given(
+    st.none() | st.text(max_size=30) | st.dictionaries(st.text(max_size=3), st.text(max_size=20)).map(json.dumps),
+    st.lists(st.tuples(st.text("abc", min_size=1), st.integers(-100, 10_000)), min_size=1, max_size=40),
+)
+def test_kept_out_is_bounded_and_holds_what_is_not_over(text, evictions):
+    for key, seconds in evictions:
+        text = kept_out(text, key, 1e9 + seconds, 1e9)
+    found = json.loads(text)
+    assert len(found) <= MAX_EVICTED
+    assert len(text) < 64 * 1024
+    assert set(found) <= {key for key, _ in evictions}

@@ -1,0 +1,289 @@
+"""What a node publishes, and when: as data."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from criproxy.control.resources import RESOURCES
+from criproxy.kube.extended_resources import (
+    ALLOCATED_S,
+    PRESETS,
+    QUIET_S,
+    Lendable,
+    Offer,
+    Published,
+    PublishSettings,
+    due,
+    lendable,
+    needs_allocated,
+    offer,
+    publication,
+    published,
+    wanted,
+    why,
+)
+from criproxy.model import (
+    CPU,
+    MEMORY,
+    UNLIMITED,
+    Bounds,
+    Decision,
+    ResourceDecision,
+    ResourcePrediction,
+    ResourceSample,
+    Snapshot,
+)
+from criproxy.model.modes import Mode, Modes
+
+GIB = 2**30
+BATCH_CPU, BATCH_MEMORY = (resource.name for resource in PRESETS["batch"])
+SETTINGS = PublishSettings()
+BOUNDS = Bounds(floor=0.1, ceiling=None, reserve=0.0, watermark_ratio=0.9)
+SAMPLE = ResourceSample(capacity=16.0, node=4.0, box=1.0, online=3.0)
+
+
+def decided(hour=6.0, limit=9.0, **bounds):
+    return ResourceDecision(limit, "so", replace(BOUNDS, **bounds), ResourcePrediction(5.0, hour=hour))
+
+
+def offered(cores=4.0, size=8 * GIB, **fields):
+    return Offer({CPU: Lendable(cores, "because"), MEMORY: Lendable(float(size), "because")}, **fields)
+
+
+def taken(one, last=None, now_s=0.0, allocated=(), luck=0.0):
+    made = publication(one, dict(allocated), last, SETTINGS, "")
+    return published(made, SETTINGS, now_s, luck)
+
+
+# --- how much --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "amount", "words"),
+    [
+        pytest.param(decided(), 16 * 0.9 - 6, "16.00 cores x 0.90 - 6.00 cores that online may use", id="the law"),
+        pytest.param(decided(reserve=1.0), 16 * 0.9 - 7, "1.00 cores reserved", id="reserve"),
+        pytest.param(decided(kept=4.0), 16 - 4 - 6, "4.00 cores kept free", id="kept free"),
+        pytest.param(decided(hour=15.0), 0.1, "the floor, above", id="floor"),
+        pytest.param(decided(ceiling=2.0), 2.0, "the ceiling, below", id="ceiling"),
+        pytest.param(decided(hour=None), 0.1, "can't be predicted", id="hour not known"),
+        pytest.param(decided(hour=math.nan), 0.1, "can't be predicted", id="no number"),
+        pytest.param(decided(watermark_ratio=None, limit=3.0), 3.0, "the box's limit", id="static"),
+        pytest.param(decided(watermark_ratio=None, limit=99.0), 16.0, "the box's limit", id="static beyond the node"),
+        pytest.param(decided(watermark_ratio=None, limit=UNLIMITED, reserve=2.0), 14.0, "the box's", id="unlimited"),
+    ],
+)
+def test_lendable(one, amount, words):
+    found = lendable(RESOURCES[CPU], SAMPLE, one)
+    assert found.amount == pytest.approx(amount)
+    assert words in found.why
+
+
+def test_lendable_of_an_unknown_capacity_is_nothing():
+    assert lendable(RESOURCES[CPU], replace(SAMPLE, capacity=math.nan), decided()).amount == 0.0
+
+
+FIGURES = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(FIGURES, st.none() | FIGURES, st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0.1, 1.0))
+def test_lendable_is_never_more_than_the_node_has_left(capacity, hour, reserve, kept, watermark):
+    one = decided(hour=hour, reserve=reserve, kept=kept, watermark_ratio=watermark)
+    amount = lendable(RESOURCES[CPU], replace(SAMPLE, capacity=capacity), one).amount
+    assert 0.0 <= amount < math.inf
+    if amount > 0.1:
+        assert amount <= capacity - hour - reserve + 1e-6 * capacity
+        assert amount <= capacity - hour - kept + 1e-6 * capacity
+
+
+def test_offer_of_a_tick_has_what_is_measured():
+    snapshot = Snapshot(1.0, {CPU: SAMPLE}, 0.0)
+    made = offer(snapshot, Decision(1.0, {CPU: decided(), "pids": decided()}), Modes())
+    assert set(made.lendable) == {CPU}
+    assert (made.withheld, made.held) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("modes", "withheld", "held"),
+    [
+        pytest.param({}, "", "", id="all well"),
+        pytest.param({Mode.DISABLED: ""}, "disabled (colocation.enabled is false)", "", id="off"),
+        pytest.param({Mode.CLOSED: "mon 9:00"}, "closed (mon 9:00)", "", id="closed"),
+        pytest.param({Mode.BLIND: ""}, "blind (proxy.blind is true)", "", id="unbounded"),
+        pytest.param({Mode.ENGINE_GIVEN_UP: ""}, "", "", id="the other engine"),
+        pytest.param({Mode.HELD: "near eviction"}, "", "near eviction", id="held"),
+        pytest.param({Mode.HELD_OFF: "repair"}, "", "repair", id="held off"),
+    ],
+)
+def test_offer_withholds_where_new_pods_would_not_be_bounded(modes, withheld, held):
+    made = offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(modes))
+    assert (made.withheld, made.held) == (withheld, held)
+
+
+def test_offer_of_a_drained_node_withholds():
+    assert offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(), drained="drained").withheld == "drained"
+
+
+@pytest.mark.parametrize(
+    ("preset", "cpu", "memory"),
+    [
+        ("batch", ("kubernetes.io/batch-cpu", 3999), ("kubernetes.io/batch-memory", 8 * GIB)),
+        ("mid", ("kubernetes.io/mid-cpu", 3999), ("kubernetes.io/mid-memory", 8 * GIB)),
+        ("crane", ("gocrane.io/cpu", 3), ("gocrane.io/memory", 8 * GIB)),
+        (
+            "katalyst",
+            ("resource.katalyst.kubewharf.io/reclaimed_millicpu", 3999),
+            ("resource.katalyst.kubewharf.io/reclaimed_memory", 8 * GIB),
+        ),
+        ("bilibili", ("caster.io/colocation-cpu", 3), ("caster.io/colocation-memory", 8 * GIB)),
+        ("caelus", ("mixer.kubernetes.io/ext-cpu", 3), ("mixer.kubernetes.io/ext-memory", 8 * GIB)),
+    ],
+)
+def test_presets_publish_in_their_units_rounded_down(preset, cpu, memory):
+    settings = PublishSettings(PRESETS[preset])
+    assert wanted(offered(3.9999, 8 * GIB + 0.5), settings) == dict([cpu, memory])
+
+
+@given(st.integers(0, 10**6))
+def test_whole_milli_cores_stay_what_they_are(milli):
+    assert PRESETS["batch"][0].quantity(milli / 1000) == milli
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+def ask(one, last, now_s=100.0, seen=None):
+    return due(one, seen, last, SETTINGS, now_s)
+
+
+def test_first_is_due_at_once():
+    assert ask(offered(), None)
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [(4.0, False), (4.4, False), (4.401, True), (3.6, False), (3.599, True), (0.0, True)],
+)
+def test_change_by_more_than_a_tenth_is_due(cores, expected):
+    assert bool(ask(offered(cores), taken(offered(4.0)))) is expected
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(0.0, False), (0.001, True)])
+def test_change_from_nothing_needs_no_division(cores, expected):
+    assert bool(ask(offered(cores), taken(offered(0.0)))) is expected
+
+
+@pytest.mark.parametrize(("luck", "due_s"), [(0.0, 300.0), (1.0, 360.0)])
+def test_report_is_due_after_its_time_and_by_chance_later(luck, due_s):
+    last = taken(offered(), luck=luck)
+    assert ask(offered(), last, due_s - 1.0) == ""
+    assert ask(offered(), last, due_s) == f"the last report is {due_s:.0f} s old"
+
+
+def test_what_somebody_else_has_written_is_written_anew():
+    last = taken(offered())
+    assert ask(offered(), last, seen=last.quantities) == ""
+    assert ask(offered(), last, seen={**last.quantities, BATCH_CPU: 7}) == f"somebody else has set {BATCH_CPU} to 7"
+    assert ask(offered(), last, seen={}) == f"somebody else has set {BATCH_CPU} to nothing"
+
+
+def test_nothing_but_lending_nothing_breaks_the_quiet_after_a_patch():
+    last = taken(offered())
+    assert ask(offered(0.1), last, QUIET_S - 1.0, seen={}) == ""
+    assert ask(offered(withheld="off"), last, 0.0) == "nothing is lent: off"
+    assert ask(offered(withheld="off"), taken(offered(withheld="off")), 0.0) == ""
+
+
+@given(st.lists(st.tuples(st.floats(0, 64), st.booleans()), max_size=60), st.floats(0, 1))
+def test_two_writers_never_patch_in_circles(steps, luck):
+    """However the numbers jump, and whatever somebody else writes: with a look each second, a patch each 10 s."""
+    last, patches = None, []
+    for now_s, (cores, other) in enumerate(steps):
+        one = offered(cores)
+        if ask(one, last, float(now_s), seen={} if other else None):
+            last = taken(one, last, float(now_s), luck=luck)
+            patches.append(now_s)
+    assert all(later - earlier >= QUIET_S for earlier, later in pairwise(patches))
+
+
+def test_end_of_withholding_is_due_though_the_numbers_are_the_same():
+    nothing = Offer({CPU: Lendable(0.0, ""), MEMORY: Lendable(0.0, "")})
+    assert ask(nothing, taken(replace(nothing, withheld="off"))) == "the node lends again"
+
+
+# --- what pods were promised -----------------------------------------------------------------------------------------
+
+
+def test_number_never_sinks_below_what_pods_were_promised():
+    last = taken(offered(4.0))
+    assert needs_allocated(offered(1.0), last, SETTINGS)
+    made = publication(offered(1.0), {BATCH_CPU: 3000, BATCH_MEMORY: 0}, last, SETTINGS, "")
+    assert made.quantities == {BATCH_CPU: 3000, BATCH_MEMORY: 8 * GIB}
+    assert made.raised
+
+
+def test_number_sinks_below_what_pods_were_promised_on_purpose():
+    last = taken(offered(4.0))
+    off = offered(1.0, withheld="off")
+    assert not needs_allocated(off, last, SETTINGS)
+    assert publication(off, {BATCH_CPU: 3000}, last, SETTINGS, "").quantities[BATCH_CPU] == 0
+
+
+@pytest.mark.parametrize("before", [0.0, 4.0])
+def test_box_that_is_closed_lends_just_what_pods_were_promised(before):
+    """However much it could lend: no further pod is let in."""
+    held, last = offered(4.0, held="online suffers"), taken(offered(before))
+    assert needs_allocated(held, last, SETTINGS)
+    made = publication(held, {BATCH_CPU: 3000}, last, SETTINGS, "")
+    assert (made.quantities[BATCH_CPU], made.quantities[BATCH_MEMORY]) == (3000, 0)
+
+
+def test_pods_are_not_asked_for_while_numbers_rise():
+    assert not needs_allocated(offered(4.0), taken(offered(3.0)), SETTINGS)
+    assert needs_allocated(offered(4.0), None, SETTINGS), "what stands there from before is not known"
+
+
+def test_number_that_pods_hold_up_is_looked_at_again():
+    last = taken(offered(1.0), taken(offered(4.0)), now_s=0.0, allocated={BATCH_CPU: 3000}.items())
+    assert ask(offered(1.0), last, ALLOCATED_S - 1.0) == ""
+    assert "may have ended" in ask(offered(1.0), last, ALLOCATED_S)
+    assert needs_allocated(offered(1.0), last, SETTINGS)
+
+
+@given(st.floats(0, 64), st.floats(0, 64), st.integers(0, 64_000), st.booleans(), st.booleans())
+def test_publication_is_what_can_be_lent_or_was_promised(before, cores, promised, withheld, held):
+    one = offered(cores, withheld="off" if withheld else "", held="held" if held else "")
+    last = taken(offered(before))
+    known = {BATCH_CPU: promised} if needs_allocated(one, last, SETTINGS) else {}
+    amount = publication(one, known, last, SETTINGS, "").quantities[BATCH_CPU]
+    milli = PRESETS["batch"][0].quantity(cores)
+    if withheld:
+        assert amount == 0
+    elif held:
+        assert amount == promised
+    elif not known:
+        assert amount == milli
+    else:
+        assert amount == max(milli, promised)
+
+
+def test_other_names_take_the_place_of_the_old_ones():
+    other = PublishSettings(PRESETS["crane"])
+    last = taken(offered())
+    assert due(offered(), None, last, other, 100.0) == "other names are to be published"
+    made = publication(offered(), {}, last, other, "")
+    assert made.quantities == {BATCH_CPU: None, BATCH_MEMORY: None, "gocrane.io/cpu": 4, "gocrane.io/memory": 8 * GIB}
+    assert set(published(made, other, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
+
+
+def test_why_explains_each_number():
+    last = Published({BATCH_CPU: 3000, BATCH_MEMORY: GIB}, {BATCH_CPU: 1000, BATCH_MEMORY: GIB}, 0.0, 0.0, 0.0)
+    assert why(offered(held="hot"), last, SETTINGS) == (
+        f"{BATCH_CPU} 3000: what pods were promised, above 1000: because; {BATCH_MEMORY} {GIB}: because; held: hot"
+    )
+    assert why(offered(withheld="off"), last, SETTINGS) == "0 of each, as nothing is lent: off"
+    assert why(Offer({}), None, SETTINGS).startswith(f"{BATCH_CPU} not published yet: it is not measured")

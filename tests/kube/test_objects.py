@@ -1,0 +1,133 @@
+"""What is read of objects, and what is written to them."""
+
+import json
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy.kube.objects import (
+    BoundPod,
+    Involved,
+    Node,
+    ObjectError,
+    allocated,
+    decoded,
+    event,
+    eviction,
+    quantity,
+    status_of,
+)
+from criproxy.model import PodRef
+
+NAME = "kubernetes.io/batch-cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("4000", 4000),
+        ("-3", -3),
+        ("+3", 3),
+        ("0.5", Fraction(1, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("200m", Fraction(1, 5)),
+        ("4k", 4000),
+        ("1M", 10**6),
+        ("8Gi", 8 * 2**30),
+        ("1Ki", 1024),
+        ("12e6", 12 * 10**6),
+        ("1E3", 1000),
+        ("1E", 10**18),
+        ("2n", Fraction(2, 10**9)),
+    ],
+)
+def test_quantity(text, value):
+    assert quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "1K", "1e", "1ee3", "--1", "1 Gi", "1e999", "१", "1" * 40, "NaN", "."])
+def test_quantity_that_is_none(text):
+    with pytest.raises(ObjectError):
+        quantity(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_quantity_or_an_error(text):
+    try:
+        quantity(text)
+    except ObjectError:
+        return
+
+
+def container(amount, field="requests", **more):
+    return {"name": "c", "resources": {field: {NAME: amount}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "promised"),
+    [
+        pytest.param({"containers": [container("1000"), container(500)]}, 1500, id="containers together"),
+        pytest.param({"containers": [container("200m")]}, 1, id="rounded up"),
+        pytest.param({"containers": [container("700", "limits")]}, 700, id="a limit without a request"),
+        pytest.param(
+            {"containers": [container("100")], "initContainers": [container("900"), container("300")]},
+            900,
+            id="the largest init container",
+        ),
+        pytest.param(
+            {"containers": [container("100")], "initContainers": [container("50", restartPolicy="Always")]},
+            150,
+            id="a sidecar beside",
+        ),
+        pytest.param(
+            {
+                "containers": [container("100")],
+                "initContainers": [container("50", restartPolicy="Always"), container("200")],
+            },
+            250,
+            id="an init container beside a sidecar",
+        ),
+        pytest.param({"containers": [container("100")], "overhead": {NAME: "10"}}, 110, id="overhead"),
+        pytest.param({"containers": [{"name": "c"}]}, 0, id="none"),
+        pytest.param({"containers": None, "initContainers": None}, 0, id="null"),
+    ],
+)
+def test_allocated_counts_as_the_scheduler_does(spec, promised):
+    one = decoded(json.dumps({"spec": spec}).encode(), BoundPod)
+    assert allocated([one], [NAME, "other"]) == {NAME: promised, "other": 0}
+
+
+def test_decoded_skips_what_it_does_not_know_and_takes_null_for_none():
+    node = decoded(b'{"metadata":{"annotations":null,"managedFields":[{}]},"status":{"images":[1]},"x":2}', Node)
+    assert node.annotation("a") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"metadata":3}', b"\xff", b"[" * 100_000])
+def test_decoded_of_something_else_is_an_error(data):
+    with pytest.raises(ObjectError):
+        decoded(data, Node)
+
+
+def test_status_of_a_proxys_page_is_its_text():
+    assert status_of(b"<html>\n 502  Bad Gateway").message == "<html> 502 Bad Gateway"
+
+
+def test_eviction_names_the_pod_by_its_uid():
+    body = json.loads(eviction(PodRef("u1", "ns", "a"), "v1", 30))
+    assert body["apiVersion"] == "policy/v1"
+    assert body["metadata"] == {"name": "a", "namespace": "ns"}
+    assert body["deleteOptions"] == {"preconditions": {"uid": "u1"}, "gracePeriodSeconds": 30}
+    assert "gracePeriodSeconds" not in json.loads(eviction(PodRef("u1", "ns", "a"), "v1", None))["deleteOptions"]
+
+
+def test_event_of_a_node_is_in_the_default_namespace():
+    made = event(Involved("Node", "n1", "u1"), "n1", "Why", "x" * 2000, at="2026-11-22T19:00:00Z", name="1")
+    found = json.loads(msgspec.json.encode(made))
+    assert found["metadata"] == {"name": "n1.1", "namespace": "default"}
+    assert found["involvedObject"] == {"kind": "Node", "name": "n1", "uid": "u1", "apiVersion": "v1", "namespace": ""}
+    assert len(found["message"]) == 1024

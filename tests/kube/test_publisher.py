@@ -1,0 +1,235 @@
+"""The publisher, at a server that takes its patches, or does not."""
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from criproxy.kube.client import ApiClient
+from criproxy.kube.extended_resources import PRESETS, Lendable, Offer, PublishSettings
+from criproxy.kube.objects import Node, decoded
+from criproxy.kube.publisher import CONDITION, STALE_S, Publisher
+from criproxy.model import CPU, MEMORY
+from tests.fakes.log import FakeLog
+
+GIB = 2**30
+BATCH_CPU, BATCH_MEMORY = (resource.name for resource in PRESETS["batch"])
+
+
+class Source:
+    def __init__(self, clock):
+        self.clock, self.made_s = clock, None
+        self.lend(4.0)
+
+    def lend(self, cores, **fields):
+        self.now = Offer({CPU: Lendable(cores, "because"), MEMORY: Lendable(8.0 * GIB, "because")}, **fields)
+
+    def offer(self):
+        return None if self.now is None else (self.clock.now if self.made_s is None else self.made_s, self.now)
+
+
+class Bench:
+    def __init__(self, credential, clock, api):
+        self.clock, self.api, self.source, self.log = clock, api, Source(clock), FakeLog()
+        client = ApiClient(credential, clock, random.Random(5))
+        self.publisher = Publisher(
+            client, "node1", self.source, PublishSettings(), clock=clock, luck=random.Random(5), log=self.log
+        )
+
+    def look(self, after_s=0.0):
+        """Returns what the node's status then has."""
+        self.clock.advance(after_s)
+        asyncio.run(self.publisher.look())
+        status = self.api.nodes["node1"]["status"]
+        assert status.get("capacity") == status.get("allocatable")
+        return status.get("capacity", {})
+
+    def patches(self):
+        return len(self.api.seen("PATCH", "/status"))
+
+    def condition(self):
+        return next(one for one in self.api.nodes["node1"]["status"]["conditions"] if one["type"] == CONDITION)
+
+    def see(self):
+        """As the watch would have it."""
+        self.publisher.saw(decoded(msgspec.json.encode(self.api.nodes["node1"]), Node))
+
+
+@pytest.fixture
+def bench(credential, clock, api):
+    return Bench(credential, clock, api)
+
+
+def pod(name, milli, phase="Running", **spec):
+    requests = {"resources": {"requests": {BATCH_CPU: milli}}}
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+        "spec": {"nodeName": "node1", "containers": [{"name": "c", **requests}], **spec},
+        "status": {"phase": phase},
+    }
+
+
+def test_first_look_publishes_beside_what_kubelet_has(bench, api):
+    api.put_node(status={"capacity": {"cpu": "16"}, "allocatable": {"cpu": "16"}, "conditions": [{"type": "Ready"}]})
+    assert bench.look() == {"cpu": "16", BATCH_CPU: "4000", BATCH_MEMORY: str(8 * GIB)}
+    assert [one["type"] for one in api.nodes["node1"]["status"]["conditions"]] == ["Ready", CONDITION]
+    assert bench.condition()["status"] == "True"
+    assert bench.condition()["reason"] == "Lending"
+    assert bench.condition()["message"].startswith(f"{BATCH_CPU} 4000: because")
+
+
+def test_nothing_is_published_before_anything_was_measured(bench):
+    bench.source.now = None
+    assert bench.look() == {}
+    assert bench.publisher.status().why == "nothing was measured yet"
+
+
+def test_change_is_published_and_no_change_is_not(bench):
+    bench.look()
+    bench.source.lend(4.1)
+    assert bench.look(60)[BATCH_CPU] == "4000"
+    bench.source.lend(8.0)
+    assert bench.look(60)[BATCH_CPU] == "8000"
+    assert bench.patches() == 2
+
+
+def test_report_is_a_sign_of_life(bench):
+    bench.look()
+    first = bench.condition()
+    bench.look(361)
+    second = bench.condition()
+    assert bench.patches() == 2
+    assert second["lastHeartbeatTime"] > first["lastHeartbeatTime"]
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+
+def test_number_does_not_sink_below_what_pods_were_promised(bench, api):
+    bench.look()
+    api.pods = [pod("a", "1500"), pod("b", 1000), pod("ended", "9000", phase="Succeeded")]
+    bench.source.lend(1.0)
+    assert bench.look(60)[BATCH_CPU] == "2500"
+    assert "what pods were promised, above 1000" in bench.condition()["message"]
+    del api.pods[0]
+    assert bench.look(31)[BATCH_CPU] == "1000"
+    assert api.seen("GET", "/api/v1/pods")[-1].query["fieldSelector"] == "spec.nodeName=node1"
+
+
+def test_number_stays_when_pods_cannot_be_asked_for(bench, api):
+    bench.look()
+    api.fail("GET /api/v1/pods", 500)
+    bench.source.lend(1.0)
+    assert bench.look(60)[BATCH_CPU] == "4000"
+    assert bench.look(60)[BATCH_CPU] == "1000"
+
+
+def test_held_node_lends_just_what_pods_were_promised_and_says_so(bench, api):
+    bench.look()
+    api.pods = [pod("a", "3000")]
+    bench.source.lend(4.0, held="online waits")
+    assert bench.look(60)[BATCH_CPU] == "3000"
+    assert bench.condition()["reason"] == "Held"
+    api.pods = []
+    assert bench.look(60)[BATCH_CPU] == "0"
+
+
+def test_withheld_is_zero_at_once_and_comes_back(bench, api):
+    bench.look()
+    api.pods = [pod("a", "3000")]
+    bench.source.lend(4.0, withheld="disabled")
+    assert bench.look(1)[BATCH_CPU] == "0"
+    assert (bench.condition()["status"], bench.condition()["reason"]) == ("False", "Withheld")
+    assert bench.condition()["message"] == "0 of each, as nothing is lent: disabled"
+    bench.source.lend(4.0)
+    assert bench.look(30)[BATCH_CPU] == "4000"
+    assert bench.condition()["status"] == "True"
+
+
+def test_what_was_decided_long_ago_counts_no_more(bench, clock):
+    bench.look()
+    bench.source.made_s = clock.now
+    assert bench.look(STALE_S - 1)[BATCH_CPU] == "4000"
+    assert bench.look(2)[BATCH_CPU] == "0"
+    assert "nothing was decided for 901 s" in bench.condition()["message"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param({"capacity": {BATCH_CPU: "1"}}, id="capacity"),
+        pytest.param({"allocatable": {BATCH_CPU: "64000"}}, id="allocatable"),
+        pytest.param({"allocatable": {BATCH_CPU: None}, "capacity": {BATCH_CPU: None}}, id="taken away"),
+        pytest.param({"allocatable": {BATCH_CPU: "3999.5"}, "capacity": {BATCH_CPU: "3999.5"}}, id="a fraction"),
+    ],
+)
+def test_what_kubelet_or_somebody_else_wrote_over_is_written_anew(bench, api, written):
+    bench.look()
+    bench.see()
+    bench.look(60)
+    assert bench.patches() == 1
+    api.put_node(status=written)
+    bench.see()
+    assert bench.look(60) == {BATCH_CPU: "4000", BATCH_MEMORY: str(8 * GIB)}
+    assert "somebody else has set" in bench.log.events[-1][2]["reason"]
+
+
+def test_quantities_in_other_words_are_the_same_number(bench, api):
+    bench.source.lend(4.0)
+    bench.look()
+    for place in ("capacity", "allocatable"):
+        api.put_node(status={place: {BATCH_CPU: "4k", BATCH_MEMORY: "8Gi"}})
+    bench.see()
+    bench.look(60)
+    assert bench.patches() == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"status": 409},
+        {"status": 429, "headers": {"Retry-After": "30"}},
+        {"status": 500},
+        {"status": 403},
+        {"raw": b""},
+    ],
+    ids=str,
+)
+def test_patch_that_fails_is_tried_again_ever_more_rarely_and_told_once(bench, api, how):
+    api.fail("PATCH", times=3, **how)
+    for _ in range(600):
+        bench.look(1)
+    assert bench.look()[BATCH_CPU] == "4000"
+    assert bench.patches() in (5, 6)
+    assert bench.log.names()[:3] == ["publishing_failed", "published", "publishing_again"]
+    assert bench.publisher.status().trouble == ""
+
+
+def test_after_hours_without_an_api_server_the_newest_is_published(bench, api):
+    bench.look()
+    api.stop()
+    bench.source.lend(2.0)
+    for _ in range(120):
+        bench.look(60)
+    assert bench.publisher.status().trouble
+    bench.source.lend(1.0)
+    api.start()
+    assert bench.look(121)[BATCH_CPU] == "1000"
+    assert bench.log.names() == ["published", "publishing_failed", "published", "publishing_again"]
+
+
+def test_other_names_replace_the_old_ones(bench):
+    bench.look()
+    bench.publisher.configure(PublishSettings(PRESETS["katalyst"]))
+    assert bench.look(30) == {
+        "resource.katalyst.kubewharf.io/reclaimed_millicpu": "4000",
+        "resource.katalyst.kubewharf.io/reclaimed_memory": str(8 * GIB),
+    }
+
+
+def test_status_tells_the_numbers_and_why(bench):
+    bench.look()
+    bench.clock.advance(7)
+    status = bench.publisher.status()
+    assert status.quantities == {BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
+    assert status.age_s == 7.0
+    assert status.why.startswith(f"{BATCH_CPU} 4000: because")

@@ -1,0 +1,134 @@
+"""The watch, the publisher and the policy of one node, all running, at one server."""
+
+import asyncio
+import json
+import random
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from criproxy.control.clock import Clock
+from criproxy.kube.client import ApiClient, Timeouts
+from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
+from criproxy.kube.node_watch import NodeWatch
+from criproxy.kube.policy import POLICY, POLICY_STATUS, PolicyFollower
+from criproxy.kube.publisher import Publisher
+from criproxy.model import CPU, MEMORY
+from tests.fakes.log import FakeLog
+
+
+class Hurried(Clock):
+    """A second of it takes ten milliseconds, in sleep and by the clock."""
+
+    def boottime_s(self):
+        return super().boottime_s() * 100
+
+    async def sleep(self, seconds, slack_s=0.0):
+        await asyncio.sleep(seconds / 100)
+
+
+class Node:
+    def __init__(self, folder, credential, api):
+        self.api, self.cores, self.taken = api, 4.0, 0
+        self.clock, self.log = Hurried(), FakeLog()
+        (folder / "config.toml").write_text("")
+        how: dict[str, Any] = {"clock": self.clock, "luck": random.Random(3), "log": self.log}
+        client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
+        self.publisher = Publisher(client, "node1", self, PublishSettings(), **how)
+        files = (folder / "config.toml", folder / "policy.json")
+        self.follower = PolicyFollower(client, "node1", files, self, **how)
+        self.watch = NodeWatch(client, "node1", [self.publisher, self.follower], **how)
+
+    def offer(self):
+        found = {CPU: Lendable(self.cores, "because"), MEMORY: Lendable(2.0**30, "because")}
+        return self.clock.boottime_s(), Offer(found)
+
+    def policy_changed(self):
+        self.taken += 1
+
+    @asynccontextmanager
+    async def running(self):
+        tasks = [asyncio.create_task(part.run()) for part in (self.watch, self.publisher, self.follower)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            assert [type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)] == [
+                asyncio.CancelledError
+            ] * 3
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+
+    def batch_cpu(self):
+        return self.api.nodes["node1"]["status"].get("allocatable", {}).get("kubernetes.io/batch-cpu")
+
+    def report(self):
+        text = self.api.nodes["node1"]["metadata"].get("annotations", {}).get(POLICY_STATUS)
+        return json.loads(text) if text else {}
+
+    def order(self, version, **settings):
+        policy = {"version": version, "settings": settings}
+        self.api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
+
+
+@pytest.fixture
+def node(tmp_path, credential, api):
+    return Node(tmp_path, credential, api)
+
+
+def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, api):
+    async def scenario():
+        async with node.running():
+            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            node.order("1", cpu={"reserve_cores": 1.0})
+            await node.until(lambda: node.report().get("version") == "1")
+            node.order("2", cpu={"reserve_cores": -1.0})
+            await node.until(lambda: node.report().get("version") == "2")
+            await asyncio.sleep(1.0)  # 100 s of the node's time
+
+    asyncio.run(scenario())
+    assert (node.taken, node.follower.policy.version) == (1, "1")
+    assert node.report()["inForce"] is False
+    assert len(api.seen("PATCH", "node1$")) == 2, "a report for each policy"
+    first, *others = [fields["reason"] for _, event, fields in node.log.events if event == "published"]
+    assert first == "nothing was published since criproxy started"
+    assert all(reason.startswith("the last report is") for reason in others), others
+
+
+def test_api_server_killed_and_back_with_another_certificate_of_the_node(node, api, authority):
+    async def scenario():
+        async with node.running():
+            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            api.stop()
+            node.cores = 8.0
+            await asyncio.sleep(0.5)
+            authority.rotate("system:node:rotated")
+            api.start()
+            node.order("1")
+            await node.until(lambda: node.batch_cpu() == "8000" and node.report().get("version") == "1")
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        authority.rotate("system:node:node1")
+    assert api.requests[-1].who == "system:node:rotated"
+
+
+def test_another_writer_of_the_same_names_is_answered_but_not_in_a_race(node, api):
+    async def scenario():
+        async with node.running():
+            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            started_s = node.clock.boottime_s()
+            for _ in range(20):
+                api.put_node(status={"allocatable": {"kubernetes.io/batch-cpu": "1"}})
+                await asyncio.sleep(0.05)  # 5 s of the node's time
+            await node.until(lambda: node.batch_cpu() == "4000")
+            return node.clock.boottime_s() - started_s
+
+    took_s = asyncio.run(scenario())
+    assert len(api.seen("PATCH", "/status")) <= 2 + took_s / QUIET_S

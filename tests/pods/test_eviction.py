@@ -1,0 +1,255 @@
+"""One pod goes when one has to: who, how, and that it does not come straight back."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.interference.ladder import EvictionOrder
+from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
+from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
+from criproxy.pods.runtime import ListedContainer, ListedSandbox
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds
+from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import held_off, no_hold_offs
+
+MIB = 1 << 20
+SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in (1, 2))
+ORDER = EvictionOrder(MEMORY, "memory_shortage", False, frozenset(), "memory is nearly gone")
+
+
+@dataclass
+class Bench:
+    """Box, inventory, runtime and counters in one. An ended sandbox of the same pod is in the runtime's list, too."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    memory: dict[str, int] = field(default_factory=lambda: {"/offline/podu1": 50 * MIB, "/offline/podu2": 400 * MIB})
+    cores: dict[str, float] = field(default_factory=lambda: {"/offline/podu1": 1.5, "/offline/podu2": 0.5})
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+    counted: list[tuple[str, ...]] = field(default_factory=list)
+    fails: Exception | None = None
+    setting_ends: bool = False
+    notices: dict[str, int] = field(default_factory=dict)
+    evicts: Evicts | None = None
+    running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
+
+    def __post_init__(self) -> None:
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
+        shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
+        self.eviction = PodEviction(shared, self, shared.stopper())  # type: ignore[arg-type]
+
+    async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
+        if self.fails:
+            raise self.fails
+        if self.setting_ends:
+            self.holds.configure(frozenset())
+        now = self.clock.boottime_s()
+        return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
+
+    async def sandboxes(self) -> list[ListedSandbox]:
+        listed = [*((one.id, one) for one in self.running_pods), ("ended", LARGE)]
+        return [
+            ListedSandbox(id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, 100.0)
+            for id, one in listed
+        ]
+
+    def notice_s(self, sandbox_id: str) -> int:
+        return self.notices.get(sandbox_id, 0)
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        return ()
+
+    async def stop(self, sandbox_id: str) -> None:
+        if self.fails:
+            raise self.fails
+        self.stopped.append(sandbox_id)
+
+    async def refuse(self, sandbox_id: str) -> None:
+        raise ConnectionError("no runtime")
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        self.counted.append((name, *labels))
+
+    def evict(self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT) -> str | None:
+        return asyncio.run(self.eviction.evict(order, setting))
+
+
+def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
+    bench = Bench()
+    with capture_logs() as logs:
+        owner = bench.evict()
+
+    why = "memory is nearly gone; it uses 400.00 MiB, and of those with priority 0, it gives back most"
+    assert (owner, bench.stopped, bench.counted) == ("", ["s2"], [("evictions", MEMORY)])
+    assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("evict", "batch/job2", why)]
+    assert bench.eviction.last == {MEMORY: f"batch/job2: {why}"}
+    assert "not let in for 60 s" in bench.holds.held(LARGE.pod)
+    assert bench.holds.held(SMALL.pod) == ""
+    bench.clock.advance(HOLD_S)
+    assert bench.holds.held(LARGE.pod) == ""
+
+
+def test_for_cpu_the_pod_goes_that_runs_most_now() -> None:
+    bench = Bench()
+    bench.evict(replace(ORDER, resource=CPU, signal="cpu_pressure"))
+
+    assert bench.stopped == ["s1"]
+    assert bench.clock.slept == [1.0]
+
+
+def test_who_goes_is_by_its_marks_and_who_owns_it_is_told() -> None:
+    bench = Bench(labels={"s2": {"koordinator.sh/eviction-enabled": "false"}, "s1": {"job-name": "sort"}})
+
+    assert bench.evict() == "batch/job-name=sort"
+    assert bench.stopped == ["s1"]
+
+
+def test_pod_of_an_owner_that_is_barred_stays() -> None:
+    bench = Bench(labels={"s2": {"job-name": "sort"}})
+    bench.evict(replace(ORDER, barred=frozenset({"batch/job-name=sort"})))
+
+    assert bench.stopped == ["s1"]
+
+
+@pytest.mark.parametrize("memory", [{}, {"/offline/podu1": 4096}], ids=["nothing-there", "next-to-nothing"])
+def test_pods_without_memory_are_left_alone(memory: dict[str, int]) -> None:
+    bench = Bench(memory=memory)
+    with capture_logs() as logs:
+        owner = bench.evict()
+
+    assert (owner, bench.stopped) == (None, [])
+    assert [entry["event"] for entry in logs] == ["not_relieved"]
+
+
+def test_pod_is_neither_stopped_nor_held_when_the_setting_ends_while_it_is_sought() -> None:
+    bench = Bench(setting_ends=True)
+
+    assert (bench.evict(), bench.stopped, bench.holds.held(LARGE.pod)) == (None, [], "")
+
+
+def test_pod_that_another_setting_is_to_stop_stays() -> None:
+    bench = Bench()
+
+    assert (bench.evict(setting=ON_HARM), bench.stopped) == (None, [])
+
+
+@pytest.mark.parametrize("error", [CgroupError("cannot read"), ConnectionError("no runtime"), TimeoutError()])
+def test_failure_is_logged_and_tried_again(error: Exception) -> None:
+    bench = Bench(fails=error)
+    with capture_logs() as logs:
+        failed = bench.evict()
+    bench.fails = None
+
+    assert (failed, [entry["event"] for entry in logs]) == (None, ["not_relieved"])
+    assert bench.evict() == ""
+
+
+def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
+    bench = Bench()
+    stop, bench.stop = bench.stop, bench.refuse  # type: ignore[method-assign]
+    bench.evict()
+    bench.stop = stop  # type: ignore[method-assign]
+    bench.evict()
+
+    assert bench.stopped == ["s1"]
+
+
+def test_pod_that_criproxy_is_held_off_goes_in_an_emergency_alone_and_after_all_others() -> None:
+    bench = Bench()
+    bench.holds.hold_offs = held_off(bench.clock, LARGE.pod.uid)
+    bench.evict()
+    bench.evict()
+    before = list(bench.stopped)
+    bench.evict(replace(ORDER, emergency=True))
+
+    assert (before, bench.stopped) == (["s1"], ["s1", "s2"])
+
+
+@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["evict"]), (CPU, ["notice", "evict"])])
+def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) -> None:
+    bench = Bench(notices={"s1": 30, "s2": 30})
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, resource=resource))
+
+    assert [entry["event"] for entry in logs] == said
+
+
+# --- through the API -----------------------------------------------------------------------------------------------
+
+
+class Api:
+    """Lets only these go, within 16 s. `away`: it does not answer. What it was asked for is `asked`."""
+
+    def __init__(self, *names: str, away: bool = False) -> None:
+        self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        self.asked.append((pod.name, within_s, grace_s))
+        if self.away:
+            return None
+        if pod.name not in self.names:
+            raise BudgetError("none")
+        return 16.0
+
+
+@pytest.mark.parametrize(("resource", "grace_s"), [(MEMORY, GRACE_S), (CPU, None)])
+def test_pod_leaves_by_the_api_without_notice_of_ours_and_in_its_own_grace_where_there_is_time(
+    resource: str, grace_s: int | None
+) -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api, notices={"s1": 30, "s2": 30})
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, resource=resource))
+
+    assert [asked[1:] for asked in api.asked] == [(EVICT_S, grace_s)]
+    assert (bench.stopped, bench.counted, logs) == ([], [("evictions", resource)], [])
+
+
+def test_pod_that_its_budget_keeps_runs_on_unheld_and_the_next_is_evicted() -> None:
+    api = Api("job1")
+    bench = Bench(evicts=api, labels={"s1": {"job-name": "sort"}})
+
+    assert bench.evict() == "batch/job-name=sort"
+    assert [name for name, *_ in api.asked] == ["job2", "job1"]
+    assert bench.stopped == []
+    assert [bool(bench.holds.held(one.pod)) for one in (LARGE, SMALL)] == [False, True]
+    assert "disruption budgets keep those that come before it" in bench.eviction.last[MEMORY]
+
+
+@pytest.mark.parametrize(
+    ("api", "asked"), [(Api(), 2), (Api(away=True), 1)], ids=["budgets-hold-all", "nobody-answers"]
+)
+def test_first_in_rank_is_stopped_at_the_runtime_where_the_api_lets_none_go(api: Api, asked: int) -> None:
+    """As kubelet does it, whose own eviction knows no budgets, and would take an online pod."""
+    bench = Bench(evicts=api)
+    bench.evict()
+
+    assert (len(api.asked), bench.stopped) == (asked, ["s2"])
+    assert bench.holds.held(SMALL.pod) == ""
+
+
+def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -> None:
+    api = Api("job2")
+    bench = Bench(evicts=api)
+    bench.evict()
+    bench.clock.advance(HOLD_S)
+    bench.evict()
+
+    assert (len(api.asked), bench.stopped) == (1, ["s2"])
+
+
+def test_no_more_than_a_few_are_asked_for() -> None:
+    api = Api()
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
+    bench = Bench(evicts=api, running_pods=many, memory={f"/offline/podu{n}": (n + 1) * MIB for n in range(9)})
+    bench.evict()
+
+    assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]
+    assert bench.stopped == ["s8"]

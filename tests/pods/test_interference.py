@@ -1,0 +1,542 @@
+"""The part that answers harm: from the kernel's counters to what is held, who is let in, and which pod goes."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.evidence import HarmSeen
+from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
+from criproxy.control.memory_pressure import EvictionHard, Evidence
+from criproxy.model import CPU, MEMORY, PodRef, Sandbox
+from criproxy.model.signals import (
+    DiskCounters,
+    DiskIo,
+    MemoryRoom,
+    Missing,
+    OwnLimits,
+    SignalReading,
+    Stall,
+    Throttling,
+)
+from criproxy.pods.interference import NO_HIGH, InterferenceSettings, InterferenceState, InterferenceWatch
+from criproxy.pods.service_checks import AskedService
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
+from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.log import FakeLog
+
+GIB = 1 << 30
+POD = Sandbox("s1", PodRef("u1", "batch", "job"), "/offline/podu1")
+ON = InterferenceSettings(acts=True)
+NONE = Missing("not in this test")
+
+
+@dataclass
+class Node:
+    """The kernel: each second, online waits as a function of how much of each resource the box is left says, in s."""
+
+    clock: FakeClock
+    waits: Callable[[Mapping[str, float]], float] = lambda shares: 0.0
+    own_s: float = 0.0
+    disk: DiskCounters | Missing = NONE
+    io_waits: float = 0.0
+    seen: HarmSeen = field(default_factory=HarmSeen)
+    renewed: int = 0
+    reads: list[bool] = field(default_factory=list)
+    spares_memory: bool = True
+    memory_waits: Callable[[Mapping[str, float]], float] | None = None
+    fails: Exception | None = None
+    stuck: Exception | None = None
+    _some_s: float = 0.0
+    _io_s: float = 0.0
+    _memory_s: float = 0.0
+    _throttled_s: float = 0.0
+
+    async def signals(self, reader: Any, *, own_limits: bool) -> SignalReading:
+        self.reads.append(own_limits)
+        if self.fails:
+            raise self.fails
+        now_s = self.clock.boottime_s()
+        self._some_s += self.waits(self.seen.shares)
+        self._io_s += self.io_waits
+        self._throttled_s += self.own_s
+        own = OwnLimits(now_s, {"/kubepods/a": Throttling(self._throttled_s, now_s)}, now_s) if own_limits else None
+        return SignalReading(
+            cpu=Stall(now_s, self._some_s),
+            memory=self._memory(now_s),
+            io=Stall(now_s, self._io_s),
+            run_queue=NONE,
+            room=MemoryRoom(100 * GIB, 50 * GIB, 50 * GIB),
+            refaults=NONE,
+            disks=self.disk,
+            pids=NONE,
+            own_limits=own,
+            cpu_idle=True,
+        )
+
+    def _memory(self, now_s: float) -> Stall | Missing:
+        if self.memory_waits is None:
+            return NONE
+        self._memory_s += self.memory_waits(self.seen.shares)
+        return Stall(now_s, self._memory_s)
+
+    # the control loop
+
+    def see(self, seen: HarmSeen) -> None:
+        self.seen = seen
+
+    async def renew(self) -> None:
+        self.renewed += 1
+        if self.stuck:
+            raise self.stuck
+
+
+@dataclass
+class Relief:
+    accountable: bool = False
+    hard: EvictionHard = field(default_factory=EvictionHard)
+    evidence: Evidence | None = None
+
+
+class Bench:
+    def __init__(self, settings: InterferenceSettings = ON, pods: int = 1) -> None:
+        self.clock, self.log, self.relief = FakeClock(), FakeLog(), Relief()
+        self.node = Node(self.clock)
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM]))
+        self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
+        self.words: tuple[ServiceSignal, ...] = ()
+        self.asked: tuple[AskedService, ...] = ()
+        self.hurried: list[str] = []
+        self.innocent: list[bool] = []
+        self.orders: list[tuple[EvictionOrder, str]] = []
+        self.goes: str | None = "job"
+        self.counted: list[tuple[str, ...]] = []
+        self.saved = 0
+        self.watch = self.made(settings)
+
+    def made(self, settings: InterferenceSettings) -> InterferenceWatch:
+        port: Any = self
+        node: Any = self.node
+        shared = PodsShared(port, port, self.holds, port, self.clock, self.log)
+        relief: Any = self.relief
+        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, self.save)
+
+    def signals(self) -> tuple[ServiceSignal, ...]:
+        return self.words
+
+    def services(self) -> tuple[AskedService, ...]:
+        return self.asked
+
+    def hurry(self, pod_uid: str) -> None:
+        self.hurried.append(pod_uid)
+
+    def acquit(self, innocent: bool) -> None:
+        self.innocent.append(innocent)
+
+    def count(self, *names: str) -> None:
+        self.counted.append(names)
+
+    def save(self) -> None:
+        self.saved += 1
+
+    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
+        self.orders.append((order, setting))
+        return self.goes
+
+    def looks(self, count: int) -> None:
+        async def go() -> None:
+            for _ in range(count):
+                self.clock.advance(1.0)
+                await self.watch.look()
+                await self.watch.evict()
+
+        asyncio.run(go())
+
+    def moves(self) -> list[tuple[str, str]]:
+        return [(one.transition.resource, one.transition.after.value) for one in reversed(self.watch.status().moves)]
+
+    def rung(self, resource: str) -> str:
+        return next(one.rung for one in self.watch.status().rungs if one.resource == resource)
+
+
+def by_the_box(shares: Mapping[str, float]) -> float:
+    """Half a second of each, unless the box has its floor of CPU."""
+    return 0.01 if shares.get(CPU, 1.0) == 0.0 else 0.5
+
+
+def test_box_that_harms_online_is_tried_squeezed_and_given_back_when_calm() -> None:
+    bench = Bench()
+    bench.looks(3)
+    bench.node.waits = by_the_box
+    bench.looks(12)
+    tried, held = bench.moves(), bench.node.seen.shares
+    bench.node.waits = lambda _: 0.0
+    bench.looks(200)
+
+    assert tried[:2] == [(CPU, "tried"), (CPU, "squeezed")]
+    assert CPU in held
+    assert bench.node.renewed >= 2, "it is not waited for the next tick when the box gets less"
+    assert (bench.node.seen.shares, bench.holds.closed, bench.rung(CPU)) == ({}, "", "open")
+    assert bench.saved >= 3
+    assert ("ladder_transitions", CPU, "tried") in bench.counted
+
+
+def test_box_that_goes_on_harming_is_closed_and_says_why() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(40)
+
+    assert bench.rung(CPU) == "closed"
+    assert bench.holds.held(POD.pod) == bench.watch.closed == "the box harms online pods: CPU"
+    reasons = [fields["reason"] for _, event, fields in bench.log.events if event == "ladder"]
+    assert len(reasons) == len(bench.watch.status().moves)
+    assert all(reasons)
+
+
+def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None:
+    bench = Bench(replace(ON, ladder=LadderSettings(resources=tuple(
+        replace(one, evict_after_s=5.0) for one in LadderSettings().resources if one.name in (CPU, MEMORY)
+    ))))  # fmt: skip
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(60)
+
+    assert len(bench.orders) >= 2
+    assert [setting for _, setting in bench.orders] == [ON_HARM] * len(bench.orders)
+    assert [sorted(order.barred) for order, _ in bench.orders[:2]] == [[], ["job"]]
+    assert 0 < bench.watch.status().evictions <= 6
+
+
+def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told() -> None:
+    bench = Bench()
+    bench.node.waits, bench.node.own_s = (lambda _: 0.5), 3.0
+    bench.looks(30)
+
+    assert bench.moves() == []
+    assert bench.innocent[-20:] == [True] * 20
+    assert bench.node.reads[:3] == [False, False, True], "own limits are read after an alarm only"
+
+
+def test_online_that_is_calm_acquits_nobody() -> None:
+    bench = Bench()
+    bench.looks(10)
+
+    assert bench.innocent == [False] * 10
+    assert bench.node.reads == [False] * 10
+
+
+def test_innocent_box_is_exonerated_and_the_guard_is_told() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda _: 0.14
+    bench.looks(20)
+
+    assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
+    assert ("exonerations", "cpu_pressure") in bench.counted
+    assert bench.innocent[-5:] == [True] * 5, "it is above its threshold, and below the bar that was doubled"
+
+
+def by_its_memory(shares: Mapping[str, float]) -> float:
+    return 0.01 if shares.get(MEMORY, 1.0) == 0.0 else 0.3
+
+
+def test_memory_is_tried_and_squeezed_where_that_does_not_kill() -> None:
+    bench = Bench()
+    bench.node.memory_waits = by_its_memory
+    bench.looks(14)
+
+    assert bench.moves() == [(MEMORY, "tried"), (MEMORY, "squeezed")]
+    assert all(not one.untried for one in bench.watch.status().rungs)
+
+
+def test_memory_is_not_tried_without_memory_high_and_status_says_so() -> None:
+    bench = Bench()
+    bench.node.spares_memory = False
+    bench.watch = bench.made(ON)
+    bench.node.memory_waits = by_its_memory
+    bench.looks(30)
+
+    assert [one for one in bench.moves() if one[0] == MEMORY] == []
+    untried = {one.resource: one.untried for one in bench.watch.status().rungs}
+    assert (untried[CPU], untried[MEMORY]) == ("", NO_HIGH)
+    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
+    bench.looks(30)
+    assert [one for one in bench.moves() if one[0] == MEMORY] == [], "new settings bring no experiment either"
+
+
+@pytest.mark.parametrize(("spares", "share"), [(True, 0.0), (False, 1.0)], ids=["memory.high", "v1"])
+def test_box_is_not_held_below_the_prediction_of_memory_where_that_would_kill(spares: bool, share: float) -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.node.spares_memory, bench.relief.accountable = spares, True
+    bench.watch = bench.made(replace(ON, enabled=False))
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(2)
+    status = {one.resource: one.share for one in bench.watch.status().rungs}
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    held = bench.node.seen.shares
+    bench.node.seen = HarmSeen()
+    bench.watch = bench.made(replace(ON, enabled=False))
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert held == bench.node.seen.shares == {MEMORY: share}
+    assert status[MEMORY] == share
+
+
+def test_it_rests_without_pods() -> None:
+    bench = Bench(pods=0)
+    bench.looks(5)
+
+    assert bench.node.reads == []
+    assert "no pods" in bench.watch.status().resting
+
+
+def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(30)
+    closed, bench.running_pods = bench.watch.closed, ()
+    reads = len(bench.node.reads)
+    bench.looks(250)
+
+    assert closed
+    assert (bench.watch.closed, bench.node.seen.shares, bench.rung(CPU)) == ("", {}, "open")
+    assert len(bench.node.reads) == reads
+
+
+def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(30)
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    before = bench.watch.status()
+    bench.holds.close("")
+    bench.node.seen = HarmSeen()
+    bench.watch = bench.made(ON)
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert (bench.node.seen.shares, bench.holds.closed) == ({CPU: 0.0}, before.closed)
+    assert bench.watch.status().rungs == before.rungs
+    bench.looks(5)
+    assert bench.rung(CPU) == "closed"
+
+
+def test_memory_that_is_nearly_gone_costs_a_pod_at_once_when_the_box_has_to_answer_for_it() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(5)
+    within = list(bench.orders)
+    bench.relief.accountable = True
+    bench.looks(1)
+
+    assert within == []
+    assert [(order.resource, order.emergency, setting) for order, setting in bench.orders] == [
+        (MEMORY, True, ON_OVER_LIMIT)
+    ]
+    assert bench.holds.closed == "the box harms online pods: memory"
+    assert bench.node.reads == [], "of the kernel, nothing else is asked while it is off"
+
+
+def test_where_no_pod_may_be_stopped_the_box_stays_closed_and_the_budget_whole() -> None:
+    bench = Bench()
+    bench.holds.configure(frozenset())
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.looks(250)
+
+    assert (bench.orders, bench.watch.status().evictions) == ([], 0)
+    assert bench.holds.closed
+
+
+def test_pod_that_did_not_go_does_not_count() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.goes, bench.relief.accountable = None, True
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+    bench.looks(1)
+
+    assert (len(bench.orders), bench.watch.status().evictions) == (1, 0)
+
+
+def test_nothing_is_looked_at_nor_held_while_the_limits_are_not_ours() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(6)
+    held = bench.node.seen.shares
+    bench.watch.configure(replace(ON, acts=False))
+    reads = len(bench.node.reads)
+    bench.looks(5)
+
+    assert held
+    assert (bench.node.seen.shares, bench.holds.closed, len(bench.node.reads)) == ({}, "", reads)
+
+
+def test_new_settings_keep_where_each_resource_stands() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(8)
+    before = bench.rung(CPU)
+    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
+
+    assert before == bench.rung(CPU) == Rung.SQUEEZED
+
+
+def test_kernel_that_does_not_answer_is_told_once_and_asked_again() -> None:
+    bench = Bench()
+    bench.node.fails = CgroupError("it hangs")
+    bench.looks(3)
+    bench.node.fails = None
+    bench.looks(2)
+
+    assert bench.log.names() == ["interference_not_seen"]
+    assert [one.value for one in bench.watch.status().signals if one.name == "cpu_pressure"] == [0.0]
+
+
+def test_what_is_held_is_given_back_when_nothing_can_be_seen_for_long() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(8)
+    held, bench.node.fails = dict(bench.node.seen.shares), CgroupError("it hangs")
+    bench.looks(20)
+    soon = bench.node.seen.shares
+    bench.looks(100)
+
+    assert held == soon
+    assert held
+    assert bench.node.seen.shares == {}
+
+
+def test_box_that_can_not_be_squeezed_at_once_is_told_once_and_left_to_the_next_tick() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits, bench.node.stuck = by_the_box, CgroupError("it hangs")
+    bench.looks(6)
+
+    assert bench.log.names().count("squeeze_failed") == 1
+    assert bench.node.seen.shares == {CPU: 0.0}
+
+
+@pytest.mark.parametrize(("its_bytes", "shown"), [(GIB, True), (GIB // 100, False)], ids=["much", "little"])
+def test_waiting_for_io_counts_while_the_box_does_a_large_part_of_it(its_bytes: int, shown: bool) -> None:
+    bench = Bench()
+    bench.node.io_waits = 0.5
+    for count in range(1, 12):
+        bench.node.disk = DiskCounters(
+            bench.clock.now + 1.0,
+            {"8:0": DiskIo(count * GIB, count * 100)},
+            {"8:0": DiskIo(count * its_bytes, count)},
+            {"8:0": "sda"},
+        )
+        bench.looks(1)
+
+    assert bool(bench.moves()) is shown
+
+
+def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:
+    bench = Bench()
+    bench.looks(3)
+    found = {one.name: one for one in bench.watch.status().signals}
+
+    assert (found["cpu_pressure"].here, found["cpu_pressure"].value, found["cpu_pressure"].bar) == (True, 0.0, 10.0)
+    assert (found["memory_pressure"].here, found["memory_pressure"].why) == (False, "not in this test")
+    assert "box_io_share" not in found
+
+
+WEB = PodRef("u-web", "shop", "web")
+
+
+def services_look(bench: Bench, percent: Callable[[Mapping[str, float]], float], every_s: int, seconds: int) -> None:
+    """A service is asked each `every_s`, or each second while an experiment waits for it; a look follows."""
+    for second in range(seconds):
+        if second % every_s == 0 or bench.hurried[-1:] == ["u-web"]:
+            now_s = bench.clock.boottime_s() + 0.5
+            bench.words = (ServiceSignal(WEB, percent(bench.node.seen.shares), 250.0, 3.0, now_s),)
+        bench.looks(1)
+
+
+def test_service_that_says_it_is_harmed_has_the_cause_tried_and_squeezed() -> None:
+    bench = Bench()
+    services_look(bench, lambda shares: 80.0 if shares.get(CPU, 1.0) == 0.0 else 150.0, 10, 12)
+    before = bench.moves()
+    services_look(bench, lambda shares: 80.0 if shares.get(CPU, 1.0) == 0.0 else 150.0, 10, 4)
+
+    assert before == [(CPU, "tried")], "it is high for its 3 s only by the second answer, 10 s later"
+    assert bench.moves() == [(CPU, "tried"), (CPU, "squeezed")]
+    assert bench.hurried[9:14] == ["", "u-web", "u-web", "u-web", ""], "asked each second while it is tried"
+    (shown,) = [one for one in bench.watch.status().signals if one.name == "service_check"]
+    assert (shown.here, shown.note, shown.bar) == (True, "said by shop/web", 100.0)
+
+
+def test_service_that_is_harmed_by_something_else_exonerates_the_box() -> None:
+    bench = Bench()
+    services_look(bench, lambda _: 150.0, 5, 40)
+
+    assert [rung for resource, rung in bench.moves() if resource == CPU][:2] == ["tried", "open"]
+    assert (MEMORY, "tried") in bench.moves()
+    assert "squeezed" not in [rung for _, rung in bench.moves()]
+
+
+def test_experiment_without_an_answer_to_it_is_called_off_and_proves_nothing() -> None:
+    bench = Bench()
+    bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.looks(6)
+
+    assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
+    assert "called off" in bench.watch.status().moves[0].transition.reason
+    assert not any(name == "exonerations" for name, *_ in bench.counted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "why"),
+    [
+        ((), False, f"no online pod asks for it by the annotation {ANNOTATION}"),
+        ((AskedService(WEB, None, "it has not been asked yet"),), True, "shop/web: it has not been asked yet"),
+        ((AskedService(WEB, None),), True, "shop/web: it has not answered of late"),
+    ],
+    ids=["none", "not-yet", "stale"],
+)
+def test_status_says_why_no_service_is_heard(asked: tuple[AskedService, ...], here: bool, why: str) -> None:
+    bench = Bench()
+    bench.asked = asked
+    bench.looks(1)
+    (shown,) = [one for one in bench.watch.status().signals if one.name == "service_check"]
+
+    assert (shown.here, shown.why, shown.value) == (here, why, None)
+
+
+def test_services_are_not_heard_while_interference_is_off() -> None:
+    bench = Bench(replace(ON, enabled=False))
+    bench.words = (ServiceSignal(WEB, 900.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, GIB, GIB, None, EvictionHard())
+    bench.looks(10)
+
+    assert bench.moves() == []
+    assert "service_check" not in [one.name for one in bench.watch.status().signals]
+
+
+def test_nobody_is_hurried_any_more_once_the_limits_are_not_ours() -> None:
+    bench = Bench()
+    bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
+    bench.looks(1)
+    hurried = bench.hurried[-1]
+    bench.watch.configure(replace(ON, acts=False))
+
+    assert (hurried, bench.hurried[-1]) == ("u-web", "")
+
+
+def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:
+    bench = Bench()
+    bench.looks(3)
+
+    assert (bench.node.seen.cpu_seen_s, bench.node.seen.cpu_idle) == (bench.clock.now, True)

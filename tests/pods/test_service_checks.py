@@ -1,0 +1,259 @@
+"""Who is asked, how often, how many at once, and what is known afterwards."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from criproxy.control.clock import Clock
+from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
+from criproxy.model import Pod, PodRef
+from criproxy.pods.runtime import ListedContainer
+from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, ServiceChecks, TooLargeError
+from tests.fakes.clock import FakeClock
+
+HTTP = '{"http": {"port": 80}, "threshold": 100, "hold_s": 7, "every_s": 5, "timeout_s": 1}'
+EXEC = '{"exec": {"command": ["x"], "container": "main"}}'
+
+
+def pod(name: str, text: str | None = HTTP) -> Pod:
+    return Pod(PodRef(f"u-{name}", "shop", name), annotations={} if text is None else {ANNOTATION: text})
+
+
+@dataclass
+class Bench:
+    """The inventory and the asker, too. `says`: the answer, or what is raised; while `gate` is clear, none comes."""
+
+    outside: dict[str, Pod]
+    says: ServiceAnswer | Exception = field(default_factory=lambda: ServiceAnswer(True, "50"))
+    running_pods: tuple[object, ...] = ("an offline pod",)
+    strays: dict[str, PodRef] = field(default_factory=dict)
+    containers: tuple[ListedContainer, ...] = ()
+    active: bool = True
+
+    def __post_init__(self) -> None:
+        self.clock = FakeClock()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[tuple[str, str]] = []
+        self.under_way = self.most_under_way = 0
+        log = structlog.get_logger()
+        self.checks = ServiceChecks(self.active, self, self, self, self.clock, log)  # type: ignore[arg-type]
+
+    def pods(self) -> dict[str, PodRef]:
+        return self.strays
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        return self.containers
+
+    async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
+        self.asked.append((sandbox_id, container_id))
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self.gate.wait()
+        finally:
+            self.under_way -= 1
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    async def seconds(self, count: int) -> None:
+        for _ in range(count):
+            self.checks.look()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            self.clock.advance(1.0)
+
+    def percents(self) -> list[float]:
+        return [one.percent for one in self.checks.signals()]
+
+
+def run(test: Callable[[], object]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_service_is_asked_as_often_as_it_says_and_its_last_word_is_the_signal() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web"), "s2": pod("silent", None)})
+        await bench.seconds(11)
+        assert bench.asked == [("s1", "")] * 3
+        (signal,) = bench.checks.signals()
+        assert (signal.pod.name, signal.percent, signal.threshold, signal.hold_s) == ("web", 50.0, 100.0, 7.0)
+        bench.says = ServiceAnswer(True, "250")
+        await bench.seconds(5)
+        assert bench.percents() == [250.0]
+
+    run(test)
+
+
+def test_service_that_an_experiment_waits_for_is_asked_each_second() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web"), "s2": pod("shop")})
+        await bench.seconds(2)
+        bench.asked.clear()
+        bench.checks.hurry("u-web")
+        await bench.seconds(3)
+        assert bench.asked == [("s1", "")] * 3
+        bench.checks.hurry("")
+        await bench.seconds(5)
+        assert bench.asked.count(("s1", "")) == 4
+
+    run(test)
+
+
+def test_failing_service_is_harm_only_once_it_was_well() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")}, ConnectionRefusedError("refused"))
+        await bench.seconds(6)
+        assert bench.percents() == []
+        assert bench.checks.services()[0].problem == "it has not been well since it was first asked: refused"
+        bench.says = ServiceAnswer(True, "1")
+        await bench.seconds(5)
+        bench.says = ConnectionRefusedError("refused")
+        await bench.seconds(5)
+        assert bench.percents() == [200.0]
+        assert bench.checks.services()[0].problem == "refused"
+
+    run(test)
+
+
+def test_service_whose_answers_are_too_large_is_not_hurried() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")}, TooLargeError())
+        bench.checks.hurry("u-web")
+        await bench.seconds(5)
+        assert len(bench.asked) == 1
+
+    run(test)
+
+
+def test_slow_service_is_given_up_in_time_and_keeps_nobody() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", HTTP.replace('"timeout_s": 1', '"timeout_s": 0.1'))})
+        await bench.seconds(1)
+        bench.gate.clear()
+        await bench.seconds(6)
+        assert bench.under_way == 1
+        await asyncio.sleep(0.3)
+        assert bench.under_way == 0
+        assert bench.percents() == [200.0]
+        assert bench.checks.services()[0].problem == "no answer within 0.1 s"
+
+    run(test)
+
+
+def test_only_so_many_are_asked_at_once_and_of_a_node() -> None:
+    async def test() -> None:
+        bench = Bench({f"s{number}": pod(f"web-{number}") for number in range(MOST + 3)})
+        bench.gate.clear()
+        await bench.seconds(3)
+        assert bench.under_way == AT_ONCE
+        bench.gate.set()
+        await bench.seconds(12)
+        assert bench.most_under_way == AT_ONCE
+        assert len({sandbox for sandbox, _ in bench.asked}) == MOST
+        assert len(bench.percents()) == MOST
+        problems = [one.problem for one in bench.checks.services() if one.problem]
+        assert problems == [f"{MOST} services of this node are asked already"] * 3
+
+    run(test)
+
+
+def test_too_large_an_answer_puts_the_check_off() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")}, TooLargeError())
+        await bench.seconds(200)
+        assert len(bench.asked) == 1
+        assert "more than 65536 bytes" in bench.checks.services()[0].problem
+        await bench.seconds(int(PUT_OFF_S) - 198)
+        assert len(bench.asked) == 2
+        assert bench.percents() == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("idle", ["inactive", "no-offline-pod"])
+def test_nobody_is_asked_while_there_is_no_harm_to_be_seen(idle: str) -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")}, active=idle != "inactive")
+        bench.running_pods = () if idle == "no-offline-pod" else bench.running_pods
+        await bench.seconds(10)
+        assert (bench.asked, bench.checks.services()) == ([], ())
+
+    run(test)
+
+
+def test_offline_pods_outside_the_box_are_not_asked_and_pods_that_go_are_forgotten() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web"), "s2": pod("stray")}, strays={"s2": PodRef("u-stray", "shop", "stray")})
+        await bench.seconds(1)
+        assert bench.asked == [("s1", "")]
+        bench.outside = {}
+        await bench.seconds(1)
+        assert (bench.checks.services(), bench.checks.signals()) == ((), ())
+
+    run(test)
+
+
+def test_word_that_is_old_is_none() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(1)
+        bench.clock.advance(11.0)
+        assert bench.percents() == [50.0]
+        bench.clock.advance(1.0)
+        assert bench.percents() == []
+
+    run(test)
+
+
+def test_nonsense_is_told_once_and_its_pod_is_never_asked() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", "nonsense")})
+        with capture_logs() as logs:
+            await bench.seconds(10)
+        assert [entry["event"] for entry in logs] == ["service_check_ignored"]
+        assert bench.asked == []
+        assert ANNOTATION in bench.checks.services()[0].problem
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "problem"),
+    [
+        pytest.param(("main", "side"), [("s1", "c-main")], "", id="by-name"),
+        pytest.param(("side",), [], "there is not exactly one container main that runs, of side", id="not-there"),
+        pytest.param((), [], "of none", id="none"),
+    ],
+)
+def test_command_runs_in_the_container_that_is_named(names: tuple[str, ...], asked: list, problem: str) -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", EXEC)})
+        bench.containers = tuple(ListedContainer(f"c-{name}", "s1", name, True) for name in names)
+        await bench.seconds(1)
+        assert bench.asked == asked
+        assert problem in bench.checks.services()[0].problem
+
+    run(test)
+
+
+def test_end_of_the_part_ends_what_is_under_way() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        bench.gate.clear()
+        bench.checks.clock = Clock()
+        task = asyncio.create_task(bench.checks.run())
+        while not bench.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert bench.under_way == 0
+
+    run(test)
