@@ -34,11 +34,13 @@ from criproxy.kube.objects import (
     Involved,
     Node,
     ObjectError,
+    PodList,
     annotations_patch,
     decoded,
     event,
     eviction,
     path,
+    pods_path,
     status_of,
 )
 from criproxy.kube.retry import Meaning, meaning, pause_s
@@ -181,6 +183,11 @@ class Evictor:
         own_s = found.spec.termination_grace_period_seconds if found else None
         grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
         return replace(made, grace_s=float(grace_s))
+
+    async def pods(self) -> tuple[BoundPod, ...]:
+        """All that are bound to this node; () when the server does not tell. Raises UnreachableError or ObjectError."""
+        answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
+        return decoded(answer.body, PodList).items if answer.meaning is Meaning.DONE else ()
 
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
