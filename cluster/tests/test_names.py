@@ -14,6 +14,7 @@ from criproxy_cluster import conversion, names
         pytest.param(policy.POLICY, names.POLICY, id="policy"),
         pytest.param(policy.POLICY_STATUS, names.POLICY_STATUS, id="policy-status"),
         pytest.param(evictions.EVICTED, names.EVICTED, id="evicted"),
+        pytest.param(evictions.EVICTED_FROM, names.EVICTED_FROM, id="evicted-from"),
         pytest.param(batch.RESOURCES, names.RESOURCES, id="resources"),
         pytest.param(publisher.CONDITION, names.CONDITION, id="condition"),
     ],
