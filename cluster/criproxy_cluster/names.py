@@ -24,7 +24,10 @@ KEEP_REQUESTS: Final = f"{PREFIX}keep-requests"
 """A pod's annotation, "true": it is offline, but its requests stay as they are."""
 
 EVICTED_FROM: Final = f"evicted.{PREFIX}"
-"""A Node's label, followed by the uid of a pod's controller: pods of that controller are not to come here for now."""
+"""A Node's label, followed by the uid of a pod's controller: pods of that controller are not to come here for now.
+
+The node writes it before it evicts; the controller makes good what is missing, and takes it away in time.
+"""
 
 # --- of nodes --------------------------------------------------------------------------------------------------------
 

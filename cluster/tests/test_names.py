@@ -2,9 +2,10 @@
 
 import pytest
 
-from criproxy.hooks import offline
+from criproxy.hooks import batch, offline
 from criproxy.kube import evictions, extended_resources, policy, publisher
-from criproxy_cluster import names
+from criproxy.model import Asked
+from criproxy_cluster import conversion, names
 
 
 @pytest.mark.parametrize(
@@ -13,6 +14,8 @@ from criproxy_cluster import names
         pytest.param(policy.POLICY, names.POLICY, id="policy"),
         pytest.param(policy.POLICY_STATUS, names.POLICY_STATUS, id="policy-status"),
         pytest.param(evictions.EVICTED, names.EVICTED, id="evicted"),
+        pytest.param(evictions.EVICTED_FROM, names.EVICTED_FROM, id="evicted-from"),
+        pytest.param(batch.RESOURCES, names.RESOURCES, id="resources"),
         pytest.param(publisher.CONDITION, names.CONDITION, id="condition"),
     ],
 )
@@ -32,3 +35,20 @@ def test_the_class_is_the_node_s() -> None:
     assert (offline.DEFAULT_RULE.key, offline.DEFAULT_RULE.value) in marks
     labels = {(rule.key, rule.value) for rules in offline.PRESETS.values() for rule in rules if rule.subject == "label"}
     assert labels <= marks
+
+
+def test_what_the_webhook_records_is_what_the_node_s_hook_reads() -> None:
+    resources = {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    pod = {
+        "metadata": {"name": "a", "labels": {names.CLASS: names.OFFLINE}},
+        "spec": {
+            "initContainers": [{"name": "first", "resources": {"limits": {"cpu": "250m", "memory": "64Mi"}}}],
+            "containers": [{"name": "main", "resources": resources}, {"name": "side"}],
+        },
+    }
+    found = conversion.converted(pod, conversion.ConversionSettings())
+    assert batch.asked_by(found["metadata"]["annotations"]) == {
+        "first": Asked(256, 64 << 20),
+        "main": Asked(1536, 2 << 30),
+        "side": Asked(),
+    }

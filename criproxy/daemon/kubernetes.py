@@ -24,7 +24,7 @@ from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import KubernetesStatus, PolicyShown
-from criproxy.pods.stopping import BudgetError
+from criproxy.pods.stopping import BudgetError, KnownPod
 
 if TYPE_CHECKING:
     from criproxy.config.settings import Kubernetes as Settings
@@ -158,6 +158,23 @@ class KubernetesPart:
         return snapshot.t_s, offer(snapshot, decision, modes)
 
     # --- for whoever has pods leave ---------------------------------------------------------------------------------
+
+    async def known(self, *, within_s: float) -> dict[str, KnownPod]:
+        """See `criproxy.pods.stopping.Evicts`. A server that is known to be away is not waited for."""
+        if self._side is None or self._side.watch.trouble:
+            return {}
+        from criproxy.kube.client import UnreachableError
+        from criproxy.kube.objects import ObjectError
+
+        try:
+            async with asyncio.timeout(within_s):
+                pods = await self._side.evictor.pods()
+        except (TimeoutError, UnreachableError, ObjectError) as error:
+            self._log.info("pods_not_known", reason=str(error) or f"no answer within {within_s:g} s")
+            return {}
+        return {
+            pod.metadata.uid: KnownPod(pod.spec.priority, pod.controller.uid if pod.controller else "") for pod in pods
+        }
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""

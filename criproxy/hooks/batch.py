@@ -1,16 +1,21 @@
-"""What a pod asks of Koordinator's batch resources: its weight inside the box, and its memory limits.
+"""What a pod asks of what nodes lend: its weight inside the box, and its memory limits.
 
 Such a pod has no requests of the ordinary kind, so kubelet makes it BestEffort: the lowest weight, and no memory limit.
-What it asks for, kubelet does not tell the runtime; Koordinator's webhook writes it down in an annotation, which
-kubelet passes on:
+What it asks for, kubelet does not tell the runtime. The webhook that made it so writes it down in an annotation, which
+kubelet passes on; criproxy's own (criproxy-cluster) in the quantities that the author wrote, Koordinator's in those
+that the scheduler counts:
+
+    colocation.criproxy.io/resources:
+      {"containers": {"main": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}}}
 
     node.koordinator.sh/extended-resource-spec:
       {"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"},
                                "limits":   {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"}}}}
 
-batch-cpu counts thousandths of a CPU. Its requests become CPU shares, as kubelet makes them of ordinary ones; limits of
-batch-memory become memory limits. Limits of batch-cpu are not taken up: what online leaves is there to be used.
-What kubelet sets itself, for requests and limits of the ordinary kind, stays.
+batch-cpu counts thousandths of a CPU. Requests of CPU become CPU shares, as kubelet makes them of ordinary ones; limits
+of memory become memory limits. Limits of CPU are not taken up: what online leaves is there to be used. What kubelet
+sets itself, for requests and limits of the ordinary kind, stays. Of a container that both annotations name, the first
+holds: it says what the pod asks for by now.
 
 Whoever may create a pod may write anything there. Nothing in it can lift a pod above the box: shares compare siblings
 in it only, and a memory limit only takes away. What makes no sense is ignored, as a whole.
@@ -27,9 +32,23 @@ from msgspec import Struct
 from criproxy.model import LOWEST_SHARES, Adjustment, Asked, Operation, PodRequest, Target
 from criproxy.model.quantity import parse_quantity
 
-ANNOTATION: Final = "node.koordinator.sh/extended-resource-spec"
-BATCH_CPU: Final = "kubernetes.io/batch-cpu"
-BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
+RESOURCES: Final = "colocation.criproxy.io/resources"
+EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+
+
+class _Names(Struct, frozen=True):
+    """What an annotation calls CPU and memory. `per_core`: how much of it one core is."""
+
+    cpu: str
+    memory: str
+    per_core: int
+
+
+_ANNOTATIONS: Final[Mapping[str, _Names]] = {
+    EXTENDED_SPEC: _Names("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", 1000),
+    RESOURCES: _Names("cpu", "memory", 1),
+}
+"""Of two that name a container, the later one holds."""
 
 _MOST_CHARACTERS: Final = 64 * 1024
 _HIGHEST_SHARES: Final = 262144
@@ -49,15 +68,18 @@ class _RawExtendedSpec(Struct, frozen=True):
 
 def asked_by(annotations: Mapping[str, str]) -> dict[str, Asked]:
     """What each container asks for, by its name. Raises ValueError for what makes no sense."""
-    if (text := annotations.get(ANNOTATION)) is None:
-        return {}
-    try:
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
-        raw = msgspec.json.decode(text, type=_RawExtendedSpec)
-        return {name: _asked(one) for name, one in (raw.containers or {}).items()}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"annotation {ANNOTATION}: {error}") from error
+    found: dict[str, Asked] = {}
+    for annotation, names in _ANNOTATIONS.items():
+        if (text := annotations.get(annotation)) is None:
+            continue
+        try:
+            if len(text) > _MOST_CHARACTERS:
+                raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
+            raw = msgspec.json.decode(text, type=_RawExtendedSpec)
+            found |= {name: _asked(one, names) for name, one in (raw.containers or {}).items()}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"annotation {annotation}: {error}") from error
+    return found
 
 
 def of_pod(containers: Mapping[str, Asked]) -> Asked:
@@ -74,18 +96,18 @@ def of_pod(containers: Mapping[str, Asked]) -> Asked:
     )
 
 
-def _asked(raw: _RawSpecOfContainer) -> Asked:
-    millicores = _amount(raw.requests, BATCH_CPU)
+def _asked(raw: _RawSpecOfContainer, names: _Names) -> Asked:
+    millicores = _amount(raw.requests, names.cpu, 1000 // names.per_core)
     shares = min(_HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
-    return Asked(shares, _amount(raw.limits, BATCH_MEMORY))
+    return Asked(shares, _amount(raw.limits, names.memory))
 
 
-def _amount(amounts: _Amounts, name: str) -> int:
+def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:
     """In whole ones, rounded up; 0: it is not there."""
-    value = parse_quantity(str((amounts or {}).get(name, 0)))
+    value = times * parse_quantity(str((amounts or {}).get(name, 0)))
     if not math.isfinite(value):
         raise ValueError(f"{name} is more than any node has")
-    return math.ceil(value)
+    return math.ceil(round(value, 6))  # 4.03 x 1000 is 4030 and not a little more
 
 
 class BatchHook:
@@ -102,6 +124,6 @@ class BatchHook:
             return
         now = request.resources
         if asked.cpu_shares and now.cpu_shares <= LOWEST_SHARES:
-            yield Adjustment("cpu_shares", asked.cpu_shares, f"its request of {BATCH_CPU}, against others in the box")
+            yield Adjustment("cpu_shares", asked.cpu_shares, "the CPU that it asks for, against others in the box")
         if asked.memory_bytes and not now.memory_limit_bytes:
-            yield Adjustment("memory_limit_in_bytes", asked.memory_bytes, f"its limit of {BATCH_MEMORY}")
+            yield Adjustment("memory_limit_in_bytes", asked.memory_bytes, "its own limit of memory")

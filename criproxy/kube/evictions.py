@@ -12,13 +12,24 @@ What the answer means
 | other 4xx | REFUSED | the next victim |
 | none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
 
+How a pod is kept from coming straight back
+-------------------------------------------
+Whoever owns it makes another one at once, and the scheduler may bind that one to this node while the first still ends.
+So, before it is evicted, the Node gets a label that names its controller, and an annotation that says until when. The
+cluster's webhook has given the pods of each controller an affinity that keeps them off nodes with its label. When the
+time is over, the cluster's controller takes the label away; where there is none, the node does, a minute later. A pod
+that is not evicted after all takes its label with it.
+
 Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/eviction.go; policy/v1
 (policy/v1beta1 before 1.22, whose servers answer 400 to v1).
 """
 
 import asyncio
+import contextlib
 import random
+import re
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -34,11 +45,12 @@ from criproxy.kube.objects import (
     Involved,
     Node,
     ObjectError,
-    annotations_patch,
+    PodList,
     decoded,
     event,
     eviction,
     path,
+    pods_path,
     status_of,
 )
 from criproxy.kube.retry import Meaning, meaning, pause_s
@@ -47,8 +59,17 @@ from criproxy.model import PodRef
 
 EVICTED: Final = "colocation.criproxy.io/evicted"
 """The node's annotation: JSON, what was evicted here -> until when (RFC 3339) it should not come back. A key is the uid
-of the pod's controller, or of the pod: the cluster's side keeps pods of that controller off this node.
+of the pod's controller, or of the pod.
 """
+
+EVICTED_FROM: Final = "evicted.colocation.criproxy.io/"
+"""The node's label, followed by such a key: pods of that controller are not to be placed here."""
+
+MARK_S: Final = 1.0
+"""So long is waited for the label to be there; then the pod is evicted without."""
+
+LATER_S: Final = 60.0
+"""So much later than the cluster's side the node takes its labels away itself."""
 
 MAX_EVICTED: Final = 32
 """Entries; beyond, those go first that end first."""
@@ -62,6 +83,9 @@ GRACE_S: Final = 30.0
 """A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
 
 _REASON: Final = "EvictedByColocation"
+
+_LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
+"""A uid, as the name of a label: whoever makes a pod may write any text for its owner's."""
 
 
 class Outcome(Enum):
@@ -126,6 +150,37 @@ def kept_out(text: str | None, key: str, until_s: float, now_s: float) -> str:
     """
     entries = {name: ends_s for name, ends_s in _entries(text).items() if ends_s > now_s}
     entries[key] = max(until_s, entries.get(key, 0.0))
+    return _text(entries)
+
+
+def let_in(text: str | None, key: str, before: str | None) -> str:
+    """The annotation's text once a pod was not evicted after all: the entry is again what it was in `before`."""
+    entries, old = _entries(text), _entries(before)
+    entries.pop(key, None)
+    if key in old:
+        entries[key] = old[key]
+    return _text(entries)
+
+
+def without_those_over(text: str | None, now_s: float) -> str:
+    """The annotation's text without what is over. `now_s`: wall-clock seconds."""
+    return _text({name: ends_s for name, ends_s in _entries(text).items() if ends_s > now_s})
+
+
+def next_end_s(text: str | None) -> float | None:
+    """When the first entry is over (wall-clock seconds); None: there is none."""
+    return min(_entries(text).values(), default=None)
+
+
+def change(before: str | None, after: str) -> bytes:
+    """The merge patch of the Node from one text of the annotation to another: the text, and the labels that belong."""
+    old, new = _entries(before), _entries(after)
+    wanted = {**{key: None for key in old if key not in new}, **dict.fromkeys(new, "")}
+    labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if _LABEL.fullmatch(key)}
+    return msgspec.json.encode({"metadata": {"annotations": {EVICTED: after}, "labels": labels}})
+
+
+def _text(entries: Mapping[str, float]) -> str:
     last = sorted(entries.items(), key=lambda entry: entry[1])[-MAX_EVICTED:]
     return msgspec.json.encode({name: rfc3339(ends_s) for name, ends_s in last}).decode()
 
@@ -138,6 +193,10 @@ def _entries(text: str | None) -> dict[str, float]:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
     return found
+
+
+def _key(victim: EvictionTarget) -> str:
+    return victim.controller or victim.pod.uid
 
 
 # --- the part --------------------------------------------------------------------------------------------------------
@@ -182,9 +241,20 @@ class Evictor:
         grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
         return replace(made, grace_s=float(grace_s))
 
+    async def pods(self) -> tuple[BoundPod, ...]:
+        """All that are bound to this node; () when the server does not tell. Raises UnreachableError or ObjectError."""
+        answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
+        return decoded(answer.body, PodList).items if answer.meaning is Meaning.DONE else ()
+
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
-        made = await self._evict(victim)
+        before = self._annotation
+        try:
+            await self._keep_out(victim, keep_out_s)
+            made = await self._evict(victim)
+        except asyncio.CancelledError:  # whoever asked waits no longer
+            self._let_in(victim, before)
+            raise
         self._log.warning(
             "evicted" if made.outcome is Outcome.EVICTED else "not_evicted",
             pod=str(victim.pod),
@@ -194,8 +264,9 @@ class Evictor:
             message=made.message,
         )
         if made.outcome is Outcome.EVICTED:
-            self._keep_out(victim, keep_out_s)
             self._tell(victim.pod, why)
+        else:
+            self._let_in(victim, before)
         return made
 
     async def _evict(self, victim: EvictionTarget) -> Eviction:
@@ -224,12 +295,28 @@ class Evictor:
     def _body(victim: EvictionTarget, version: str) -> bytes:
         return eviction(victim.pod, version, victim.grace_period_s)
 
-    def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
+    async def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
+        """Before it goes. What can't be written now is written later: nobody stays for it."""
         now_s = self._clock.wall_s()
-        text = kept_out(self._annotation, victim.controller or victim.pod.uid, now_s + seconds, now_s)
-        self._annotation = text
-        patch = annotations_patch({EVICTED: text})
-        self._to_tell.append(ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH))
+        request = self._changed(kept_out(self._annotation, _key(victim), now_s + seconds, now_s))
+        try:
+            async with asyncio.timeout(MARK_S):
+                if (await self._client.ask(request)).meaning is Meaning.DONE:
+                    return
+        except (TimeoutError, UnreachableError):
+            pass
+        self._tell_later(request)
+
+    def _let_in(self, victim: EvictionTarget, before: str | None) -> None:
+        self._tell_later(self._changed(let_in(self._annotation, _key(victim), before)))
+
+    def _changed(self, text: str) -> ApiRequest:
+        """The annotation is this from now on; what to write for it."""
+        patch, self._annotation = change(self._annotation, text), text
+        return ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH)
+
+    def _tell_later(self, request: ApiRequest) -> None:
+        self._to_tell.append(request)
         self._some.set()
 
     def _tell(self, pod: PodRef, why: str) -> None:
@@ -243,13 +330,24 @@ class Evictor:
             event(self._node, self._node.name, _REASON, f"{pod}: {message}", at=at, name=name),
         ):
             where = path("namespaces", made.metadata["namespace"], "events")
-            self._to_tell.append(ApiRequest("POST", where, msgspec.json.encode(made)))
+            self._tell_later(ApiRequest("POST", where, msgspec.json.encode(made)))
 
     async def run(self) -> None:
         """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
         while True:
-            await self._some.wait()
+            ends_s = next_end_s(self._annotation)
+            left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.wall_s())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._some.wait()
+            self.forget_those_over()
             await self.tell_all()
+
+    def forget_those_over(self) -> None:
+        """Take away what the cluster's side, where there is one, has taken away `LATER_S` before."""
+        text = without_those_over(self._annotation, self._clock.wall_s() - LATER_S)
+        if _entries(text) != _entries(self._annotation):
+            self._tell_later(self._changed(text))
 
     async def tell_all(self) -> None:
         """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
@@ -266,5 +364,6 @@ class Evictor:
 
     def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
-        if self._annotation is None and node is not None:
-            self._annotation = node.annotation(EVICTED)
+        if self._annotation is None and node is not None and (text := node.annotation(EVICTED)) is not None:
+            self._annotation = text
+            self._some.set()  # some of them may be over

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
@@ -245,6 +245,11 @@ def _amount(given: Mapping[str, str | int | float] | None, name: str) -> Fractio
 def path(*parts: str) -> str:
     """The path of an object below /api/v1, whatever its names hold."""
     return "/".join(("/api/v1", *(quote(part, safe="") for part in parts)))
+
+
+def pods_path(node: str) -> str:
+    """The path of the pods that are bound to this node, as the API server's cache has them."""
+    return "/api/v1/pods?" + urlencode({"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"})
 
 
 # --- written ---------------------------------------------------------------------------------------------------------

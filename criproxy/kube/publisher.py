@@ -3,7 +3,6 @@
 import contextlib
 import random
 from typing import Final, Protocol
-from urllib.parse import urlencode
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -33,6 +32,7 @@ from criproxy.kube.objects import (
     allocated,
     decoded,
     path,
+    pods_path,
     quantity,
     status_of,
     status_patch,
@@ -182,8 +182,7 @@ class Publisher:
 
     async def _allocated(self) -> dict[str, int]:
         """What this node's pods were promised, as the API server's cache has it."""
-        query = urlencode({"fieldSelector": f"spec.nodeName={self._node}", "resourceVersion": "0"})
-        pods = decoded(await self._ask(ApiRequest("GET", f"/api/v1/pods?{query}")), PodList)
+        pods = decoded(await self._ask(ApiRequest("GET", pods_path(self._node))), PodList)
         return allocated(pods.items, [resource.name for resource in self._settings.resources])
 
     async def _ask(self, request: ApiRequest) -> bytes:

@@ -4,7 +4,8 @@
 budget lets it; if none may, the first is stopped at the runtime: kubelet's own eviction knows no budgets either, and
 would take an online pod.
 
-What each would give back is read when one has to go: its working set, or the CPU that it uses within a second.
+What each would give back is read when one has to go: its working set, or the CPU that it uses within a second. At the
+same time Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from criproxy.control.interference.victim import Candidate, Victim, candidate, c
 from criproxy.control.resources import RESOURCES
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import PodStopper
+from criproxy.pods.stopping import KnownPod, PodStopper
 
 HOLD_S: Final = 60.0
 """For so long a pod that was stopped may not start again, so that nothing spins."""
@@ -100,16 +101,21 @@ class PodEviction(Struct):
         return victims[at or 0].candidate.owner
 
     async def _candidates(self, resource: str) -> tuple[dict[str, Sandbox], list[Candidate]]:
-        """The sandboxes by their pods' uid, and the pods with what they say of themselves."""
+        """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""
         running = {one.id: one for one in self.shared.inventory.running_pods}
         self.stopper.forget_others(running.keys())
         untried = [one for one in running.values() if one.id not in self._tried]
-        uses = await self._uses({one.placement: one for one in untried if one.placement}, resource)
+        uses, sandboxes, known = await asyncio.gather(
+            self._uses({one.placement: one for one in untried if one.placement}, resource),
+            self.shared.runtime.sandboxes(),
+            self.stopper.known(),
+        )
         found = []
-        for listed in await self.shared.runtime.sandboxes():
+        for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= LEAST[resource]:
-                pod = Pod(listed.pod, listed.labels, listed.annotations)
-                found.append(candidate(pod, owner_of(pod), uses[listed.id], listed.created_s))
+                pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
+                owner, use = told.owner or owner_of(pod), uses[listed.id]
+                found.append(candidate(pod, owner, use, listed.created_s, kubernetes_priority=told.priority))
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:

@@ -33,12 +33,29 @@ EVICT_S: Final = 10.0
 """So long an eviction may take to be accepted, before the pod's sandbox is stopped instead."""
 
 
+KNOWN_S: Final = 1.0
+"""So long Kubernetes is waited for to say which pods matter more: those that are harmed wait, too."""
+
+
 class BudgetError(Exception):
     """The pod's disruption budget lets it not go now."""
 
 
+class KnownPod(Struct, frozen=True):
+    """What Kubernetes knows of a pod beside its labels and annotations.
+
+    `priority` None: it has none. `owner` is the uid of who makes another pod in its place; "": nobody.
+    """
+
+    priority: int | None = None
+    owner: str = ""
+
+
 class Evicts(Protocol):
     """Whoever has pods leave as Kubernetes does it."""
+
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        """This node's pods by uid; none, when nobody has answered `within_s`. Never raises."""
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         """Have it leave, in its own grace period (or `grace_s`); returns within how many seconds it will have ended.
@@ -96,6 +113,10 @@ class PodStopper(Struct):
         self._stopped.intersection_update(sandboxes)
         self._waiting.intersection_update(sandboxes)
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
+
+    async def known(self) -> Mapping[str, KnownPod]:
+        """What Kubernetes knows of this node's pods, by uid; none, where it can't be asked."""
+        return {} if self.evicts is None else await self.evicts.known(within_s=KNOWN_S)
 
     async def evict_first(
         self, victims: Sequence[tuple[str, PodRef, str]], *, within_s: float, grace_s: int | None = None

@@ -151,7 +151,10 @@ def whole(name: str, arguments: Sequence[str]) -> list[Outcome]:
 
 
 def suite_files(checkout: Path) -> list[str]:
-    """The test files of integration/ and of integration/systemd/, relative to the checkout."""
+    """The test files of integration/ and of integration/systemd/, relative to the checkout.
+
+    Those of integration/control_plane/ are not among them: its programs are not brought to the nodes.
+    """
     found = [*checkout.glob("integration/test_*.py"), *checkout.glob("integration/systemd/test_*.py")]
     return sorted(str(file.relative_to(checkout)) for file in found)
 

@@ -49,7 +49,6 @@ class LeftOut:
 
 LEFT_OUT = (
     LeftOut(".*-.*", r"^integration/test_demo\.py", "the demo shows pictures of a machine's own speed"),
-    LeftOut(".*-.*", r"^integration/test_kubernetes\.py", "the control plane's programs are not brought to the nodes"),
     LeftOut("forky-v2", r"^integration/test_kubelet\.py", "kubelet 1.20 speaks CRI v1alpha2, containerd 2.1 v1 alone"),
     LeftOut(
         "forky-v2", r"^integration/systemd/test_(attach|install)\.py", "their kubelet 1.20 speaks CRI v1alpha2 alone"

@@ -14,8 +14,8 @@ from criproxy.kube.policy import POLICY
 from criproxy.model import PodRef
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
-from criproxy.pods.stopping import BudgetError
-from tests.fakes.apiserver import BUDGET, FakeApiServer, Pki
+from criproxy.pods.stopping import BudgetError, KnownPod
+from tests.fakes.apiserver import BUDGET, FakeApiServer, Fault, Pki
 from tests.fakes.log import FakeLog
 from tests.kube.test_together import Hurried
 from tests.rows import laws, predictions, snapshot
@@ -216,6 +216,33 @@ def evicted(bench, api, pod=JOB):
         return await bench.part.evict(pod, "why", within_s=5.0)
 
     return bench.run(scenario)
+
+
+def test_pods_are_known_with_their_priorities_and_owners_while_the_server_answers(bench, api):
+    put_pod(api, priority=7)
+    api.pods.append({"metadata": {"name": "b", "uid": "uid-b"}})
+
+    async def scenario():
+        await bench.until(lambda: api.watchers and not bench.part.status().trouble)
+        found = await bench.part.known(within_s=5.0)
+        api.stop()
+        return found, await bench.part.known(within_s=5.0)
+
+    known = {"uid-a": KnownPod(7, "uid-job"), "uid-b": KnownPod()}
+    assert bench.run(scenario) == (known, {})
+
+
+def test_server_that_says_nothing_is_not_waited_for(bench, api):
+    put_pod(api, priority=7)
+
+    async def scenario():
+        await bench.until(lambda: api.watchers and not bench.part.status().trouble)
+        api.faults.append(Fault("GET /api/v1/pods", slow_s=3.0, times=9))
+        async with asyncio.timeout(2.0):
+            return await bench.part.known(within_s=0.1)
+
+    assert bench.run(scenario) == {}
+    assert asyncio.run(bench.part.known(within_s=0.1)) == {}
 
 
 def put_pod(api, **spec):

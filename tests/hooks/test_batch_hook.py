@@ -1,4 +1,4 @@
-"""What a pod asks of Koordinator's batch resources, and what nonsense there does: nothing."""
+"""What a pod asks of what nodes lend, and what nonsense there does: nothing."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.hooks.batch import ANNOTATION, BatchHook, asked_by, of_pod
+from criproxy.hooks.batch import EXTENDED_SPEC, RESOURCES, BatchHook, asked_by, of_pod
 from criproxy.model import Asked, Operation, PodRequest, Resources, Target
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -15,7 +15,12 @@ BEST_EFFORT = Resources(cpu_shares=2)
 
 
 def spec(**containers: object) -> dict[str, str]:
-    return {ANNOTATION: json.dumps({"containers": containers})}
+    return {EXTENDED_SPEC: json.dumps({"containers": containers})}
+
+
+def ours(**containers: object) -> dict[str, str]:
+    """As criproxy's own webhook writes it: see cluster/criproxy_cluster/conversion.py."""
+    return {RESOURCES: json.dumps({"containers": containers})}
 
 
 def wants(cpu: object = None, memory: object = None) -> dict[str, dict[str, object]]:
@@ -56,7 +61,20 @@ BOTH = spec(main=wants("2000", "4Gi"))
         pytest.param(spec(main={"requests": {MEMORY: "1Gi"}}), {"main": Asked()}, id="a-request-is-no-limit"),
         pytest.param(spec(main={"limits": {CPU: "500"}}), {"main": Asked()}, id="a-limit-of-cpu-is-no-request"),
         pytest.param(spec(main={}, side={"requests": None}), {"main": Asked(), "side": Asked()}, id="empty"),
-        pytest.param({ANNOTATION: '{"other": 1}'}, {}, id="other-keys"),
+        pytest.param({EXTENDED_SPEC: '{"other": 1}'}, {}, id="other-keys"),
+        pytest.param(
+            ours(main={"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}}),
+            {"main": Asked(1536, 2 * GIB)},
+            id="criproxys-own",
+        ),
+        pytest.param(ours(main={"requests": {"cpu": 2}}), {"main": Asked(2048)}, id="criproxys-own-bare-number"),
+        pytest.param(ours(main={"requests": {"cpu": "4.03"}}), {"main": Asked(4126)}, id="criproxys-own-fraction"),
+        pytest.param(ours(main=wants("2000", "4Gi")), {"main": Asked()}, id="names-of-the-other"),
+        pytest.param(
+            {**spec(main=wants("1000"), side=wants("500")), **ours(main={"requests": {"cpu": "2"}})},
+            {"main": Asked(2048), "side": Asked(512)},
+            id="criproxys-own-before-koordinators",
+        ),
     ],
 )
 def test_annotation_says_what_each_container_asks_for(annotations: dict[str, str], asked: dict[str, Asked]) -> None:
@@ -69,12 +87,12 @@ NONSENSE = [
     pytest.param("[]", id="a-list"),
     pytest.param('{"containers": []}', id="containers-are-a-list"),
     pytest.param('{"containers": {"main": 1}}', id="container-is-a-number"),
-    pytest.param(spec(main=wants("-5"))[ANNOTATION], id="negative"),
-    pytest.param(spec(main=wants("two"))[ANNOTATION], id="word"),
-    pytest.param(spec(main=wants(None, "1e400"))[ANNOTATION], id="more-than-any-node"),
-    pytest.param(spec(main=wants(1e300))[ANNOTATION], id="large-number"),
-    pytest.param(spec(main=wants(["1"]))[ANNOTATION], id="list"),
-    pytest.param(spec(main=wants("2000"), side=wants("x"))[ANNOTATION], id="one-of-two"),
+    pytest.param(spec(main=wants("-5"))[EXTENDED_SPEC], id="negative"),
+    pytest.param(spec(main=wants("two"))[EXTENDED_SPEC], id="word"),
+    pytest.param(spec(main=wants(None, "1e400"))[EXTENDED_SPEC], id="more-than-any-node"),
+    pytest.param(spec(main=wants(1e300))[EXTENDED_SPEC], id="large-number"),
+    pytest.param(spec(main=wants(["1"]))[EXTENDED_SPEC], id="list"),
+    pytest.param(spec(main=wants("2000"), side=wants("x"))[EXTENDED_SPEC], id="one-of-two"),
     pytest.param("[" * 60_000, id="deep"),
     pytest.param('{"containers": {"' + "x" * 70_000 + '": {}}}', id="long"),
     pytest.param("\udcff", id="no-utf-8"),
@@ -84,15 +102,24 @@ NONSENSE = [
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_nonsense_is_refused_by_name_and_changes_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match=ANNOTATION):
-        asked_by({ANNOTATION: text})
-    assert changes({ANNOTATION: text}) == {}
+    with pytest.raises(ValueError, match=EXTENDED_SPEC):
+        asked_by({EXTENDED_SPEC: text})
+    assert changes({EXTENDED_SPEC: text}) == {}
 
 
-@given(st.text() | st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")))
-def test_any_text_is_nonsense_or_an_amount_that_a_runtime_takes(text: str) -> None:
+def test_nonsense_in_either_annotation_leaves_out_both() -> None:
+    assert changes({**BOTH, RESOURCES: "{"}) == {}
+    with pytest.raises(ValueError, match=RESOURCES):
+        asked_by({**BOTH, RESOURCES: "{"})
+
+
+@given(
+    st.sampled_from([EXTENDED_SPEC, RESOURCES]),
+    st.text() | st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")),
+)
+def test_any_text_is_nonsense_or_an_amount_that_a_runtime_takes(annotation: str, text: str) -> None:
     try:
-        found = asked_by({ANNOTATION: text})
+        found = asked_by({annotation: text})
     except ValueError:
         return
     assert all(0 <= one.cpu_shares <= 262144 and 0 <= one.memory_bytes < 1 << 63 for one in found.values())

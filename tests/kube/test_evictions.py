@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.kube.client import ApiAnswer, ApiClient
-from criproxy.kube.evictions import EVICTED, MAX_EVICTED, EvictionTarget, Evictor, Outcome, kept_out, outcome
+from criproxy.kube.evictions import (
+    EVICTED,
+    EVICTED_FROM,
+    LATER_S,
+    MAX_EVICTED,
+    EvictionTarget,
+    Evictor,
+    Outcome,
+    kept_out,
+    outcome,
+)
 from criproxy.kube.objects import Involved, Meta, Node
 from criproxy.model import PodRef
 from tests.fakes.apiserver import BUDGET, failure
@@ -92,6 +102,73 @@ def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
     clock.advance(150)
     bench.first(victim("c"))
     assert sorted(bench.annotation()) == ["uid-b", "uid-c"]
+
+
+def test_controller_is_kept_out_before_its_pod_is_evicted_as_another_one_is_made_at_once(bench, api):
+    bench.first(victim("a", controller="job-1"))
+    writes = [(one.method, one.path.rpartition("/")[2]) for one in api.requests]
+    assert writes[:2] == [("PATCH", "node1"), ("POST", "eviction")]
+    assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
+
+
+@pytest.mark.parametrize("answer", [BUDGET, failure(403, "Forbidden", "not yours"), MISSING], ids=str)
+def test_controller_of_a_pod_that_is_not_evicted_is_let_in_again(bench, api, answer):
+    bench.first(victim("a", controller="job-1"))
+    api.budgets = {"b": answer, "c": answer}
+    bench.first(victim("b", controller="job-2"))
+    bench.first(victim("c", controller="job-1"))
+    assert sorted(bench.annotation()) == ["job-1"]
+    assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
+
+
+def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
+    api.fail("eviction", slow_s=2.0)
+
+    async def scenario():
+        async with asyncio.timeout(0.5):
+            await bench.evictor.evict(victim("a", controller="job-1"), "why")
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(scenario())
+    asyncio.run(bench.evictor.tell_all())
+    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+
+
+def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, api, clock):
+    bench.first(victim("a", controller="job-1"))
+    clock.advance(300 + LATER_S - 1)
+    bench.evictor.forget_those_over()
+    asyncio.run(bench.evictor.tell_all())
+    assert sorted(bench.annotation()) == ["job-1"]
+    clock.advance(2)
+    bench.evictor.forget_those_over()
+    asyncio.run(bench.evictor.tell_all())
+    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+
+
+def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock):
+    over = kept_out(None, "job-0", clock.wall - LATER_S - 1, clock.wall - 1000)
+    api.put_node(metadata={"labels": {f"{EVICTED_FROM}job-0": "", "mine": "1"}, "annotations": {EVICTED: over}})
+
+    async def scenario():
+        telling = asyncio.create_task(bench.evictor.run())
+        await asyncio.sleep(0)
+        bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: over})))
+        async with asyncio.timeout(10):
+            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+        telling.cancel()
+
+    asyncio.run(scenario())
+    assert api.nodes["node1"]["metadata"]["labels"] == {"mine": "1"}
+
+
+@pytest.mark.parametrize("uid", ["a/b", "x" * 64, "-a", "", "\u00e4"])
+def test_controller_whose_uid_can_be_no_label_gets_none(bench, api, uid):
+    bench.first(victim("a", controller=uid))
+    assert bench.left() == "bc"
+    labels = {f"{EVICTED_FROM}uid-a": ""} if not uid else {}
+    assert api.nodes["node1"]["metadata"]["labels"] == labels
 
 
 def test_entries_of_an_earlier_process_are_kept(bench, clock):

@@ -1,7 +1,7 @@
 """One pod goes when one has to: who, how, and that it does not come straight back."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +15,7 @@ from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
 from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off, no_hold_offs
 
@@ -187,8 +187,12 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
 class Api:
     """Lets only these go, within 16 s. `away`: it does not answer. What it was asked for is `asked`."""
 
-    def __init__(self, *names: str, away: bool = False) -> None:
+    def __init__(self, *names: str, away: bool = False, pods: Mapping[str, KnownPod] | None = None) -> None:
         self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
+        self.pods = pods or {}
+
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        return self.pods
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
@@ -197,6 +201,24 @@ class Api:
         if pod.name not in self.names:
             raise BudgetError("none")
         return 16.0
+
+
+def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:
+    labels = {"s1": {"job-name": "sort"}, "s2": {"job-name": "sort", "koordinator.sh/priority": "-7"}}
+    api = Api("job1", "job2", pods={"u1": KnownPod(3, "uid-sort"), "u2": KnownPod(9000, "uid-join")})
+    bench = Bench(evicts=api, labels=labels)
+
+    assert bench.evict() == "uid-sort"
+    assert [name for name, *_ in api.asked] == ["job1"]
+    assert "its priority 3 is the lowest" in bench.eviction.last[MEMORY]
+
+
+def test_owner_that_kubernetes_names_is_barred() -> None:
+    api = Api("job1", "job2", pods={"u2": KnownPod(None, "uid-join")})
+    bench = Bench(evicts=api)
+    bench.evict(replace(ORDER, barred=frozenset({"uid-join"})))
+
+    assert [name for name, *_ in api.asked] == ["job1"]
 
 
 @pytest.mark.parametrize(("resource", "grace_s"), [(MEMORY, GRACE_S), (CPU, None)])

@@ -15,7 +15,7 @@ from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import BudgetError, Evicts, Holds
+from criproxy.pods.stopping import BudgetError, Evicts, Holds, KnownPod
 from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
@@ -453,6 +453,9 @@ def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_
 
 class NoBudget:
     """Lets no pod go."""
+
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        return {}
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         raise BudgetError("minAvailable 1")

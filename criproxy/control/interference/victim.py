@@ -67,7 +67,10 @@ documentation, Well-Known Labels; Spark on Kubernetes; the ReplicaSet's hash is 
 
 
 def owner_of(pod: Pod) -> str:
-    """What owns the pod, as far as its labels say: `namespace/label=value`; "": nothing does."""
+    """What owns the pod, as far as its labels say: `namespace/label=value`; "": nothing does.
+
+    For where Kubernetes' API, which knows it, does not say.
+    """
     labels = pod.labels
     return next((f"{pod.ref.namespace}/{key}={labels[key]}" for key in _OWNERS if labels.get(key)), "")
 
