@@ -22,7 +22,7 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
-from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
@@ -162,7 +162,7 @@ def test_box_and_what_runs_in_it_keep_to_its_cpus(ground: Ground) -> None:
     child = ground.start(ground.pod("poda"))
     last = frozenset({max(there)})
     rest = there - last
-    steps: list[Cpus | type_unlimited] = [rest, last, there, rest, UNLIMITED]
+    steps: list[Cpus | Unlimited] = [rest, last, there, rest, UNLIMITED]
     held: list[list[Cpus]] = []
     for cpus in steps:
         ground.driver.ensure(ground.box)

@@ -62,9 +62,9 @@ from criproxy.model import (
     AdmissionError,
     LimitChange,
     Limits,
+    Unlimited,
     Usage,
     UsageReading,
-    type_unlimited,
 )
 from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
@@ -97,7 +97,7 @@ class Held(Struct, frozen=True):
     """One reading of the memory that counts towards the box's limit, and the limit that was wanted at that moment."""
 
     used_bytes: int
-    wanted_bytes: float | type_unlimited
+    wanted_bytes: float | Unlimited
 
 
 class BoxState(Struct, frozen=True):
@@ -153,7 +153,7 @@ class Box:
         self,
         driver: CgroupDriver,
         settings: BoxSettings,
-        cpus: Callable[[], Cpus | type_unlimited],
+        cpus: Callable[[], Cpus | Unlimited],
         clock: MonotonicClock,
         *,
         timeout_s: float = 10.0,
@@ -627,7 +627,7 @@ class Box:
         self._limits = {**self._driver.read(path), **others}
         return changes
 
-    def _bound_in(self, path: str, name: str, limit: float | type_unlimited | None) -> tuple[LimitChange, ...]:
+    def _bound_in(self, path: str, name: str, limit: float | Unlimited | None) -> tuple[LimitChange, ...]:
         """`limit` of a resource of `kernel_files.LIMITS`; None: the box's share of what the node can have.
 
         While the config is not known, the share is not known either: what is in force stays.
@@ -721,7 +721,7 @@ class Box:
         return due
 
 
-def _below(held: float | type_unlimited, wanted: float | type_unlimited) -> int | None:
+def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:
     """The wanted limit when the one that is held is above it, else None."""
     return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else int(wanted)
 

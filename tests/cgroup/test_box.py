@@ -14,7 +14,7 @@ from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxS
 from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -44,9 +44,9 @@ class Allowed:
     """The CPUs that kubelet leaves to the box."""
 
     def __init__(self) -> None:
-        self.cpus: Cpus | type_unlimited = UNLIMITED
+        self.cpus: Cpus | Unlimited = UNLIMITED
 
-    def __call__(self) -> Cpus | type_unlimited:
+    def __call__(self) -> Cpus | Unlimited:
         return self.cpus
 
 

@@ -23,7 +23,7 @@ from criproxy.model import (
     PodRef,
     PodRequest,
     Sandbox,
-    type_unlimited,
+    Unlimited,
 )
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.admission import AdmissionSettings
@@ -99,14 +99,14 @@ class Box:
 class CpuManager:
     """`leaves`: the CPUs of the box; `looks`: what it was asked for, "" for a pod that starts."""
 
-    leaves: Cpus | type_unlimited = UNLIMITED
+    leaves: Cpus | Unlimited = UNLIMITED
     error: str = ""
     looks: list[str] = field(default_factory=list)
 
     def pod_starts(self, pod: Pod) -> None:
         self.looks.append("")
 
-    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+    async def within(self, asked: Cpus) -> Cpus | Unlimited:
         self.looks.append(format_cpus(asked))
         if self.error:
             raise AdmissionError(self.error)
@@ -483,7 +483,7 @@ def update(bench: Bench, **linux: bytes | int) -> Forward | AnswerError:
     ],
 )
 def test_update_of_a_placed_container_keeps_the_cpus_and_memory_nodes_that_kubelet_gives_it(
-    leaves: Cpus | type_unlimited, passed: bytes
+    leaves: Cpus | Unlimited, passed: bytes
 ) -> None:
     runtime, cpu_manager = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}), CpuManager(leaves)
     bench = Bench(runtime=runtime, cpu_manager=cpu_manager)
