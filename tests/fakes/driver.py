@@ -71,6 +71,8 @@ class FakeDriver:
         self.pods_in.setdefault(box, {})
 
     def read(self, box: str) -> Limits:
+        if box not in self.boxes:
+            raise CgroupError(f"cannot read {box}: ENOENT")
         return self.boxes[box]
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
