@@ -160,7 +160,8 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
         else:
             admissions.resume()
         await asyncio.gather(*waiting)
-        late, none = ([("/offline/pod1", 2)], [("/offline/pod1", 3)]), ([], [])
+        none: tuple[list[object], list[object]] = [], []
+        late = [("/offline/pod1", 2)], [("/offline/pod1", 3)]
         told = (own.admitted[1:], own.resized), (other.admitted, other.resized)
         assert told == ((none, late) if handed else (late, none))
 
