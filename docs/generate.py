@@ -1,6 +1,7 @@
-"""Makes docs/metrics.md, docs/log-events.md and a table of docs/operation.md: `python -m docs.generate [--check]`.
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md and a table of docs/operation.md.
 
---check writes nothing, and fails when a page is not what the code makes.
+`python -m docs.generate [--check]`
+--check writes nothing, and fails when a file is not what the code makes.
 """
 
 import ast
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
+from docs.config_example import render
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
@@ -117,14 +119,19 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 def main() -> int:
     stale = []
-    for name, text in (("metrics.md", metrics()), ("log-events.md", events()), ("operation.md", operation())):
-        page = HERE / name
+    for name, text in (
+        ("config.example.toml", render()),
+        ("docs/metrics.md", metrics()),
+        ("docs/log-events.md", events()),
+        ("docs/operation.md", operation()),
+    ):
+        page = HERE.parent / name
         if "--check" in sys.argv[1:]:
             stale += [name] if not page.exists() or page.read_text(encoding="utf-8") != text else []
         else:
             page.write_text(text, encoding="utf-8")
     for name in stale:
-        print(f"docs/{name} is not what the code makes: run python -m docs.generate", file=sys.stderr)
+        print(f"{name} is not what the code makes: run python -m docs.generate", file=sys.stderr)
     return bool(stale)
 
 

@@ -22,7 +22,7 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
-from criproxy.model import UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
@@ -162,7 +162,7 @@ def test_box_and_what_runs_in_it_keep_to_its_cpus(ground: Ground) -> None:
     child = ground.start(ground.pod("poda"))
     last = frozenset({max(there)})
     rest = there - last
-    steps: list[Cpus | type_unlimited] = [rest, last, there, rest, UNLIMITED]
+    steps: list[Cpus | Unlimited] = [rest, last, there, rest, UNLIMITED]
     held: list[list[Cpus]] = []
     for cpus in steps:
         ground.driver.ensure(ground.box)
@@ -388,6 +388,42 @@ def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
     box.close()
     assert ground.driver.read(ground.box) == {"cpu": 0.2, "memory": 64 * MIB}
     assert not any(Path(f"{hierarchy}{place.in_box}").exists() for hierarchy in ground.hierarchies for place in places)
+
+
+@pytest.mark.parametrize("lifted", ["cpu", "memory", "pids", "box"])
+def test_limit_that_somebody_lifts_between_two_pods_is_back_before_the_second_one_enters(
+    ground: Ground, lifted: str
+) -> None:
+    one, other = (parse_kubelet_parent(f"{ground.prefix}/kubepods/besteffort/{name}") for name in ("poda", "podb"))
+    settings = BoxSettings({"cpu": 0.2, "memory": 64 * MIB}, {"pids": 0.1})
+    box = Box(ground.driver, settings, lambda: UNLIMITED, Clock())
+    files_of = {
+        "cpu": [("cpu.cfs_quota_us", "cpu.max")],
+        "memory": [("memory.memsw.limit_in_bytes", "memory.swap.max"), ("memory.limit_in_bytes", "memory.max")],
+        "pids": [("pids.max", "pids.max")],
+    }
+
+    def lift() -> None:
+        for v1, v2 in files_of.get(lifted, []):
+            file = ground.file(ground.box, v1, v2)
+            if file.exists():  # without swap accounting, one does not
+                file.write_text("-1" if ground.driver.version == 1 and v1 != v2 else "max")
+        for hierarchy in ground.hierarchies if lifted == "box" else ():
+            Path(f"{hierarchy}{ground.box}").rmdir()
+
+    async def scenario() -> None:
+        await box.admit(one, 0)
+        box.forget(one.name)
+        assert await box.sweep(set()) == ("poda",)
+        lift()
+        await box.admit(other, 0)
+
+    asyncio.run(scenario())
+    box.close()
+    assert ground.driver.read(ground.box) == {"cpu": 0.2, "memory": 64 * MIB}
+    held = ground.driver.read_limit(ground.box, "pids")
+    assert held is not None and held.limit is not UNLIMITED
+    assert ground.driver.exists(other.in_box)
 
 
 def test_remove_of_a_pod_in_use_leaves_it_whole(ground: Ground) -> None:

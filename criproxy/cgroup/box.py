@@ -28,8 +28,9 @@ sinks on the reclaimer's thread (`_sink`), towards `_sink_to`; each step looks a
 soon as the wanted limit has risen. What a last step undid, the next `apply` mends. What memory is to be brought down to
 below its limit (MEMORY_HIGH), on v2, sinks the same way, and leaves memory.max alone.
 
-**Invariants.** A pod's cgroup is made in the job that has bounded the box, after that (`_admit`). Neither CPU nor the
-start of a pod waits for memory. Something that can't be bounded keeps nothing else from being bounded (`_bound`).
+**Invariants.** A pod's cgroup is made in the job that has bounded the box, after that (`_admit`), or that has found the
+limits in the kernel which another job left there a moment ago (`_is_bounded`). Neither CPU nor the start of a pod waits
+for memory. Something that can't be bounded keeps nothing else from being bounded (`_bound`).
 
 **Errors.** One that kept the box from being bounded is its `_fault`: no pod is admitted until it was bounded again.
 A call without an answer in time fails (`StuckError`); while its job is blocked, all others of that thread fail at once,
@@ -62,9 +63,9 @@ from criproxy.model import (
     AdmissionError,
     LimitChange,
     Limits,
+    Unlimited,
     Usage,
     UsageReading,
-    type_unlimited,
 )
 from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
@@ -89,6 +90,11 @@ CPUs. Where that takes longer, as with hundreds of CPUs, kubelet's calls would w
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
 
+_BOUNDED_S: Final = 1.0
+"""For so long after all files of the box were settled, a pod's start looks at the box's limits alone. The loop's tick
+settles them each second; a start would do all of that over again, in a third of its CPU time.
+"""
+
 _CACHE_S: Final = 3.0
 """For so long page cache is dropped at a time, and not begun again while a limit is to sink."""
 
@@ -97,7 +103,7 @@ class Held(Struct, frozen=True):
     """One reading of the memory that counts towards the box's limit, and the limit that was wanted at that moment."""
 
     used_bytes: int
-    wanted_bytes: float | type_unlimited
+    wanted_bytes: float | Unlimited
 
 
 class BoxState(Struct, frozen=True):
@@ -122,6 +128,15 @@ class BoxState(Struct, frozen=True):
     memory: Held | None = None
     cpus: str = ""
     in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
+
+
+class _Bounded(Struct, frozen=True):
+    """At `at_s` (monotonic) the box at `path` was bounded to `wanted`, and the kernel held `held` of CPU and memory."""
+
+    path: str
+    wanted: Limits
+    held: Limits
+    at_s: float
 
 
 class BoxSettings(Struct, frozen=True):
@@ -153,7 +168,7 @@ class Box:
         self,
         driver: CgroupDriver,
         settings: BoxSettings,
-        cpus: Callable[[], Cpus | type_unlimited],
+        cpus: Callable[[], Cpus | Unlimited],
         clock: MonotonicClock,
         *,
         timeout_s: float = 10.0,
@@ -178,6 +193,10 @@ class Box:
         self._path: str | None = None
         self._wanted: Limits | None = None
         self._limits: Limits | None = None
+        self._held_by_kernel: Limits = {}
+        """Of CPU and memory, after the last write of both."""
+        self._bounded: _Bounded | None = None
+        """What all files of the box were brought to last, without an error."""
         self._memory: Held | None = None
         self._reading_s = 0.0
         """How long the node's usage took to be read, the last time."""
@@ -202,7 +221,7 @@ class Box:
 
     def configure(self, settings: BoxSettings) -> None:
         """From the next call on."""
-        self._settings = settings
+        self._settings, self._bounded = settings, None
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
@@ -489,7 +508,9 @@ class Box:
 
     def _admit(self, place: PodParent, memory_bytes: int) -> None:
         self._settle_at(place.box.path)
-        self._guarded(partial(self._bound, place.box.path, self._wanted or self._settings.floor))
+        wanted = self._wanted or self._settings.floor
+        if not self._is_bounded(place.box.path, wanted):
+            self._guarded(partial(self._bound, place.box.path, wanted))
         self._set_pod_limits(place, memory_bytes)
         if is_slice(place.box.path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
             self._keep_to_cpus(place.box.path)
@@ -603,11 +624,32 @@ class Box:
                 )
         self._path = path
 
+    def _is_bounded(self, path: str, wanted: Limits) -> bool:
+        """Whether the box was bounded so a moment ago, and still is, by its limits and its CPUs.
+
+        What else somebody may have changed since, such as the box's weight, the next tick puts back. A slice is not
+        trusted: systemd resets what it did not write itself when the first pod enters.
+        """
+        last = self._bounded
+        if last is None or (last.path, last.wanted) != (path, wanted) or is_slice(path):
+            return False
+        if self._clock.monotonic_s() - last.at_s > _BOUNDED_S or self._confined != _shown(self._cpus()):
+            return False
+        before = {name: held.limit for name, held in self._held.items()}
+        try:
+            for name in before:
+                self._look_at(path, name)
+            unchanged = self._driver.read(path) == last.held
+        except CgroupError:  # the box has gone: it is made anew
+            return False
+        return unchanged and before == {name: held.limit for name, held in self._held.items()}
+
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.
 
         The limits come last: systemd writes all that it was sent before when it is sent something else.
         """
+        self._bounded = None
         self._driver.ensure(path)
         changes: list[LimitChange] = []
         failure: CgroupError | None = None
@@ -619,15 +661,17 @@ class Box:
                 failure = error
         if failure is not None:
             raise failure
+        self._bounded = _Bounded(path, limits, self._held_by_kernel, self._clock.monotonic_s())
         return tuple(changes)
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
         others = {name: held.limit for name, held in self._held.items() if name in limits}
-        self._limits = {**self._driver.read(path), **others}
+        self._held_by_kernel = self._driver.read(path)
+        self._limits = {**self._held_by_kernel, **others}
         return changes
 
-    def _bound_in(self, path: str, name: str, limit: float | type_unlimited | None) -> tuple[LimitChange, ...]:
+    def _bound_in(self, path: str, name: str, limit: float | Unlimited | None) -> tuple[LimitChange, ...]:
         """`limit` of a resource of `kernel_files.LIMITS`; None: the box's share of what the node can have.
 
         While the config is not known, the share is not known either: what is in force stays.
@@ -655,7 +699,7 @@ class Box:
     def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
         cpus = self._cpus()
         changes = self._counted_drift(self._driver.confine(path, cpus))
-        self._confined = "" if cpus is UNLIMITED else format_cpus(cpus)
+        self._confined = _shown(cpus)
         return changes
 
     def _counted_drift(self, changes: tuple[LimitChange, ...]) -> tuple[LimitChange, ...]:
@@ -721,7 +765,11 @@ class Box:
         return due
 
 
-def _below(held: float | type_unlimited, wanted: float | type_unlimited) -> int | None:
+def _shown(cpus: Cpus | Unlimited) -> str:
+    return "" if cpus is UNLIMITED else format_cpus(cpus)
+
+
+def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:
     """The wanted limit when the one that is held is above it, else None."""
     return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else int(wanted)
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
-from criproxy.model import LimitChange, Limits, Unlimited, Usage, type_unlimited
+from criproxy.model import LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class PodLimits(Struct, frozen=True):
 
     memory_bytes: int | None = None
     cpu_weight: int | None = None
-    cpu_cores: float | type_unlimited | None = None
-    pids: int | type_unlimited | None = None
+    cpu_cores: float | Unlimited | None = None
+    pids: int | Unlimited | None = None
     hugetlb: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class CgroupDriver(Protocol):
         `path`: the box, or a pod in it.
         """
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has.
 
         What in the box was given CPUs of its own keeps them, as far as they are among these. Raises CgroupError also

@@ -21,7 +21,7 @@ from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
@@ -101,7 +101,7 @@ class KernelDriver:
 
     def read(self, box: str) -> Limits:
         path = checked_path(box)
-        held: dict[str, float | type_unlimited] = {
+        held: dict[str, float | Unlimited] = {
             CPU: self._version.cores(path),
             MEMORY: self._access.read(rows.MEMORY_MAX, path),
         }
@@ -122,7 +122,7 @@ class KernelDriver:
         cpu = rows.CPU_IDLE if self._access.has(rows.CPU_IDLE, path) else rows.CPU_WEIGHT
         return [change for row in (cpu, *rows.DISK_WEIGHTS) for change in self._access.settle_lowest(row, path)]
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         return tuple(self._version.confine(checked_box(box), cpus))
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
@@ -222,5 +222,5 @@ class KernelDriver:
         return tuple(sorted({pid for root in self._access.roots for pid in self._tree.processes(root + path)}))
 
 
-def _pages(size: float | type_unlimited) -> int | type_unlimited:
+def _pages(size: float | Unlimited) -> int | Unlimited:
     return size if size is UNLIMITED else files.whole_pages(size)

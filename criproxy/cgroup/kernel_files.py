@@ -21,7 +21,7 @@ from criproxy.cgroup.files import (
     parse_pressure,
     quota_us,
 )
-from criproxy.model import PIDS, UNLIMITED, type_unlimited
+from criproxy.model import PIDS, UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
 PropertyValue = bool | int | bytes | str
@@ -99,7 +99,7 @@ class BoxLimit(Struct, frozen=True):
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _cores(text: str) -> float | type_unlimited:
+def _cores(text: str) -> float | Unlimited:
     quota, period_us = text.split()
     return UNLIMITED if quota == "max" else int(quota) / int(period_us)
 
@@ -156,16 +156,16 @@ def _v1(
 # --- properties of systemd -------------------------------------------------------------------------------------------
 
 
-def _property(*names: str) -> Callable[[int | type_unlimited], Properties]:
+def _property(*names: str) -> Callable[[int | Unlimited], Properties]:
     return lambda value: dict.fromkeys(names, INFINITY if value is UNLIMITED else value)
 
 
-def _quota_properties(cores: float | type_unlimited) -> Properties:
+def _quota_properties(cores: float | Unlimited) -> Properties:
     per_s_us = INFINITY if cores is UNLIMITED else round(cores * 1_000_000)
     return {"CPUQuotaPerSecUSec": per_s_us, "CPUQuotaPeriodUSec": CFS_PERIOD_US}
 
 
-def _allowed_cpus(cpus: Cpus | type_unlimited) -> Properties:
+def _allowed_cpus(cpus: Cpus | Unlimited) -> Properties:
     return {"AllowedCPUs": b"" if cpus is UNLIMITED else mask_of(cpus)}
 
 

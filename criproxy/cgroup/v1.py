@@ -10,7 +10,7 @@ from criproxy.cgroup.access import FileAccess, contested
 from criproxy.cgroup.driver import CgroupError, no_cpus
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.tree import Tree, if_there
-from criproxy.model import UNLIMITED, LimitChange, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
 _TRIES: Final = 3
@@ -43,8 +43,8 @@ class V1Hierarchies:
         stat = self.access.read(rows.CPU_STAT, path)
         return self.access.read(rows.CPU_USAGE, path) / 1e9, stat["throttled_time"] / 1e9
 
-    def cores(self, path: str) -> float | type_unlimited:
-        quota: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)
+    def cores(self, path: str) -> float | Unlimited:
+        quota: float | Unlimited = self.access.read(rows.CPU_QUOTA, path)
         period_us: int = self.access.read(rows.CPU_PERIOD, path)
         if quota is UNLIMITED or period_us == files.CFS_PERIOD_US:
             return quota
@@ -92,7 +92,7 @@ class V1Hierarchies:
 
     # --- cpusets ---------------------------------------------------------------------------------------------------
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> list[LimitChange]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> list[LimitChange]:
         """The box has its parent's memory nodes, and of its CPUs those that it may have, also when some come or go.
 
         A hot-unplugged CPU is taken out of every cgroup by the kernel, and one that is plugged in again comes back at
@@ -165,7 +165,7 @@ class V1Hierarchies:
 
     # --- CPU -------------------------------------------------------------------------------------------------------
 
-    def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+    def settle_cpu(self, box: str, cores: float | Unlimited) -> list[LimitChange]:
         """Somebody else's longer period stays until the quota is ours: in ours, theirs would be a larger share."""
         changes = []
         if cores is not UNLIMITED and self.access.read(rows.CPU_PERIOD, box) > files.CFS_PERIOD_US:
@@ -173,7 +173,7 @@ class V1Hierarchies:
         changes += self.access.settle(rows.CPU_PERIOD, box, files.CFS_PERIOD_US)
         return [*changes, *self.settle_quota(box, cores)]
 
-    def settle_quota(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+    def settle_quota(self, box: str, cores: float | Unlimited) -> list[LimitChange]:
         """As `settle_cpu`, by the one file with the quota."""
         try:
             return self.access.settle(rows.CPU_QUOTA, box, cores)
@@ -196,9 +196,7 @@ class V1Hierarchies:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def settle_memory(
-        self, box: str, want: int | type_unlimited, high: int | type_unlimited | None = None
-    ) -> list[LimitChange]:
+    def settle_memory(self, box: str, want: int | Unlimited, high: int | Unlimited | None = None) -> list[LimitChange]:
         """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
 
         There is no memory.high, so `high` is nothing here. The kernel wants memsw >= limit at any moment: up, memsw
@@ -231,7 +229,7 @@ class V1Hierarchies:
         self.access.write(rows.MEMORY_FORCE_EMPTY, pod, "0")
         return True
 
-    def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | type_unlimited) -> list[LimitChange]:
+    def _bring(self, limit: KernelFile, usage: KernelFile, path: str, want: int | Unlimited) -> list[LimitChange]:
         """Raise a memory limit, or lower it as far as the kernel need not reclaim: see `reclaim`."""
         old = self.access.read(limit, path)
         if want is UNLIMITED or _at_least(want, old):
@@ -255,5 +253,5 @@ class V1Hierarchies:
         return True
 
 
-def _at_least(want: int | type_unlimited, held: int | type_unlimited) -> bool:
+def _at_least(want: int | Unlimited, held: int | Unlimited) -> bool:
     return want is UNLIMITED or (held is not UNLIMITED and want >= held)

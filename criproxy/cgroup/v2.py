@@ -12,7 +12,7 @@ from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.driver import CgroupError, no_cpus
 from criproxy.cgroup.tree import Tree, if_there
-from criproxy.model import UNLIMITED, LimitChange, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus
 
 # What kubelet asks of a pod's cgroup, as far as the kernel has it.
@@ -47,8 +47,8 @@ class V2Hierarchy:
         stat = self.access.read(rows.CPU_STAT, path)
         return stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6
 
-    def cores(self, path: str) -> float | type_unlimited:
-        cores: float | type_unlimited = self.access.read(rows.CPU_QUOTA, path)
+    def cores(self, path: str) -> float | Unlimited:
+        cores: float | Unlimited = self.access.read(rows.CPU_QUOTA, path)
         return cores
 
     # --- directories -----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class V2Hierarchy:
 
     # --- CPU -------------------------------------------------------------------------------------------------------
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> list[LimitChange]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> list[LimitChange]:
         """What is below follows by itself: it runs on what its own cpuset and the box's have in common."""
         if cpus is UNLIMITED:
             if box not in self._confined:
@@ -105,16 +105,14 @@ class V2Hierarchy:
         self._confined.add(box)
         return self.access.settle(rows.CPUS, box, cpus)
 
-    def settle_cpu(self, box: str, cores: float | type_unlimited) -> list[LimitChange]:
+    def settle_cpu(self, box: str, cores: float | Unlimited) -> list[LimitChange]:
         return self.access.settle(rows.CPU_QUOTA, box, cores)
 
     settle_quota = settle_cpu
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def settle_memory(
-        self, box: str, want: int | type_unlimited, high: int | type_unlimited | None = None
-    ) -> list[LimitChange]:
+    def settle_memory(self, box: str, want: int | Unlimited, high: int | Unlimited | None = None) -> list[LimitChange]:
         """No swap while memory is limited, so that squeezed memory does not become disk traffic.
 
         `high`: for memory.high, where that is to be below memory.max; None: it is the same.
@@ -123,7 +121,7 @@ class V2Hierarchy:
         return [*swap, *self.settle_pod_memory(box, want, high)]
 
     def settle_pod_memory(
-        self, path: str, want: int | type_unlimited, high: int | type_unlimited | None = None
+        self, path: str, want: int | Unlimited, high: int | Unlimited | None = None
     ) -> list[LimitChange]:
         """memory.high reclaims and slows down, memory.max kills: so high goes first, and max never below the usage.
 

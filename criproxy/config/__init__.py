@@ -1,4 +1,4 @@
-"""The config file: typed settings (`settings`, `schema`), reading them (`load`), and an example of them (`example`)."""
+"""The config file: typed settings (`settings`, `schema`), and reading them (`load`)."""
 
 from criproxy.config.load import ConfigError, Loaded, Override, files_of, load, load_above
 from criproxy.config.schema import restart_keys

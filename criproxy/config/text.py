@@ -1,4 +1,4 @@
-"""How a value looks in a config file: for the example, and, cut to a short line, for errors."""
+"""How a value looks in a config file: for the example (`docs.config_example`), and, cut to a short line, for errors."""
 
 import datetime
 import itertools

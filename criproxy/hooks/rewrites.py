@@ -12,7 +12,7 @@ from criproxy.model import (
     Operation,
     PodRequest,
     Target,
-    type_unlimited,
+    Unlimited,
 )
 from criproxy.model.cpulist import format_cpus, parse_cpus
 
@@ -98,7 +98,7 @@ class RealtimeHook:
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
 
 
-def _left_of(asked: str, cpus: frozenset[int] | type_unlimited) -> str:
+def _left_of(asked: str, cpus: frozenset[int] | Unlimited) -> str:
     """Of the CPUs that are asked for, those that the box may run on. What is no list is the runtime's to refuse."""
     try:
         wanted = parse_cpus(asked)

@@ -21,7 +21,6 @@ class Unlimited(enum.StrEnum):
 
 
 UNLIMITED: Final = Unlimited.UNLIMITED
-type_unlimited = Literal[Unlimited.UNLIMITED]
 
 
 # --- pods and requests ---------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ class PodRequest(Struct, frozen=True):
     child_quota: bool
     container: str = ""
     added_capabilities: tuple[str, ...] = ()
-    cpus: frozenset[int] | type_unlimited = UNLIMITED
+    cpus: frozenset[int] | Unlimited = UNLIMITED
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, type_unlimited
+from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
 from criproxy.observe.exposition import Histogram, Reading, Registry, Value
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
@@ -124,7 +124,7 @@ class Metrics:
         Reading("counter", "criproxy_log_lines_dropped_total", dropped, log_lines_dropped, registry=self.registry)
         add_process_metrics(self.registry)
 
-    def set(self, **values: float | type_unlimited | Mapping[str, float] | None) -> None:
+    def set(self, **values: float | Unlimited | Mapping[str, float] | None) -> None:
         """Gauges, by the name without "criproxy_": one value, or one for each value of the label; None: not known."""
         for name, value in values.items():
             gauge = self._gauges[name]

@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Pod, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Pod, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.pods.inventory import Inventory
 
@@ -88,7 +88,7 @@ class CpusOfBox(Struct):
     inventory: Inventory
     state: CpuAssignments = NOBODY_BOUND
 
-    def cpus(self) -> Cpus | type_unlimited:
+    def cpus(self) -> Cpus | Unlimited:
         """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
         state = self.state
         if state.shared is None:
@@ -110,7 +110,7 @@ class CpuManager(Struct):
     resting: bool = False
     _reader: Worker = field(default_factory=lambda: Worker("cpu-manager-reader", _READ_S))
     _seen: tuple[int, int, int] | None = None
-    _in_force: Cpus | type_unlimited = UNLIMITED
+    _in_force: Cpus | Unlimited = UNLIMITED
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unreadable: str = ""
     _unfollowed: str = ""
@@ -127,7 +127,7 @@ class CpuManager(Struct):
         """A pod, online or not, is about to start: it may have been given CPUs just now."""
         self._due.set()
 
-    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+    async def within(self, asked: Cpus) -> Cpus | Unlimited:
         """Which CPUs are the box's, now that kubelet wants `asked` for a container in it: they are in force.
 
         Raises AdmissionError, also when none of `asked` is among them.
@@ -203,7 +203,7 @@ class CpuManager(Struct):
     def close(self) -> None:
         self._reader.close()
 
-    async def _confine(self, cpus: Cpus | type_unlimited) -> None:
+    async def _confine(self, cpus: Cpus | Unlimited) -> None:
         await self.box.confine()
         self._in_force = cpus
         self.log.info("box_confined", cpus="all" if cpus is UNLIMITED else format_cpus(cpus), source=str(self.file))

@@ -14,7 +14,7 @@ from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxS
 from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -44,9 +44,9 @@ class Allowed:
     """The CPUs that kubelet leaves to the box."""
 
     def __init__(self) -> None:
-        self.cpus: Cpus | type_unlimited = UNLIMITED
+        self.cpus: Cpus | Unlimited = UNLIMITED
 
-    def __call__(self) -> Cpus | type_unlimited:
+    def __call__(self) -> Cpus | Unlimited:
         return self.cpus
 
 
@@ -167,6 +167,61 @@ def test_pod_finds_the_last_decision_in_force(box: Box, driver: FakeDriver) -> N
 
     assert early == ()
     assert driver.boxes["/offline"] == DECIDED
+
+
+@pytest.mark.parametrize(
+    ("change", "settles"),
+    [
+        pytest.param(lambda driver, box, allowed, clock: None, False, id="nothing"),
+        pytest.param(lambda driver, box, allowed, clock: clock.advance(0.9), False, id="within-the-second"),
+        pytest.param(lambda driver, box, allowed, clock: clock.advance(1.1), True, id="later"),
+        pytest.param(
+            lambda driver, box, allowed, clock: driver.boxes.update({"/offline": {**FLOOR, "cpu": UNLIMITED}}),
+            True,
+            id="somebody-lifted-the-CPU-limit",
+        ),
+        pytest.param(
+            lambda driver, box, allowed, clock: driver.boxes.update({"/offline": {**FLOOR, "memory": 1 << 40}}),
+            True,
+            id="somebody-raised-the-memory-limit",
+        ),
+        pytest.param(
+            lambda driver, box, allowed, clock: driver.limits.update({("/offline", "pids"): UNLIMITED}),
+            True,
+            id="somebody-lifted-the-limit-on-processes",
+        ),
+        pytest.param(lambda driver, box, allowed, clock: driver.boxes.clear(), True, id="the-box-has-gone"),
+        pytest.param(lambda driver, box, allowed, clock: box.configure(QUARTER), True, id="new-settings"),
+        pytest.param(lambda driver, box, allowed, clock: setattr(allowed, "cpus", frozenset({0})), True, id="CPUs"),
+    ],
+)
+def test_pod_that_follows_another_at_once_has_the_box_settled_anew_only_if_it_is_not_as_it_was_left(
+    box: Box, driver: FakeDriver, allowed: Allowed, clock: FakeClock, *, change: Callable[..., None], settles: bool
+) -> None:
+    run(lambda: box.admit(A, 0))
+    change(driver, box, allowed, clock)
+    before = len(driver.log)
+
+    run(lambda: box.admit(B, 0))
+
+    calls = [name for name, *_ in driver.log[before:]]
+    assert ("write" in calls) is settles
+    assert "ensure_pod" in calls
+    assert driver.boxes["/offline"] == FLOOR
+    assert driver.limits.get(("/offline", "pids")) is not UNLIMITED
+
+
+def test_box_that_could_not_be_bounded_is_settled_for_the_next_pod_too(box: Box, driver: FakeDriver) -> None:
+    run(lambda: box.admit(A, 0))
+    driver.fail_on = {"write"}
+    with pytest.raises(CgroupError):
+        run(lambda: box.apply(FLOOR))
+    driver.fail_on = set()
+    before = len(driver.log)
+
+    run(lambda: box.admit(B, 0))
+
+    assert "write" in [name for name, *_ in driver.log[before:]]
 
 
 @pytest.mark.parametrize("step", ["ensure", "write", "ensure_pod"])

@@ -22,7 +22,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
-from criproxy.model import UNLIMITED, AdmissionError, Limits, type_unlimited
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Unlimited
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import NO_LIMIT_V1, FakeKernel
 
@@ -114,7 +114,7 @@ def write_watched(node: Node, limits: Limits) -> bool:
     return True
 
 
-def _in_force(cores: float | type_unlimited) -> float:
+def _in_force(cores: float | Unlimited) -> float:
     """The quota is in whole us, and has a least."""
     return math.inf if cores is UNLIMITED else files.quota_us(cores) / files.CFS_PERIOD_US
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from criproxy.cli import main
 from criproxy.config import Config, load
 from criproxy.config.bounds import MAX_BYTES, MAX_DEPTH, MAX_DROPINS, MAX_ERRORS, MAX_FILE_BYTES, too_deep
-from criproxy.config.example import render
 from criproxy.config.load import parse
+from docs.config_example import render
 
 
 @pytest.fixture

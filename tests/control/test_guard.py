@@ -1,7 +1,7 @@
 """The guard's loop against a fake node, on a clock that jumps."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -9,57 +9,11 @@ from msgspec.structs import replace
 from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.control import FakeGuardedBox
 from tests.fakes.log import FakeLog
 
 SETTINGS = GuardSettings(GuardLaw(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
 OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)
-
-
-@dataclass
-class FakeBox:
-    clock: FakeClock
-    online_cores: float = 0.6
-    box_cores: float = 1.0
-    squeezed: list = field(default_factory=list)
-    read_error: Exception | None = None
-    squeeze_error: Exception | None = None
-    has_box: bool = True
-    stalls: int = 0
-    cost_s: float = 0.0
-    _at_s: float = 0.0
-    _node_s: float = 50.0
-    _box_s: float = 20.0
-
-    def cpu_times(self):
-        if self.read_error:
-            raise self.read_error
-        if not self.has_box:
-            return None
-        self.clock.cpu_s += self.cost_s
-        seconds, self._at_s = self.clock.now - self._at_s, self.clock.now
-        self._box_s += seconds * self.box_cores
-        self._node_s += seconds * (self.box_cores + self.online_cores)
-        node_s = self._node_s
-        if self.stalls:
-            self.stalls -= 1
-            self.clock.advance(0.2)
-            self._at_s = self.clock.now
-            self._box_s += 0.2 * self.box_cores
-            self._node_s += 0.2 * (self.box_cores + self.online_cores)
-        return node_s, self._box_s
-
-    def jumps(self, node_s, box_s):
-        """The counters, as when a virtual machine goes on elsewhere."""
-        self._node_s += node_s
-        self._box_s += box_s
-
-    def made_anew(self):
-        self._box_s = 0.0
-
-    async def squeeze(self, cores):
-        if self.squeeze_error:
-            raise self.squeeze_error
-        self.squeezed.append(cores)
 
 
 @dataclass
@@ -91,7 +45,7 @@ class FakeObserver:
 class Bench:
     def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
         self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
-        self.node, self.pressure, self.observer = FakeBox(self.clock), FakePressure(), FakeObserver()
+        self.node, self.pressure, self.observer = FakeGuardedBox(self.clock), FakePressure(), FakeObserver()
         self.guard = CpuGuard(
             self.node,
             self.pressure,

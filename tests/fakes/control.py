@@ -103,3 +103,52 @@ class FakeCapacity:
 
     def __call__(self):
         return self.value
+
+
+@dataclass
+class FakeGuardedBox:
+    """What the guard looks at and acts on: counters that go on with the clock, at what node and box use."""
+
+    clock: FakeClock
+    online_cores: float = 0.6
+    box_cores: float = 1.0
+    squeezed: list = field(default_factory=list)
+    read_error: Exception | None = None
+    squeeze_error: Exception | None = None
+    has_box: bool = True
+    stalls: int = 0
+    cost_s: float = 0.0
+    _at_s: float = 0.0
+    _node_s: float = 50.0
+    _box_s: float = 20.0
+
+    def cpu_times(self):
+        if self.read_error:
+            raise self.read_error
+        if not self.has_box:
+            return None
+        self.clock.cpu_s += self.cost_s
+        seconds, self._at_s = self.clock.now - self._at_s, self.clock.now
+        self._box_s += seconds * self.box_cores
+        self._node_s += seconds * (self.box_cores + self.online_cores)
+        node_s = self._node_s
+        if self.stalls:
+            self.stalls -= 1
+            self.clock.advance(0.2)
+            self._at_s = self.clock.now
+            self._box_s += 0.2 * self.box_cores
+            self._node_s += 0.2 * (self.box_cores + self.online_cores)
+        return node_s, self._box_s
+
+    def jumps(self, node_s, box_s):
+        """The counters, as when a virtual machine goes on elsewhere."""
+        self._node_s += node_s
+        self._box_s += box_s
+
+    def made_anew(self):
+        self._box_s = 0.0
+
+    async def squeeze(self, cores):
+        if self.squeeze_error:
+            raise self.squeeze_error
+        self.squeezed.append(cores)

@@ -6,7 +6,7 @@ import threading
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_placement
-from criproxy.model import UNLIMITED, LimitChange, Limits, Usage, type_unlimited
+from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
 
 
@@ -25,8 +25,8 @@ class FakeDriver:
         self.stubborn: set[str] = set()
         self.caches: dict[str, int] = {}
         self.kubelets: dict[str, PodLimits] = {}
-        self.limits: dict[tuple[str, str], float | type_unlimited] = {}
-        self.cpus: dict[str, Cpus | type_unlimited] = {}
+        self.limits: dict[tuple[str, str], float | Unlimited] = {}
+        self.cpus: dict[str, Cpus | Unlimited] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
         self.gate = threading.Event()
@@ -71,6 +71,8 @@ class FakeDriver:
         self.pods_in.setdefault(box, {})
 
     def read(self, box: str) -> Limits:
+        if box not in self.boxes:
+            raise CgroupError(f"cannot read {box}: ENOENT")
         return self.boxes[box]
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
@@ -83,7 +85,7 @@ class FakeDriver:
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """What is asked for is kept in `cpus`."""
         if cpus is UNLIMITED and box not in self.cpus:
             return ()
@@ -125,7 +127,7 @@ class FakeDriver:
     def capacity(self, box: str, name: str) -> int | None:
         return 1000
 
-    def write_limit(self, box: str, name: str, limit: float | type_unlimited) -> tuple[LimitChange, ...]:
+    def write_limit(self, box: str, name: str, limit: float | Unlimited) -> tuple[LimitChange, ...]:
         self._call("write_limit", box, name)
         old, self.limits[box, name] = self.limits.get((box, name)), limit
         return () if old == limit else (LimitChange(f"{name}.max", str(old), str(limit), self.drifted),)

@@ -23,13 +23,14 @@ from criproxy.model import (
     PodRef,
     PodRequest,
     Sandbox,
-    type_unlimited,
+    Unlimited,
 )
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.runtime import Running
+from tests.fakes.box import FakeAdmissions
 
 RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
 V1 = "/runtime.v1.RuntimeService/"
@@ -73,40 +74,17 @@ def _listed(sandbox_id: str, placement: str) -> cri.PodSandbox:
 
 
 @dataclass
-class Box:
-    admitted: list[tuple[str, int]] = field(default_factory=list)
-    resized: list[tuple[str, int]] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
-    shares: list[int] = field(default_factory=list)
-    full: str = ""
-
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
-        if self.full:
-            raise AdmissionError(self.full)
-        self.shares.append(cpu_shares)
-        self.admitted.append((place.in_box, memory_bytes))
-
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        if self.full:
-            raise AdmissionError(self.full)
-        self.resized.append((place.in_box, memory_bytes))
-
-    def forget(self, name: str) -> None:
-        self.forgotten.append(name)
-
-
-@dataclass
 class CpuManager:
     """`leaves`: the CPUs of the box; `looks`: what it was asked for, "" for a pod that starts."""
 
-    leaves: Cpus | type_unlimited = UNLIMITED
+    leaves: Cpus | Unlimited = UNLIMITED
     error: str = ""
     looks: list[str] = field(default_factory=list)
 
     def pod_starts(self, pod: Pod) -> None:
         self.looks.append("")
 
-    async def within(self, asked: Cpus) -> Cpus | type_unlimited:
+    async def within(self, asked: Cpus) -> Cpus | Unlimited:
         self.looks.append(format_cpus(asked))
         if self.error:
             raise AdmissionError(self.error)
@@ -147,7 +125,7 @@ class Bench(PodObserver):
     enabled: bool = True
     chain: Chain = field(default_factory=offline_chain)
     runtime: Runtime = field(default_factory=Runtime)
-    box: Box = field(default_factory=Box)
+    box: FakeAdmissions = field(default_factory=FakeAdmissions)
     counters: Counters = field(default_factory=Counters)
     cpu_manager: CpuManager = field(default_factory=CpuManager)
     started: list[Running] = field(default_factory=list)
@@ -319,7 +297,7 @@ def test_start_other_pod_passes_as_the_bytes_that_came(enabled: bool, message: b
     ],
 )
 def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, code: int, reason: str) -> None:
-    bench = Bench(box=Box(full=full))
+    bench = Bench(box=FakeAdmissions(full=full))
     verdict = bench.run_pod(run_request(True, parent))
     assert isinstance(verdict, AnswerError)
     assert verdict.code == code
@@ -379,7 +357,7 @@ def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: Fa
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
 
 
-class BrokenBox(Box):
+class BrokenBox(FakeAdmissions):
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
         raise RuntimeError("boom")
 
@@ -389,7 +367,7 @@ class BrokenBox(Box):
 
 @pytest.mark.parametrize("broken", ["box", "hold"])
 def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(broken: str) -> None:
-    bench = Bench(box=BrokenBox() if broken == "box" else Box())
+    bench = Bench(box=BrokenBox() if broken == "box" else FakeAdmissions())
     bench.holds.broken = broken == "hold"
     verdict = bench.run_pod(run_request(True))
     assert isinstance(verdict, AnswerError)
@@ -483,7 +461,7 @@ def update(bench: Bench, **linux: bytes | int) -> Forward | AnswerError:
     ],
 )
 def test_update_of_a_placed_container_keeps_the_cpus_and_memory_nodes_that_kubelet_gives_it(
-    leaves: Cpus | type_unlimited, passed: bytes
+    leaves: Cpus | Unlimited, passed: bytes
 ) -> None:
     runtime, cpu_manager = Runtime(sandboxes={"s1": BOXED}, containers={"c1": "s1"}), CpuManager(leaves)
     bench = Bench(runtime=runtime, cpu_manager=cpu_manager)
@@ -551,7 +529,7 @@ def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
 
 
 def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None:
-    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=Box(full="700 bytes are in use"))
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}), box=FakeAdmissions(full="700 bytes are in use"))
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
     assert isinstance(verdict, AnswerError)

@@ -86,7 +86,7 @@ def test_answer_that_is_no_message_is_an_error(container: str) -> None:
     async def call(method: str, request: bytes, timeout_s: float) -> bytes:
         return b"\xff\xff\xff"
 
-    with pytest.raises(CodecError, match="3 bytes are no answer to"):
+    with pytest.raises(CodecError, match="3 bytes are no"):
         asyncio.run(PodsRuntime(Link(call)).process_of(Running(SANDBOX, "x", container)))  # type: ignore[arg-type]
 
 

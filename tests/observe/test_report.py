@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import astuple, replace
 
-from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.box import Held
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
@@ -45,6 +45,7 @@ from criproxy.observe.status import (
 from criproxy.observe.status_text import render
 from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.overhead import OutsideLoad, PodLoad
+from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 from tests.rows import laws, limited, predictions, snapshot
@@ -65,34 +66,6 @@ class Link:
     ready: bool = True
     problem: str = ""
     info: RuntimeInfo | None = field(default_factory=lambda: RuntimeInfo("containerd", "1.6", "runtime.v1"))
-
-
-@dataclass
-class Box:
-    limits: Limits | None = None
-    path: str | None = "/offline"
-    version: int = 1
-    fault: str = ""
-    wanted: Limits | None = None
-    memory: Held | None = None
-    cpus: str = ""
-    pids: HeldLimit | None = None
-
-    def state(self) -> BoxState:
-        return BoxState(
-            self.path,
-            self.version,
-            self.limits,
-            not self.fault,
-            self.fault,
-            drift=3,
-            timeouts=0,
-            pods=(),
-            wanted=self.wanted,
-            memory=self.memory,
-            cpus=self.cpus,
-            in_use={"pids": self.pids} if self.pids else {},
-        )
 
 
 @dataclass
@@ -173,7 +146,8 @@ class Bypass:
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.clock = FakeClock()
-        self.link, self.box, self.inventory, self.notifier = Link(), Box(), Inventory(), Notifier()
+        self.link, self.inventory, self.notifier = Link(), Inventory(), Notifier()
+        self.box = FakeBox("/offline", drift=3)
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
         self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()

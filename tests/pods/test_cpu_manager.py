@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from criproxy.cgroup.driver import CgroupError
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AdmissionError, Pod, PodRef, Sandbox
 from criproxy.model.cpulist import format_cpus
 from criproxy.pods import cpu_manager
 from criproxy.pods.cpu_manager import (
@@ -22,6 +21,7 @@ from criproxy.pods.cpu_manager import (
     CpusOfBox,
     parse_state,
 )
+from tests.fakes.box import FakeBox
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
@@ -81,20 +81,6 @@ ONLINE = Pod(PodRef("on", "shop", "on"))
 
 
 @dataclass
-class Box:
-    """Confines itself to what the CPU manager says; `error`: it can't."""
-
-    error: str = ""
-    confined: list[str] = field(default_factory=list)
-
-    async def confine(self) -> tuple[LimitChange, ...]:
-        if self.error:
-            raise CgroupError(self.error)
-        self.confined.append("")
-        return ()
-
-
-@dataclass
 class Inventory:
     placed: tuple[Sandbox, ...] = ()
 
@@ -105,7 +91,7 @@ class Inventory:
 @dataclass
 class Node:
     root_dir: Path
-    box: Box = field(default_factory=Box)
+    box: FakeBox = field(default_factory=FakeBox)
     inventory: Inventory = field(default_factory=Inventory)
 
     def __post_init__(self) -> None:
@@ -144,7 +130,7 @@ def test_without_a_static_policy_the_box_has_all_cpus_and_nothing_is_written(nod
     every_s = node.round()
 
     assert node.of_box.cpus() is UNLIMITED
-    assert (every_s, node.box.confined, node.manager.problem) == (IDLE_EVERY_S, [], "")
+    assert (every_s, node.box.confined, node.manager.problem) == (IDLE_EVERY_S, 0, "")
 
 
 def test_box_follows_the_shared_pool(node: Node) -> None:
@@ -157,7 +143,7 @@ def test_box_follows_the_shared_pool(node: Node) -> None:
     node.round()
 
     assert (every_s, before, node.of_box.cpus()) == (STATIC_EVERY_S, {0, 1}, {0})
-    assert len(node.box.confined) == 2, "once for each change"
+    assert node.box.confined == 2, "once for each change"
 
 
 def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
@@ -167,7 +153,7 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 
     every_s = node.round()
 
-    assert (node.of_box.cpus(), every_s, len(node.box.confined)) == (UNLIMITED, IDLE_EVERY_S, 2)
+    assert (node.of_box.cpus(), every_s, node.box.confined) == (UNLIMITED, IDLE_EVERY_S, 2)
 
 
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
@@ -178,7 +164,7 @@ def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: No
     with pytest.raises(AdmissionError, match="another criproxy"):
         node.within(0, 1)
     node.manager.resting = False
-    assert (node.within(0, 1), len(node.box.confined)) == ("0-1", 2)
+    assert (node.within(0, 1), node.box.confined) == ("0-1", 2)
 
 
 def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
@@ -190,7 +176,7 @@ def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
     node.round()
 
     assert (before, node.of_box.cpus()) == ({0}, {0, 2})
-    assert len(node.box.confined) == 2
+    assert node.box.confined == 2
 
 
 def test_file_that_is_gone_or_bad_changes_nothing(node: Node) -> None:
@@ -228,7 +214,7 @@ def test_box_that_can_not_be_confined_is_tried_again_each_second_and_told(node: 
     assert every_s == (STATIC_EVERY_S, STATIC_EVERY_S)
     assert "EBUSY" in problem
     assert [entry["event"] for entry in log] == ["box_not_confined"], "once"
-    assert (node.manager.problem, len(node.box.confined)) == ("", 1)
+    assert (node.manager.problem, node.box.confined) == ("", 1)
 
 
 def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
@@ -239,7 +225,7 @@ def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
         node.write(static("0", u1="1"))
         node.manager.pod_starts(ONLINE)
         async with asyncio.timeout(0.9 * STATIC_EVERY_S):
-            while len(node.box.confined) < 2:  # noqa: ASYNC110
+            while node.box.confined < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         task.cancel()
 
@@ -309,7 +295,7 @@ def test_cpus_that_are_the_boxs_cost_no_look(node: Node) -> None:
     node.write(b"not read")
 
     assert node.within(1) == "0-1"
-    assert len(node.box.confined) == 1
+    assert node.box.confined == 1
 
 
 def test_cpus_that_have_become_the_boxs_are_so_before_the_answer(node: Node) -> None:
@@ -318,7 +304,7 @@ def test_cpus_that_have_become_the_boxs_are_so_before_the_answer(node: Node) -> 
     node.write(static("0-1"))
 
     assert node.within(0, 1) == "0-1"
-    assert len(node.box.confined) == 2
+    assert node.box.confined == 2
 
 
 def test_cpus_of_an_offline_pod_alone_are_the_boxs_before_the_answer(node: Node) -> None:
@@ -327,7 +313,7 @@ def test_cpus_of_an_offline_pod_alone_are_the_boxs_before_the_answer(node: Node)
     node.inventory.place("u1")
 
     assert node.within(1) == "0-1"
-    assert len(node.box.confined) == 2
+    assert node.box.confined == 2
 
 
 def test_cpus_that_an_online_pod_has_alone_by_now_stay_so(node: Node) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
@@ -10,13 +9,14 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.box import Held
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import Limits, Snapshot
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
+from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
@@ -31,18 +31,11 @@ def snapshot(t_s: float, available: int, box: int) -> Snapshot:
     return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
 
 
-@dataclass
-class Box:
-    held: Held | None = field(default_factory=lambda: Held(501 * MIB, 128 * MIB))
-
-    def state(self) -> BoxState:
-        limits = {"cpu": 1.0, "memory": 128 * MIB}
-        return BoxState("/offline", 2, limits, True, "", 0, 0, (), wanted=limits, memory=self.held)
-
-
 class Bench:
     def __init__(self, *, active: bool = True, stop: bool = True) -> None:
-        self.clock, self.box = FakeClock(), Box()
+        limits = {"cpu": 1.0, "memory": 128 * MIB}
+        held = Held(501 * MIB, 128 * MIB)
+        self.clock, self.box = FakeClock(), FakeBox("/offline", 2, limits, limits, held)
         self.hard = HARD
         self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
         stops_by = frozenset([ON_OVER_LIMIT] if active and stop else [])

@@ -1,7 +1,7 @@
 """Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,13 +9,13 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import BoxPath, parse_box
-from criproxy.model import AdmissionError, LimitChange, PodRef, Sandbox
+from criproxy.cgroup.naming import parse_box
+from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import BudgetError, Evicts, Holds, KnownPod
+from tests.fakes.box import FakeBox
 from tests.fakes.hold_offs import held_off
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
@@ -65,63 +65,10 @@ class Runtime:
 
 
 @dataclass
-class Box:
-    """`orders` are what it was told, but for sweeps; `known` is what the last sweep was to keep."""
-
-    path: str | None = None
-    orders: list[object] = field(default_factory=list)
-    known: frozenset[str] | None = None
-    empty: tuple[str, ...] = ()
-    refuses: bool = False
-    tended: int = 0
-    anchors: tuple[str, ...] = ()
-    shares: dict[str, int] = field(default_factory=dict)
-    drops: list[frozenset[str]] = field(default_factory=list)
-    cache: int = 0
-
-    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
-        self.orders.append(("adopt", box.path, lifted))
-        if self.refuses:
-            raise AdmissionError("no")
-        self.path = box.path
-
-    async def release(self) -> tuple[LimitChange, ...]:
-        self.orders.append("release")
-        return ()
-
-    async def tend(self) -> tuple[str, ...]:
-        self.tended += 1
-        if self.refuses:
-            raise CgroupError("no systemd")
-        return self.anchors
-
-    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
-        self.orders.append(("carry", frozenset(but)))
-        return ()
-
-    def know_shares(self, shares: Mapping[str, int]) -> None:
-        self.shares = dict(shares)
-
-    async def drop_caches(self, running: Collection[str]) -> int:
-        self.drops.append(frozenset(running))
-        if self.refuses:
-            raise CgroupError("stuck")
-        return self.cache
-
-    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
-        self.orders.append(("reap", uids))
-        return ()
-
-    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
-        self.known = known
-        return tuple(name for name in self.empty if name not in known)
-
-
-@dataclass
 class Bench:
     settings: ReconcilerSettings = ON
     runtime: Runtime = field(default_factory=Runtime)
-    box: Box = field(default_factory=Box)
+    box: FakeBox = field(default_factory=FakeBox)
     swept: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     looks: int = 0
@@ -231,9 +178,9 @@ def test_connected_without_offline_pods_adopts_nothing() -> None:
 
 
 def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(refuses=True))
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox(error="no systemd"))
     asyncio.run(bench.reconciler.connected())
-    bench.box.refuses = False
+    bench.box.error = ""
     bench.round()
     bench.round()
     assert bench.box.orders == [("adopt", "/offline", False)] * 2
@@ -249,14 +196,14 @@ def test_connected_passes_the_failure_of_a_list_on() -> None:
 
 
 def test_round_sweeps_what_the_runtime_does_not_know() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box(empty=("poda", "podgone")))
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox(empty=("poda", "podgone")))
     bench.round()
     assert bench.box.known == {"poda"}
     assert bench.swept == [1]
 
 
 def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert bench.box.orders == []
     bench.round(refresh=True)
@@ -264,13 +211,13 @@ def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_li
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
-    bench = Bench(runtime=Runtime(ready=False), box=Box("/offline"))
+    bench = Bench(runtime=Runtime(ready=False), box=FakeBox("/offline"))
     bench.round(refresh=True)
     assert (bench.runtime.lists, bench.box.known) == (0, None)
 
 
 def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
-    bench = Bench(runtime=Runtime(down=True), box=Box("/offline"))
+    bench = Bench(runtime=Runtime(down=True), box=FakeBox("/offline"))
     with structlog.testing.capture_logs() as log:
         bench.round(refresh=True)
         bench.round(refresh=True)
@@ -285,19 +232,19 @@ def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
 
 
 def test_round_while_on_leaves_pods_and_limits_alone() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=Box("/offline"))
+    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert (bench.box.orders, bench.runtime.stopped) == ([], [])
 
 
 def test_release_needs_no_runtime() -> None:
-    bench = Bench(RELEASE, Runtime((sandbox("a"),), ready=False), Box("/offline"))
+    bench = Bench(RELEASE, Runtime((sandbox("a"),), ready=False), FakeBox("/offline"))
     bench.round()
     assert (bench.box.orders, bench.runtime.stopped) == (["release"], [])
 
 
 def test_evict_stops_each_pod_once() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
     bench.round()
     bench.round()
     assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
@@ -307,7 +254,7 @@ def test_evict_stops_each_pod_once() -> None:
 def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
     names = "abcdef"
     runtime = Runtime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
-    bench = Bench(EVICT, runtime, Box("/offline", empty=("podgone",)))
+    bench = Bench(EVICT, runtime, FakeBox("/offline", empty=("podgone",)))
     bench.round()
     assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
     assert bench.swept == [1]
@@ -317,7 +264,7 @@ def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -
 
 
 def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"),)), Box("/offline"))
+    bench = Bench(EVICT, Runtime((sandbox("a"),)), FakeBox("/offline"))
     for settings in (EVICT, ON, EVICT):
         bench.reconciler.configure(settings)
         bench.round()
@@ -328,7 +275,7 @@ def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None
 
 
 def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"))
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
     with structlog.testing.capture_logs() as log:
         for _ in range(2):
             bench.reconciler.stop(sandbox("a"), "it is outside the box")
@@ -340,7 +287,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
 
 
 def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), Box("/offline"))
+    bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), FakeBox("/offline"))
     bench.reconciler.stop(sandbox("a"), "why")
     bench.round()
     bench.runtime.stubborn.clear()
@@ -369,7 +316,7 @@ def test_each_round_with_a_list_that_holds_looks_for_unbounded_pods() -> None:
 
 @pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
 def test_box_is_tended_whatever_the_switch_says(settings: ReconcilerSettings) -> None:
-    bench = Bench(settings, box=Box(anchors=("kubepods-criproxy.slice",)))
+    bench = Bench(settings, box=FakeBox(anchors=("kubepods-criproxy.slice",)))
     with structlog.testing.capture_logs() as logs:
         asyncio.run(bench.reconciler.tend_once())
     assert bench.box.tended == 1
@@ -377,7 +324,7 @@ def test_box_is_tended_whatever_the_switch_says(settings: ReconcilerSettings) ->
 
 
 def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
-    bench = Bench(box=Box(refuses=True))
+    bench = Bench(box=FakeBox(error="no systemd"))
 
     async def tend() -> None:
         for _ in range(3):
@@ -413,7 +360,7 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
 
 
 def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_the_others_are() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), held_off=("b",))
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
     bench.reconciler.stop(sandbox("b"), "it printed")
     bench.round(refresh=True)
     assert bench.runtime.stopped == ["sandbox-a"]
@@ -421,14 +368,14 @@ def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_t
 
 
 def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"),)), Box("/offline"), held_off=("",))
+    bench = Bench(ON, Runtime((sandbox("a"),)), FakeBox("/offline"), held_off=("",))
     bench.round(refresh=True)
     assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]
 
 
 def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
     asks = replace(sandbox("a"), cpu_shares=2048)
-    bench = Bench(ON, Runtime((asks, sandbox("b"))), Box("/offline"))
+    bench = Bench(ON, Runtime((asks, sandbox("b"))), FakeBox("/offline"))
     asyncio.run(bench.reconciler.connected())
     assert bench.box.shares == {"poda": 2048, "podb": 0}
     bench.runtime.placed = (sandbox("b"),)
@@ -437,11 +384,11 @@ def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> N
 
 
 def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), Box("/offline", empty=("podgone",), cache=5))
+    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline", empty=("podgone",), cache=5))
     bench.runtime.ended = {"sandbox-b"}
     with capture_logs() as logs:
         bench.round()
-        bench.box.refuses = True
+        bench.box.error = "no systemd"
         bench.round()
         bench.round()
     assert bench.box.drops == [frozenset({"poda"})] * 3
@@ -462,7 +409,7 @@ class NoBudget:
 
 
 def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), Box("/offline"), evicts=NoBudget())
+    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())
     bench.reconciler.stop(sandbox("b"), "it runs outside the box")
     bench.round()
     assert bench.runtime.stopped == ["sandbox-b"]

@@ -18,7 +18,7 @@ from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, P
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
-from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, type_unlimited
+from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
 
@@ -93,7 +93,7 @@ class SystemdDriver:
         record.left = {**want, MEMORY: self._kernel.read(box)[MEMORY]}
         return changes
 
-    def confine(self, box: str, cpus: Cpus | type_unlimited) -> tuple[LimitChange, ...]:
+    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets.
 
         What it has reset beside is put back at once, as far as it was ours.
@@ -239,11 +239,11 @@ def _as_held(limits: Limits) -> Limits:
     }
 
 
-def _rises(held: float | type_unlimited, want: float | type_unlimited) -> bool:
+def _rises(held: float | Unlimited, want: float | Unlimited) -> bool:
     return held is not UNLIMITED and (want is UNLIMITED or want > held)
 
 
-def _lasting(record: _Slice, want: float | type_unlimited, reached: Limits) -> float | type_unlimited:
+def _lasting(record: _Slice, want: float | Unlimited, reached: Limits) -> float | Unlimited:
     """The memory limit to send. One on its way down is not sent at each step, as each call gives a fresh quota."""
     size, sent = reached[MEMORY], record.sent.get("MemoryMax")
     if size is UNLIMITED or size == want or not isinstance(sent, int):

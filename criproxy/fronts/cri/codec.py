@@ -54,7 +54,7 @@ class Request:
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
         kind: type[Message] = getattr(cri, f"{operation}Request")
-        self._message = _decode(kind, data)
+        self._message = decode(kind, data)
         self._entries: list[cri.StringEntry] = []
         """Kept, as whoever reads the maps gets these very objects again; to make them anew takes longest."""
         _add_entries(self._message, self._entries)
@@ -131,7 +131,7 @@ def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
             annotations=annotations,
             created_s=sandbox.created_at / 1e9,
         )
-        for sandbox in _decode(cri.ListPodSandboxResponse, data).items
+        for sandbox in decode(cri.ListPodSandboxResponse, data).items
     ]
 
 
@@ -144,31 +144,32 @@ def listed_containers(data: bytes) -> list[ListedContainer]:
             text(container.metadata.name),
             running=container.state == _CONTAINER_RUNNING,
         )
-        for container in _decode(cri.ListContainersResponse, data).containers
+        for container in decode(cri.ListContainersResponse, data).containers
     ]
 
 
 def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[tuple[str, str]]]:
     """The sandbox id, and id and name of containers made with it, of a RunPodSandbox or RestorePod answer."""
     if operation is Operation.RESTORE_POD:
-        restored = _decode(cri.RestorePodResponse, data)
+        restored = decode(cri.RestorePodResponse, data)
         containers = [(text(c.container_id), text(c.name)) for c in restored.restored_containers]
         return text(restored.pod_sandbox_id), containers
-    return text(_decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
+    return text(decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
 
 
 def created_container(data: bytes) -> str:
     """The container id of a CreateContainerResponse."""
-    return text(_decode(cri.CreateContainerResponse, data).container_id)
+    return text(decode(cri.CreateContainerResponse, data).container_id)
 
 
 def requested_id(method: str, data: bytes) -> str:
     """The id in a request that names a sandbox or container and no more (`StartContainer`)."""
-    request = _decode(getattr(cri, f"{method}Request"), data)
+    request = decode(getattr(cri, f"{method}Request"), data)
     return text(request.container_id if method.endswith("Container") else request.pod_sandbox_id)
 
 
-def _decode(kind: type[_M], data: bytes) -> _M:
+def decode(kind: type[_M], data: bytes) -> _M:
+    """Raises CodecError."""
     message = kind()
     try:
         message.ParseFromString(data)

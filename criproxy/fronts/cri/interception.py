@@ -28,7 +28,7 @@ from criproxy.model import (
     PodRef,
     PodRequest,
     Sandbox,
-    type_unlimited,
+    Unlimited,
 )
 from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
@@ -169,7 +169,7 @@ class HookInterceptor(Struct, eq=False):
     ) -> Verdict:
         """Have the box do its steps, then adjust the request."""
         cause = admission.Cause.HOOK_FAILED
-        cpus: Cpus | type_unlimited = UNLIMITED
+        cpus: Cpus | Unlimited = UNLIMITED
         try:
             for step in place.steps:
                 cause = step.value
@@ -206,7 +206,7 @@ class HookInterceptor(Struct, eq=False):
         request: codec.Request,
         pod: PodRef,
         place: admission.Admit,
-        cpus: Cpus | type_unlimited,
+        cpus: Cpus | Unlimited,
         event: str = "rewrite",
     ) -> bytes:
         entries: list[dict[str, object]] = []

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from criproxy.fronts.cri import codec
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code
@@ -87,13 +86,10 @@ class PodsRuntime(msgspec.Struct, eq=False):
             if error.code == Code.NOT_FOUND:
                 raise UnknownError(str(error)) from error
             raise
-        try:
-            if not running.container:
-                return _process(cri.PodSandboxStatusResponse.FromString(answer).info)
-            container = cri.ContainerStatusResponse.FromString(answer)
-            return _process(container.info, codec.text(container.status.log_path))
-        except DecodeError as error:
-            raise CodecError(f"{len(answer)} bytes are no answer to {method}: {error}") from error
+        if not running.container:
+            return _process(codec.decode(cri.PodSandboxStatusResponse, answer).info)
+        container = codec.decode(cri.ContainerStatusResponse, answer)
+        return _process(container.info, codec.text(container.status.log_path))
 
     async def stop(self, sandbox_id: str) -> None:
         await self._call(
@@ -110,10 +106,7 @@ class PodsRuntime(msgspec.Struct, eq=False):
             container_id=codec.wire(container_id), cmd=map(codec.wire, command), timeout=math.ceil(timeout_s)
         )
         answer = await self._call("ExecSync", request, timeout_s)
-        try:
-            said = cri.ExecSyncResponse.FromString(answer)
-        except DecodeError as error:
-            raise CodecError(f"{len(answer)} bytes are no answer to ExecSync: {error}") from error
+        said = codec.decode(cri.ExecSyncResponse, answer)
         return said.exit_code, said.stdout
 
     async def address(self, sandbox_id: str) -> str:
@@ -123,10 +116,7 @@ class PodsRuntime(msgspec.Struct, eq=False):
         """
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=codec.wire(sandbox_id))
         answer = await self._call("PodSandboxStatus", request, _STATUS_TIMEOUT_S)
-        try:
-            status = cri.PodSandboxStatusResponse.FromString(answer).status
-        except DecodeError as error:
-            raise CodecError(f"{len(answer)} bytes are no answer to PodSandboxStatus: {error}") from error
+        status = codec.decode(cri.PodSandboxStatusResponse, answer).status
         if status.linux.namespaces.options.network == _NODE:
             return _LOOPBACK
         address = codec.text(status.network.ip)

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.cgroup.naming import parse_placement
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
@@ -16,31 +16,9 @@ from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
 from criproxy.model import AdmissionError
+from tests.fakes.box import FakeAdmissions
 
 PLACE = parse_placement("/offline/pod1")
-
-
-@dataclass
-class FakeBox:
-    """Notes who was let in; refuses those of `refused`."""
-
-    did: list[tuple[str, str, int]] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)
-
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
-        self._note("admit", place, memory_bytes)
-
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        self._note("update", place, memory_bytes)
-
-    def forget(self, name: str) -> None:
-        self.forgotten.append(name)
-
-    def _note(self, what: str, place: PodParent, memory_bytes: int) -> None:
-        if place.name in self.refused:
-            raise AdmissionError(f"no room for {place.name}")
-        self.did.append((what, place.in_box, memory_bytes))
 
 
 LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
@@ -51,7 +29,7 @@ class Two:
     """The old process's end, and the new one's, which serves for `box`."""
 
     remote: Remote
-    box: FakeBox
+    box: FakeAdmissions
     channel: Channel
     predecessor: Predecessor
     serving: asyncio.Task[None]
@@ -84,7 +62,7 @@ async def handed_over() -> AsyncIterator[Two]:
     async def changed() -> None:
         changes.append(True)
 
-    box, remote = FakeBox(), Remote(channel)
+    box, remote = FakeAdmissions(), Remote(channel)
     serving = asyncio.create_task(predecessor.serve(box, lambda: mains.append(True), changed))
     answering = asyncio.create_task(remote.run())
     yield Two(remote, box, channel, predecessor, serving, mains, changes)
@@ -112,7 +90,7 @@ def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None
         async with handed_over() as two:
             two.box.refused.add("pod2")
             await asyncio.gather(two.remote.admit(PLACE, 5), two.remote.update_pod(PLACE, 6))
-            assert sorted(two.box.did) == [("admit", "/offline/pod1", 5), ("update", "/offline/pod1", 6)]
+            assert (two.box.admitted, two.box.resized) == ([("/offline/pod1", 5)], [("/offline/pod1", 6)])
             with pytest.raises(AdmissionError, match="no room for pod2"):
                 await two.remote.admit(parse_placement("/offline/pod2"), 0)
 
@@ -167,7 +145,7 @@ def test_end_of_the_new_process_refuses_pods_that_wait_and_those_to_come() -> No
 @pytest.mark.parametrize("handed", [True, False])
 def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) -> None:
     async def play() -> None:
-        own, other = FakeBox(), FakeBox()
+        own, other = FakeAdmissions(), FakeAdmissions()
         admissions = Admissions(own)
         await admissions.admit(PLACE, 1)
         admissions.hold()
@@ -176,21 +154,23 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
             asyncio.create_task(admissions.update_pod(PLACE, 3)),
         ]
         await asyncio.sleep(0.01)
-        assert own.did == [("admit", "/offline/pod1", 1)]
+        assert (own.admitted, own.resized) == ([("/offline/pod1", 1)], [])
         if handed:
             admissions.hand_to(other)  # type: ignore[arg-type]
         else:
             admissions.resume()
         await asyncio.gather(*waiting)
-        late = [("admit", "/offline/pod1", 2), ("update", "/offline/pod1", 3)]
-        assert (own.did[1:], other.did) == (([], late) if handed else (late, []))
+        none: tuple[list[object], list[object]] = [], []
+        late = [("/offline/pod1", 2)], [("/offline/pod1", 3)]
+        told = (own.admitted[1:], own.resized), (other.admitted, other.resized)
+        assert told == ((none, late) if handed else (late, none))
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("handed", [True, False], ids=["handed-over", "failed"])
 def test_start_that_ends_amid_the_hand_over_is_told_to_whom_the_pod_was_named(handed: bool) -> None:
-    before, after = FakeBox(), FakeBox()
+    before, after = FakeAdmissions(), FakeAdmissions()
     admissions = Admissions(before)
     admissions.forget("pod1")
     admissions.hold()

@@ -1,4 +1,4 @@
-"""The example config file, made from the settings: `python -m criproxy.config > config.example.toml`."""
+"""The example config file, made from the settings. `docs.generate` writes it."""
 
 import textwrap
 from collections.abc import Iterator

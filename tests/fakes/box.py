@@ -1,0 +1,125 @@
+"""The box, as those see it who let pods in, look after them or report: it notes what it is told."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.driver import CgroupError, HeldLimit
+from criproxy.cgroup.naming import BoxPath, PodParent
+from criproxy.model import AdmissionError, LimitChange, Limits
+
+
+@dataclass
+class FakeAdmissions:
+    """An `AdmitsPods`. `full`: why nobody is let in; `refused`: the names of those that are not."""
+
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+    resized: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    shares: list[int] = field(default_factory=list)
+    full: str = ""
+    refused: set[str] = field(default_factory=set)
+
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+        self._check(place)
+        self.shares.append(cpu_shares)
+        self.admitted.append((place.in_box, memory_bytes))
+
+    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+        self._check(place)
+        self.resized.append((place.in_box, memory_bytes))
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+    def _check(self, place: PodParent) -> None:
+        if self.full or place.name in self.refused:
+            raise AdmissionError(self.full or f"no room for {place.name}")
+
+
+@dataclass
+class FakeBox:
+    """`orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
+
+    `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
+    """
+
+    path: str | None = None
+    version: int = 1
+    limits: Limits | None = None
+    wanted: Limits | None = None
+    memory: Held | None = None
+    cpus: str = ""
+    pids: HeldLimit | None = None
+    fault: str = ""
+    drift: int = 0
+    error: str = ""
+    orders: list[object] = field(default_factory=list)
+    confined: int = 0
+    known: frozenset[str] | None = None
+    empty: tuple[str, ...] = ()
+    tended: int = 0
+    anchors: tuple[str, ...] = ()
+    shares: dict[str, int] = field(default_factory=dict)
+    drops: list[frozenset[str]] = field(default_factory=list)
+    cache: int = 0
+
+    def state(self) -> BoxState:
+        return BoxState(
+            self.path,
+            self.version,
+            self.limits,
+            not self.fault,
+            self.fault,
+            drift=self.drift,
+            timeouts=0,
+            pods=(),
+            wanted=self.wanted,
+            memory=self.memory,
+            cpus=self.cpus,
+            in_use={"pids": self.pids} if self.pids else {},
+        )
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        self._check()
+        self.confined += 1
+        return ()
+
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
+        self.orders.append(("adopt", box.path, lifted))
+        if self.error:
+            raise AdmissionError(self.error)
+        self.path = box.path
+
+    async def release(self) -> tuple[LimitChange, ...]:
+        self.orders.append("release")
+        return ()
+
+    async def tend(self) -> tuple[str, ...]:
+        self.tended += 1
+        self._check()
+        return self.anchors
+
+    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset(but)))
+        return ()
+
+    def know_shares(self, shares: Mapping[str, int]) -> None:
+        self.shares = dict(shares)
+
+    async def drop_caches(self, running: Collection[str]) -> int:
+        self.drops.append(frozenset(running))
+        self._check()
+        return self.cache
+
+    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
+        self.orders.append(("reap", uids))
+        return ()
+
+    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
+        self.known = known
+        return tuple(name for name in self.empty if name not in known)
+
+    def _check(self) -> None:
+        if self.error:
+            raise CgroupError(self.error)
