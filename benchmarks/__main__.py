@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import baselines, footprint, predictor, proxy, replay
+from benchmarks.cluster import run as cluster
 from benchmarks.effect import report as effect
 from benchmarks.soak import report as soak
 
@@ -23,6 +24,7 @@ SOAK = "soak"
 
 EFFECT = "effect"
 BASELINES = "baselines"
+CLUSTER = "cluster"
 """Not among them either: these have options of their own."""
 
 
@@ -32,10 +34,13 @@ def main() -> int:
         return 0
     if sys.argv[1:2] == [BASELINES]:
         return baselines.main(sys.argv[2:])
+    if sys.argv[1:2] == [CLUSTER]:
+        cluster.main(sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(prog="./bench", description="Measure what criproxy costs on this machine.")
     names = (
-        f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT} and {BASELINES} have a --help "
-        "of their own"
+        f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT}, {BASELINES} and "
+        f"{CLUSTER} have a --help of their own"
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")

@@ -48,10 +48,15 @@ def labs(names: Iterable[str]) -> Iterator[dict[str, Path]]:
 
 
 class NodeCriproxy(Criproxy):
-    """In the lab `directory`, with colocation on. Its code is compiled, as its package does it."""
+    """In the lab `directory`, with colocation on. Its code is compiled, as its package does it.
 
-    def __init__(self, directory: Path, runtime: Path, engine: str) -> None:
-        config = {"proxy": ENGINES[engine], "colocation": {"enabled": True}}
+    `kubeconfig`: with Kubernetes on, by this credential.
+    """
+
+    def __init__(self, directory: Path, runtime: Path, engine: str, kubeconfig: Path | None = None) -> None:
+        config: dict[str, Mapping[str, object]] = {"proxy": ENGINES[engine], "colocation": {"enabled": True}}
+        if kubeconfig is not None:
+            config["kubernetes"] = {"enabled": True, "kubeconfig": str(kubeconfig)}
         super().__init__(directory, runtime, config, python=NODE_PYTHON)
         code = self.directory / "code"
         shutil.copytree(

@@ -107,9 +107,8 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     """The pod as it should be; one that is not offline comes back as it is. Raises ConversionError."""
     if not is_offline(pod):
         return pod
-    pod = copy.deepcopy(pod)
-    meta, spec = pod["metadata"], _table(pod.get("spec"), "spec")
-    pod["spec"] = spec
+    pod = _copied(pod)
+    meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
     if not keeps_requests(pod):
         _convert_resources(meta, spec, settings)
@@ -117,6 +116,23 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     _tolerate(spec, settings)
     _keep_away(spec, meta)
     return pod
+
+
+def _copied(pod: Json) -> Json:
+    """Copied is what may be changed. All else, such as environments, is the same object, which need not be compared."""
+    spec = dict(_table(pod.get("spec"), "spec"))
+    for kind in _LISTS:
+        if isinstance(spec.get(kind), list):
+            spec[kind] = [_copied_container(one) for one in spec[kind]]
+    if "affinity" in spec:
+        spec["affinity"] = copy.deepcopy(spec["affinity"])
+    return {**pod, "metadata": dict(pod["metadata"]), "spec": spec}
+
+
+def _copied_container(container: Any) -> Any:
+    if not isinstance(container, dict) or not isinstance(container.get("resources"), dict):
+        return dict(container) if isinstance(container, dict) else container
+    return {**container, "resources": dict(container["resources"])}
 
 
 def keeps_requests(pod: Json) -> bool:
@@ -295,7 +311,7 @@ def _ask_for_the_least(what: str, spec: Json, record: Json, settings: Conversion
     if not containers or any(amount(table.get(name, "0")) for table in tables):
         return
     first = containers[0]
-    resources = first.setdefault("resources", {})
+    resources = first["resources"] = first.get("resources") or {}
     least = _extended({"requests": {what: LEAST[what]}, "limits": {}}, settings)
     for kind in _KINDS:
         # A limit of 0 is none; with one, the request may not be above it.

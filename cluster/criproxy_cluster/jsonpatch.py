@@ -6,6 +6,8 @@ from typing import Any
 
 def difference(old: Any, new: Any, path: str = "") -> Iterator[dict[str, Any]]:
     """The operations in their order; none when both are equal. Lists of one length are compared item by item."""
+    if old is new:
+        return
     if isinstance(old, dict) and isinstance(new, dict):
         for name in old.keys() - new.keys():
             yield {"op": "remove", "path": f"{path}/{_escaped(name)}"}

@@ -129,6 +129,21 @@ def test_a_pod_that_asks_for_nothing_asks_for_the_least():
     assert recorded(found)["c"]["requests"] == {what: text for what, (text, _) in LEAST.items()}
 
 
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_resources_that_say_nothing_ask_for_the_least(nothing):
+    before = pod({"name": "c", "resources": nothing})
+    found = converted(before, BATCH)
+
+    assert resources(found)["requests"] == {CPU: "10", MEMORY: "4194304"}
+    assert resources(before) == nothing
+
+
+def test_what_does_not_change_is_not_copied():
+    before = pod({"name": "c", "env": [{"name": "A", "value": "a"}]})
+
+    assert converted(before, BATCH)["spec"]["containers"][0]["env"] is before["spec"]["containers"][0]["env"]
+
+
 def test_a_limit_of_nothing_is_not_below_the_least_request():
     found = converted(pod(container(limits={"cpu": "0"})), BATCH)
 
@@ -352,8 +367,12 @@ def pods(draw):
         for name in draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True))
     ]
     annotations = draw(st.none() | st.fixed_dictionaries({}, optional={KEEP_REQUESTS: st.just("true")}))
-    init = [container("i", draw(tables()))] if draw(st.booleans()) else []
-    return pod(*made, annotations=annotations, owner=draw(st.none() | st.just("u1")), initContainers=init)
+    more = {"initContainers": [container("i", draw(tables()))] if draw(st.booleans()) else []}
+    if draw(st.booleans()):
+        term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+        required = {"nodeSelectorTerms": [term]}
+        more["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return pod(*made, annotations=annotations, owner=draw(st.none() | st.just("u1")), **more)
 
 
 @given(pods(), st.sampled_from(sorted(PRESETS)))

@@ -19,6 +19,7 @@ import structlog
 
 from criproxy.config import Config, Loaded, Override, load, load_above
 from criproxy.control.clock import Clock
+from criproxy.daemon.footprint import trim
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
@@ -143,6 +144,7 @@ class KubernetesPart:
         self._kubeconfig = self._config.kubernetes.kubeconfig or kubelets or str(KUBECONFIG)
         credential = Credential(Path(self._kubeconfig))
         name = node_name(credential.access(), given)
+        trim()  # to import all this leaves 0.7 MiB behind
         self._trouble = ""
         return credential, name
 

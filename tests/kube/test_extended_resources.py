@@ -177,7 +177,7 @@ def test_change_from_nothing_needs_no_division(cores, expected):
     assert bool(ask(offered(cores), taken(offered(0.0)))) is expected
 
 
-@pytest.mark.parametrize(("luck", "due_s"), [(0.0, 300.0), (1.0, 360.0)])
+@pytest.mark.parametrize(("luck", "due_s"), [(0.0, 300.0), (1.0, 390.0)])
 def test_report_is_due_after_its_time_and_by_chance_later(luck, due_s):
     last = taken(offered(), luck=luck)
     assert ask(offered(), last, due_s - 1.0) == ""
