@@ -297,6 +297,7 @@ class Box:
         Raises AdmissionError.
         """
         await self._for_request(f"adopt {box.path}", lambda: self._guarded(partial(self._adopt, box.path, lifted)))
+        self._failure = self._sink()  # systemd has put its own memory.high there, which is the limit
 
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
         """Put limits in force; without a box they are kept for its first pod. Raises CgroupError.

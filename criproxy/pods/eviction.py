@@ -67,7 +67,7 @@ class PodEviction(Struct):
         try:
             return await self._evict(order, setting, now_s)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
-            reason = str(error) or "the runtime did not stop the pod in time"
+            reason = str(error) or "the runtime did not list its pods in time"
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
@@ -89,16 +89,24 @@ class PodEviction(Struct):
             one = victim.candidate
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
-        async with asyncio.timeout(STOP_S):
-            at = await self.stopper.evict_first(leaves, within_s=EVICT_S, grace_s=GRACE_S if at_once else None)
-            sandbox_id, pod, why = leaves[at or 0]
-            self._tried[sandbox_id] = now_s
-            self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
-            if at is None:
-                await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
+        at = await self.stopper.evict_first(leaves, within_s=EVICT_S, grace_s=GRACE_S if at_once else None)
+        sandbox_id, pod, why = leaves[at or 0]
+        self._tried[sandbox_id] = now_s
+        self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
+        if at is None:
+            await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
         return victims[at or 0].candidate.owner
+
+    async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
+        """One that a busy runtime does not stop in time is going all the same: it is counted, and the next may go."""
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
+        except TimeoutError:
+            reason = f"the runtime has not stopped {pod} within {STOP_S:.0f} s"
+            self.shared.log.error("not_relieved", resource=resource, reason=reason)
 
     async def _candidates(self, resource: str) -> tuple[dict[str, Sandbox], list[Candidate]]:
         """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""

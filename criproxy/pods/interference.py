@@ -11,7 +11,8 @@ A look goes one way, and the pure modules of `control.interference` do all of th
     shares            the control loop keeps to them from the next decision on; where one has sunk, it decides at once
     closed            no offline pod is let in (`Holds`), and `closed` here says why, for whoever publishes capacity
     one pod to go     `PodEviction` chooses and stops it, beside the looks; what it says of the owner is in the budget
-    transitions       the log, the counters, the status; and the checkpoint is written, so that a restart begins there
+    transitions       the log, the counters, the status; and the checkpoint is written, so that a restart begins there;
+                      so it is when a share has sunk, as nothing is given back by a restart
 
 It rests while the box has no pods: then the box harms nobody. A resource that is held then is given back by the
 ladder's clocks, as signals that are not reported for long count as calm.
@@ -286,6 +287,7 @@ class InterferenceWatch(Struct):
         before, self._shares = self._shares, self._spared(shares)
         self.loop.see(HarmSeen(self._shares, self._cpu_seen_s, self._cpu_idle))
         if any(share < before.get(name, 1.01) for name, share in self._shares.items()):
+            self.moved()
             with self._unheld.logged_by(lambda e: self.shared.log.warning("squeeze_failed", error=str(e))):
                 await self.loop.renew()
 

@@ -1000,6 +1000,20 @@ def test_box_tells_what_is_wanted_in_force_and_used(box: Box, driver: FakeDriver
 SQUEEZED = {**DECIDED, "memory_high": 128 << 20}
 
 
+def test_memory_that_was_squeezed_before_a_restart_is_reclaimed_at_once(box: Box, driver: FakeDriver) -> None:
+    """Systemd has written its own memory.high meanwhile, which is the limit."""
+    driver.in_use = 500 << 20
+    driver.boxes["/offline"] = SQUEEZED
+
+    async def reclaimed() -> None:
+        await box.adopt(parse_box("/offline"))
+        await until(driver.reclaiming.is_set)
+
+    asyncio.run(reclaimed())
+
+    assert ("reclaim", "/offline", str(128 << 20)) in driver.log
+
+
 def test_squeezed_memory_is_reclaimed_below_its_limit_which_stays(box: Box, driver: FakeDriver) -> None:
     driver.in_use = 500 << 20
 

@@ -74,6 +74,9 @@ class Bench:
     async def refuse(self, sandbox_id: str) -> None:
         raise ConnectionError("no runtime")
 
+    async def hang(self, sandbox_id: str) -> None:
+        raise TimeoutError
+
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         self.counted.append((name, *labels))
 
@@ -140,7 +143,7 @@ def test_pod_that_another_setting_is_to_stop_stays() -> None:
     assert (bench.evict(setting=ON_HARM), bench.stopped) == (None, [])
 
 
-@pytest.mark.parametrize("error", [CgroupError("cannot read"), ConnectionError("no runtime"), TimeoutError()])
+@pytest.mark.parametrize("error", [CgroupError("cannot read"), ConnectionError("no runtime")])
 def test_failure_is_logged_and_tried_again(error: Exception) -> None:
     bench = Bench(fails=error)
     with capture_logs() as logs:
@@ -149,6 +152,19 @@ def test_failure_is_logged_and_tried_again(error: Exception) -> None:
 
     assert (failed, [entry["event"] for entry in logs]) == (None, ["not_relieved"])
     assert bench.evict() == ""
+
+
+def test_pod_that_a_busy_runtime_does_not_stop_in_time_is_going_and_counts() -> None:
+    bench = Bench()
+    stop, bench.stop = bench.stop, bench.hang  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        owner = bench.evict()
+    bench.stop = stop  # type: ignore[method-assign]
+
+    assert (owner, bench.counted) == ("", [("evictions", MEMORY)])
+    assert logs[-1]["reason"] == "the runtime has not stopped batch/job2 within 10 s"
+    assert "not let in" in bench.holds.held(LARGE.pod)
+    assert (bench.evict(), bench.stopped) == ("", ["s1"]), "the next one goes"
 
 
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:

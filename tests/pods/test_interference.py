@@ -331,6 +331,23 @@ def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() ->
     assert bench.rung(CPU) == "closed"
 
 
+def test_restart_gives_nothing_back_of_what_was_squeezed_since_the_conviction() -> None:
+    """A kill leaves what was saved last: so that is no more than what the box had."""
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    saves = []
+    bench.save = bench.watch.moved = lambda: saves.append(bench.watch.checkpoint())  # type: ignore[method-assign]
+    while not 0.0 < bench.node.seen.shares.get(CPU, 0.0) < 0.5:
+        bench.looks(1)
+    held = bench.node.seen.shares[CPU]
+    again = bench.made(ON)
+    again.restore(saves[-1], 0.0)
+
+    assert bench.rung(CPU) == "squeezed"
+    assert bench.node.seen.shares == {CPU: held}
+
+
 def test_memory_that_is_nearly_gone_costs_a_pod_at_once_when_the_box_has_to_answer_for_it() -> None:
     bench = Bench(replace(ON, enabled=False))
     bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())

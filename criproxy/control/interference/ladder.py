@@ -6,7 +6,8 @@ Each resource of the box stands on a rung of its own:
 
     open      nothing is held back
     tried     the experiment: squeezed to its floor for its `trial_s`, to see whether the signal falls by half
-    squeezed  convicted: held to the prediction, from there towards the floor while the harm lasts, and back when calm
+    squeezed  convicted: held to the prediction, from there towards the floor while the harm lasts, and back when calm:
+              the first time at once, and after each relapse, harm that came back with what was given back, later
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
     evicting  at its floor; one pod goes, then it is looked again
 
@@ -37,8 +38,9 @@ keeps its floor however full the node is. A resource without a `trial_s` is judg
 
 **The evidence is looked at again** before a pod goes: where the box was at its floor and the signal is not down to
 `fall_ratio` of what it was before, squeezing does not help. The verdict was wrong then, as signals fall by themselves,
-too: the resource is acquitted, and the bar doubled. This is for resources that can be taken back at once (`revocable`)
-only: memory at its floor may well help no sooner than its pods go.
+too: the resource is acquitted, and the bar doubled. The signal counts once the resource has been at its floor for its
+`settle_s`, as in the experiment. A stock is not looked at so: it may well come back no sooner than a pod goes, and what
+convicts of it is no squeeze.
 
 **Clocks** are seconds summed up from step to step, each step counting `longest_gap_s` at most. So a restart, or a gap
 in the samples, counts neither as calm nor as harm, and a state that was stored goes on where it stood. `harm_s` runs
@@ -84,13 +86,11 @@ class LadderResource(Struct, frozen=True):
     """A resource as the ladder knows it. A pod goes when harm lasts for `evict_after_s` while it is closed.
 
     `trial_s`: how long an experiment takes, the first `settle_s` of which say nothing; None: none is made.
-    `revocable`: what the box has of it is taken back at once when it is squeezed.
     """
 
     name: str
     words: str
     evict_after_s: float
-    revocable: bool
     trial_s: float | None = None
     settle_s: float = 1.0
 
@@ -99,11 +99,11 @@ MEMORY_TRIAL_S: Final = 10.0
 """A first guess, not measured."""
 
 RESOURCES_IN_TURN: Final = (
-    LadderResource(MEMORY, "memory", 5.0, False, trial_s=MEMORY_TRIAL_S, settle_s=MEMORY_TRIAL_S / 2),
-    LadderResource(DISK, "disk space", 5.0, False),
-    LadderResource(PIDS, "processes", 5.0, False),
-    LadderResource(CPU, "CPU", 120.0, True, trial_s=3.0),
-    LadderResource(IO, "IO", 120.0, True, trial_s=3.0),
+    LadderResource(MEMORY, "memory", 5.0, trial_s=MEMORY_TRIAL_S, settle_s=MEMORY_TRIAL_S / 2),
+    LadderResource(DISK, "disk space", 5.0),
+    LadderResource(PIDS, "processes", 5.0),
+    LadderResource(CPU, "CPU", 120.0, trial_s=3.0),
+    LadderResource(IO, "IO", 120.0, trial_s=3.0),
 )
 """In the order in which they may order an eviction: what kubelet itself would evict for comes first."""
 
@@ -129,7 +129,8 @@ class LadderSettings(Struct, frozen=True):
     `pause_s`: from a detector's case to its next, up to `longest_pause_s` where its suspects are innocent.
 
     `squeezed_calm_s` and `closed_calm_s` of calm lead down from these rungs; each doubles with every time that the rung
-    is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`.
+    is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`. So does what must be calm
+    before a squeezed resource is eased again: `squeezed_calm_s` after the first relapse, twice as much after the next.
     """
 
     fall_ratio: float = 0.5
@@ -217,7 +218,10 @@ class Conviction(Struct, frozen=True):
 
 
 class RungState(Struct, frozen=True):
-    """A resource's rung and clocks; see the module. `convictions` and `closings` count how often it came there."""
+    """A resource's rung and clocks; see the module. `convictions` and `closings` count how often it came there.
+
+    `floor_s`: for how long it has been at its floor. `relapses`: how often harm came back while it was eased.
+    """
 
     rung: Rung = Rung.OPEN
     share: float = 1.0
@@ -226,6 +230,8 @@ class RungState(Struct, frozen=True):
     calm_s: float = 0.0
     silent_s: float = 0.0
     open_s: float = 0.0
+    floor_s: float = 0.0
+    relapses: int = 0
     convictions: int = 0
     closings: int = 0
 
@@ -349,6 +355,7 @@ class _Scene(Struct, frozen=True):
     `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource.
     `signal`: the detector that a transition would be about.
     `harmed`: a convicting signal is above its bar, not in the hysteresis below it; only then anything gets stricter.
+    `disproved`: none of the convicting signals is down by half at the floor, and none is a stock.
     """
 
     resource: LadderResource
@@ -362,6 +369,7 @@ class _Scene(Struct, frozen=True):
     any_emergency: bool
     experiment: bool
     harmed: bool
+    disproved: bool
 
     @property
     def over(self) -> bool:
@@ -373,11 +381,8 @@ class _Scene(Struct, frozen=True):
 
 
 def _no_help(scene: _Scene) -> bool:
-    state, settings = scene.state, scene.settings
-    due = state.rung is Rung.EVICTING or state.harm_s >= scene.resource.evict_after_s
-    if not (scene.resource.revocable and scene.harmed and due) or scene.emergency:
-        return False
-    return all(one.at_floor is not None and one.at_floor > settings.fall_ratio * one.before for one in state.by)
+    due = scene.state.rung is Rung.EVICTING or scene.state.harm_s >= scene.resource.evict_after_s
+    return scene.disproved and scene.harmed and due and not scene.emergency
 
 
 def _lasts(scene: _Scene) -> bool:
@@ -457,6 +462,7 @@ class _Step:
         self._before, self._detectors, self._settings, self._over = state, detectors, settings, signals.over
         self._states = {resource.name: state.of(resource.name) for resource in settings.resources}
         self._tried = {resource.name: resource for resource in settings.resources if resource.trial_s is not None}
+        self._settle_s = {resource.name: resource.settle_s for resource in settings.resources}
         self._case = state.case if self._still_there(state.case) else None
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds}
         self._fruitless = {name: count for name, count in state.fruitless.items() if self._goes_on(name)}
@@ -508,29 +514,31 @@ class _Step:
 
     def _convicted(self, resource: str, state: RungState) -> RungState:
         seconds, settings = self._seconds, self._settings
+        state = replace(state, floor_s=state.floor_s + seconds if state.share <= 0.0 else 0.0)
         high = [self._high(one, resource) for one in state.by]
         if any(high):
             share = state.share if self._trying else round(state.share - _part(seconds, settings.to_floor_s), 6)
             state = replace(
                 state,
+                relapses=state.relapses + self._is_eased(state),
                 harm_s=state.harm_s + seconds,
                 calm_s=0.0,
                 silent_s=0.0,
-                by=tuple(map(self._seen_at_floor, state.by)) if state.share <= 0.0 else state.by,
+                by=tuple(self._seen_at_floor(one, state.floor_s - self._settle_s[resource]) for one in state.by),
             )
             return replace(state, share=max(0.0, share) if state.rung is Rung.SQUEEZED else 0.0)
         silent_s = state.silent_s + seconds if None in high else 0.0
         if None in high and silent_s < settings.lost_s:
             return replace(state, silent_s=silent_s)
         eased = round(state.share + _part(seconds, settings.ease_s), 6)
-        gives_back = state.rung is Rung.SQUEEZED and not self._trying
-        return replace(
-            state,
-            harm_s=0.0,
-            calm_s=state.calm_s + seconds,
-            silent_s=silent_s,
-            share=min(1.0, eased) if gives_back else state.share,
-        )
+        state = replace(state, harm_s=0.0, calm_s=state.calm_s + seconds, silent_s=silent_s)
+        return replace(state, share=min(1.0, eased)) if self._is_eased(state) and not self._trying else state
+
+    def _is_eased(self, state: RungState) -> bool:
+        """Whether it is squeezed, and calm for long enough to be given something back."""
+        settings = self._settings
+        wait_s = doubled_s(settings.squeezed_calm_s, state.relapses, settings.longest_calm_s) if state.relapses else 0.0
+        return state.rung is Rung.SQUEEZED and state.calm_s > wait_s
 
     def _high(self, one: Conviction, resource: str) -> bool | None:
         """Whether the harm goes on that a resource was convicted by; None: not known."""
@@ -539,13 +547,21 @@ class _Step:
             return None
         return (reading.emergency or reading.high) and self._to_account_for(detector, resource)
 
-    def _seen_at_floor(self, one: Conviction) -> Conviction:
-        if one.detector not in self._readings:
+    def _seen_at_floor(self, one: Conviction, seconds: float) -> Conviction:
+        """The mean of its excess over the `seconds` since it counts, or over about the last `close_after_s`."""
+        if seconds <= 0.0 or one.detector not in self._readings:
             return one
-        excess, weight = self._excess(one.detector), _part(self._seconds, self._settings.close_after_s)
+        excess = self._excess(one.detector)
+        weight = _part(self._seconds, min(seconds, self._settings.close_after_s))
         return replace(
             one, at_floor=excess if one.at_floor is None else one.at_floor + weight * (excess - one.at_floor)
         )
+
+    def _is_disproved(self, one: Conviction) -> bool:
+        detector = self._detectors.get(one.detector)
+        if one.at_floor is None or (detector is not None and detector.stock):
+            return False
+        return one.at_floor > self._settings.fall_ratio * one.before
 
     @property
     def _trying(self) -> bool:
@@ -634,6 +650,7 @@ class _Step:
             any_emergency=bool(self._emergencies),
             experiment=self._trying,
             harmed=any(self._height(one) > 1.0 and self._high(one, name) for one in state.by),
+            disproved=bool(state.by) and all(map(self._is_disproved, state.by)),
         )
 
     def _signal(self, resource: str, state: RungState) -> str:
@@ -688,11 +705,11 @@ class _Step:
                 new = replace(new, share=1.0)
             case When.ACCOUNTED:
                 by = (Conviction(signal, self._excess(signal)),)
-                new = replace(new, share=1.0, by=by, convictions=old.convictions + 1)
+                new = replace(new, share=1.0, by=by, floor_s=0.0, convictions=old.convictions + 1)
             case When.GUILTY:
                 assert scene.case is not None
                 by = (Conviction(signal, scene.case.before),)
-                new = replace(new, share=1.0, by=by, convictions=old.convictions + 1)
+                new = replace(new, share=1.0, by=by, floor_s=0.0, convictions=old.convictions + 1)
             case When.NO_HELP:
                 new = _AT_REST
             case When.LASTS if row.to is Rung.CLOSED:

@@ -132,8 +132,13 @@ CASES = [
                  EVICTING, id="closed, harm for 120 s"),
     pytest.param(stand(CLOSED, harm_s=119.0, by=helped(39.0)), {"cpu_pressure": HARM}, CPU, When.NO_HELP, OPEN,
                  id="closed, and the floor does not help"),
+    pytest.param(stand(CLOSED, MEMORY, harm_s=4.0, by=helped(15.0, "memory_pressure")),
+                 {"memory_pressure": reading(15.0)}, MEMORY, When.LASTS, EVICTING,
+                 id="closed for memory, harm for 5 s"),
     pytest.param(stand(CLOSED, MEMORY, harm_s=4.0, by=helped(39.0, "memory_pressure")), {"memory_pressure": HARM},
-                 MEMORY, When.LASTS, EVICTING, id="closed for memory, harm for 5 s, whether or not the floor helps"),
+                 MEMORY, When.NO_HELP, OPEN, id="closed for memory, and the floor does not help"),
+    pytest.param(stand(EVICTING, MEMORY, by=helped(4.5, "memory_shortage")), {"memory_shortage": OVER}, MEMORY, None,
+                 EVICTING, id="a stock comes back no sooner than pods go"),
     pytest.param(stand(CLOSED, IO, harm_s=119.0, by=helped(15.0, "io_pressure")), {"io_pressure": reading(15.0)}, IO,
                  When.LASTS, EVICTING, id="closed for IO, harm for 120 s"),
     pytest.param(stand(EVICTING, by=helped(15.0)), {"cpu_pressure": reading(15.0)}, CPU, None, EVICTING,
@@ -423,6 +428,30 @@ def test_false_conviction_is_revised_before_a_pod_goes():
     assert node.evictions == []
 
 
+def test_pod_goes_for_memory_only_where_its_floor_helps_once_the_box_was_reclaimed_to_it():
+    """Online reads its pages again for some seconds after the box has its floor; who thrashes by itself goes on."""
+    for later, rung in ((15.0, EVICTING), (40.0, OPEN)):
+        state = replace(stand(SQUEEZED, MEMORY, harm_s=5.0, share=0.2), case=None)
+        for second in range(1, 12):
+            value = 40.0 if second <= 6 else later
+            _, state = step(Signals(100.0 + second, {"memory_pressure": reading(value)}, 3), state, BY_NAME, SETTINGS)
+        assert state.of(MEMORY).rung is rung
+
+
+def test_harm_that_comes_back_with_what_is_given_back_comes_back_more_and_more_rarely():
+    """As with page cache: a box that is a little above its floor fills all memory, and online must read again."""
+    state, harmful = stand(SQUEEZED, MEMORY), list[bool]()
+    for second in range(3600):
+        harms = state.of(MEMORY).share > 0.1 or any(harmful[-3:])
+        harmful.append(state.of(MEMORY).share > 0.1)
+        value = HARM if harms else CALM
+        _, state = step(Signals(101.0 + second, {"memory_pressure": value}, 3), state, BY_NAME, SETTINGS)
+        assert state.of(MEMORY).rung is SQUEEZED
+    hours = [sum(harmful[at : at + 600]) for at in range(0, 3600, 600)]
+    assert hours[0] > hours[-1]
+    assert sum(hours[1:]) < 0.01 * 3000
+
+
 def test_lasting_harm_of_the_box_climbs_all_rungs_and_comes_back():
     # Its floor does not suffice, as when one tenth of what a pod does can't be held back.
     node = Node({CPU: 60.0}, own=12.0).run(160)
@@ -473,10 +502,11 @@ def test_budget_of_evictions(state, readings, ordered):
 
 
 def test_owner_of_a_pod_that_went_is_barred_for_a_minute():
-    _, state = step(Signals(101.0, {"memory_pressure": HARM}, 3), evicting(), BY_NAME, SETTINGS)
+    fallen = {"memory_pressure": reading(15.0)}
+    _, state = step(Signals(101.0, fallen, 3), evicting(), BY_NAME, SETTINGS)
     state = evicted(state, "job-1")
     for t_s, barred in ((121.0, {"job-1"}), (162.0, set())):
-        decision, _ = step(Signals(t_s, {"memory_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
+        decision, _ = step(Signals(t_s, fallen, 3), state, BY_NAME, SETTINGS)
         assert decision.eviction.barred == barred
     decision, _ = step(Signals(121.0, SHORTAGE, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     assert (decision.eviction.emergency, decision.eviction.barred) == (True, set())
