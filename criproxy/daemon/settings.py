@@ -119,7 +119,8 @@ class PartSettings(Struct, frozen=True):
 
     def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
-        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, self.held_off or self.stage.closed)
+        closed = self.held_off or self.stage.closed
+        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed, self.config.network.bandwidth)
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
