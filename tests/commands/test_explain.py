@@ -62,7 +62,7 @@ def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
     pod = manifest(annotations={EGRESS: "1G"})
 
     (row,) = [line.split() for line in text(pod, node).splitlines() if EGRESS in line]
-    assert row[1:5] == [f"annotations[{EGRESS}]", "1G", "5000000", "no"]
+    assert row[:4] == [f"annotations[{EGRESS}]", "1G", "5000000", "no"]
     assert EGRESS not in text(pod)
 
 
