@@ -44,11 +44,16 @@ class DiskBounds(Struct, eq=False):
         """Write what is wanted when that is due, until cancelled."""
         while True:
             await self._due.wait()
-            self._due.clear()
             await self.write()
 
     async def write(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
+        """Write what is wanted, if that is due; see `run`.
+
+        Never raises: a failure is logged once, and the next look tries again.
+        """
+        if not self._due.is_set():
+            return
+        self._due.clear()
         with self._trouble.logged_by(lambda error: self.shared.log.warning("disks_not_bounded", error=str(error))):
             changes = await self.box.hold_disks(self.state.bounds)
             if changes:
