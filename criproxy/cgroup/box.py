@@ -1,12 +1,13 @@
 """The box: the one bounded cgroup of all offline pods, where the request stream and the sample stream meet.
 
-**Threads.** The event loop only asks and waits, never longer than a time-out; the work is done by three `Worker`s:
+**Threads.** The event loop only asks and waits, never longer than a time-out; the work is done by `Worker`s:
 
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
 | cgroup-reader | readings of usage (`_AT_ONCE_S`), signals: no blocked write blinds the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
+| cgroup-disks | bounds the box on disks; there is none until that is asked for first | a disk's queue |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
 read those attributes; each is replaced, or copied, as a whole.
@@ -69,7 +70,7 @@ from criproxy.model import (
 )
 from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
-from criproxy.model.signals import SignalReading
+from criproxy.model.signals import DiskRate, SignalReading
 
 T = TypeVar("T")
 
@@ -184,6 +185,8 @@ class Box:
         # Readings have a thread of their own: a blocked write must not blind the loop.
         self._reader = Worker("cgroup-reader", timeout_s)
         self._reclaimer = Worker("cgroup-reclaimer", timeout_s)
+        self._disk_writer: Worker | None = None
+        self._timeout_s = timeout_s
         self._sinking: asyncio.Task[None] | None = None
         self._lifting = False
         self._failure: CgroupError | None = None
@@ -376,6 +379,24 @@ class Box:
             return None
         return await self._reader.run("read signals", lambda: reader.read(path, own_limits=own_limits))
 
+    async def disk_use_of(self, pods: Collection[str]) -> dict[str, int]:
+        """How many bytes these pods of the box (paths) have read from disks and written, of those that are counted.
+
+        Raises CgroupError.
+        """
+        paths = tuple(pods)
+        uses = await self._reader.run("read pods' IO", lambda: [self._driver.disk_use(path) for path in paths])
+        return {path: use for path, use in zip(paths, uses, strict=True) if use is not None}
+
+    async def hold_disks(self, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        """Bound the box on these disks and on no others (`CgroupDriver.hold_disks`). Raises CgroupError."""
+        path = self._path
+        if path is None:
+            return ()
+        if self._disk_writer is None:
+            self._disk_writer = Worker("cgroup-disks", self._timeout_s)
+        return await self._disk_writer.run("bound disks", lambda: self._driver.hold_disks(path, wanted))
+
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
 
@@ -440,7 +461,7 @@ class Box:
             welcome=not stuck and not self._fault,
             reason="a cgroup write is blocked in the kernel" if stuck else self._fault,
             drift=self._drift,
-            timeouts=self._writer.timeouts + self._reader.timeouts + self._reclaimer.timeouts,
+            timeouts=sum(one.timeouts for one in self._workers),
             pods=tuple(sorted(self._pods)),
             wanted=self._wanted,
             memory=self._memory,
@@ -452,8 +473,13 @@ class Box:
         """End the threads. The box stays as it is, with its limits: pods are in it."""
         self._counters.close()
         self._sink_to = None
-        for worker in (self._writer, self._reader, self._reclaimer):
+        for worker in self._workers:
             worker.close()
+
+    @property
+    def _workers(self) -> tuple[Worker, ...]:
+        workers = (self._writer, self._reader, self._reclaimer, self._disk_writer)
+        return tuple(one for one in workers if one is not None)
 
     # --- memory that must be reclaimed -----------------------------------------------------------------------------
 

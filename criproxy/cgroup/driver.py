@@ -14,6 +14,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 from criproxy.model import LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
+from criproxy.model.signals import DiskRate
 
 T = TypeVar("T")
 
@@ -130,6 +131,15 @@ class CgroupDriver(Protocol):
 
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
         """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
+
+    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        """Bound the box on these disks, by number, and on no others, but for limits that somebody else has set.
+
+        Does nothing where the kernel can't. On newer kernels, a write may wait for what a disk has under way.
+        """
+
+    def disk_use(self, path: str) -> int | None:
+        """How many bytes a cgroup has read from disks and written there; None: it is not there, or not counted."""
 
     def cpu_times(self, box: str) -> CpuTimes:
         """The CPU counters of the node and of the box.

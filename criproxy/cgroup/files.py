@@ -7,6 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.model.signals import DiskRate
+
 CFS_PERIOD_US: Final = 100_000
 """Longer throttles for longer, shorter (10 ms) was measured to double online's p99."""
 
@@ -103,6 +105,30 @@ def parse_nested_keyed(text: str) -> dict[str, dict[str, str]]:
         key, *fields = line.split()
         found[key] = dict(field.split("=", 1) for field in fields if "=" in field)
     return found
+
+
+_IO_MAX: Final = ("rbps", "wbps", "riops", "wiops")
+
+
+def parse_io_max(text: str) -> dict[str, DiskRate | None]:
+    """A cgroup's limits of disks, by the disk's number; None: one that is not criproxy's.
+
+    Those of criproxy are the ones that name all four numbers, and have the same for reads as for writes. So they are
+    known again after a `kill -9`, and what an operator has set stays. Source: cgroup-v2.rst, io.max.
+    """
+    found = dict[str, DiskRate | None]()
+    for number, limits in parse_nested_keyed(text).items():
+        of_reads, of_writes, reads, writes = (limits.get(name, "max") for name in _IO_MAX)
+        ours = "max" not in (of_reads, reads) and (of_reads, reads) == (of_writes, writes)
+        found[number] = DiskRate(int(of_reads), int(reads)) if ours else None
+    return found
+
+
+def io_max(number: str, rate: DiskRate | None) -> str:
+    """The line that sets such a limit, or lifts it (None)."""
+    values = ("max", "max") if rate is None else (int(rate.bytes_per_s), int(rate.operations_per_s))
+    size, operations = values
+    return f"{number} rbps={size} wbps={size} riops={operations} wiops={operations}"
 
 
 def parse_blkio(text: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from criproxy.cgroup import files
@@ -23,6 +24,7 @@ from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
+from criproxy.model.signals import DiskRate
 
 POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
@@ -150,6 +152,31 @@ class KernelDriver:
         limit = self._access.read(row.limit, path)
         used: int | None = None if limit is None or row.usage is None else self._access.read(row.usage, path)
         return None if limit is None else HeldLimit(limit, used)
+
+    # --- disks -------------------------------------------------------------------------------------------------------
+
+    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        """A disk that is there no more takes no limit, and needs none."""
+        path = checked_box(box)
+        held: Mapping[str, DiskRate | None] | None = self._access.read_if_there(rows.IO_MAX, path)
+        if held is None:
+            return ()
+        asked: dict[str, DiskRate | None] = {number: None for number, rate in held.items() if rate is not None}
+        asked |= {number: rate.whole for number, rate in wanted.items() if held.get(number, rate) is not None}
+        changes = []
+        for number, rate in asked.items():
+            if held.get(number) != rate:
+                with if_there():
+                    self._access.write(rows.IO_MAX, path, (number, rate))
+                    old, new = files.io_max(number, held.get(number)), files.io_max(number, rate)
+                    changes.append(LimitChange(self._access.file(rows.IO_MAX, path), old, new, drift=False))
+        return tuple(changes)
+
+    def disk_use(self, path: str) -> int | None:
+        stat = self._access.read_if_there(rows.IO_STAT, checked_path(path))
+        if stat is None:
+            return None
+        return sum(int(of.get(key, 0)) for of in stat.values() for key in ("rbytes", "wbytes"))
 
     # --- pods --------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from criproxy.cgroup.files import (
     CFS_PERIOD_US,
+    io_max,
     parse_blkio,
     parse_flat_keyed,
+    parse_io_max,
     parse_nested_keyed,
     parse_pressure,
     quota_us,
@@ -131,6 +133,7 @@ _CPUS: Final = Format(lambda cpus: format_cpus(cpus) or "\n", parse_cpus)
 """A write of nothing does not reach the kernel."""
 _KEYED: Final = Format(str, parse_flat_keyed)
 _NESTED: Final = Format(str, parse_nested_keyed)
+_IO_MAX: Final = Format(lambda limit: io_max(*limit), parse_io_max)
 _BLKIO: Final = Format(str, parse_blkio)
 _PRESSURE: Final = Format(str, parse_pressure)
 
@@ -242,6 +245,14 @@ PIDS_MAX: Final = KernelFile(
 """Processes and threads: below what is there, nothing ends, and nothing new starts. A root has no such file.
 
 Source: Documentation/admin-guide/cgroup-v1/pids.rst; cgroup-v2.rst, PID.
+"""
+
+IO_MAX: Final = KernelFile(v2=Column("io.max", _IO_MAX), optional=True)
+"""What is written is the limit of one disk: its number, and a rate or None. What is read are all of them.
+
+Systemd is not told of it: it writes the lines of those disks alone that it was told of, and none of these disappears by
+what it does to a slice. On v1 a limit holds for the processes of one cgroup, not for those below it (blk-throttle.c,
+throtl_pd_init), so that the box as a whole can't be bounded.
 """
 
 HUGE_PAGES: Final = FileFamily("hugetlb", v1=".limit_in_bytes", v2=".max")

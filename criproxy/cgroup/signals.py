@@ -10,7 +10,7 @@ pressure, and, only when asked for, one file of each of online's cgroups, `run_q
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from criproxy.cgroup import files
@@ -25,6 +25,7 @@ from criproxy.model import PIDS
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
+    DiskRate,
     MemoryRoom,
     Missing,
     OwnLimits,
@@ -73,6 +74,7 @@ class SignalReader:
             disks=_understood(lambda: self._disks(checked_box(box))),
             pids=_understood(self._pids),
             own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
+            disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
         )
 
@@ -179,6 +181,16 @@ class SignalReader:
             found,
             {number: disk.name for number, disk in node.items()},
         )
+
+    def _disk_limits(self, box: str) -> Mapping[str, DiskRate | None] | Missing:
+        if self._access.version == 1:
+            return Missing("cgroup v1 has no limit on disks for all that is in a cgroup")
+        held: dict[str, DiskRate | None] | None = self._access.read_if_there(rows.IO_MAX, box)
+        if held is None:
+            return Missing(
+                f"{self._access.file(rows.IO_MAX, box)} does not exist: the io controller is not enabled there"
+            )
+        return held
 
     def _box_v2(self, box: str) -> dict[str, DiskIo] | Missing:
         """Source: cgroup-v2.rst, io.stat."""

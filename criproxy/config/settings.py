@@ -7,7 +7,9 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
+from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
+from criproxy.model import Bandwidth
 
 _SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
 _PATH: Final = r"^/[^\x00]*[^\x00/]$"
@@ -247,6 +249,32 @@ class Pids(Struct, frozen=True, kw_only=True):
             "a fork bomb in one leaves the rest to online pods. Beside it, each pod has kubelet's podPidsLimit."
         ),
     ] = 0.33
+
+
+_BitsPerS = Annotated[int, Meta(ge=LEAST_BITS_PER_S, le=MOST_BITS_PER_S)]
+
+
+class Network(Struct, frozen=True, kw_only=True):
+    """The most that each offline pod gets of the network, as far as the node's CNI plugin `bandwidth` keeps to it."""
+
+    max_egress_bits_per_s: (
+        Annotated[
+            _BitsPerS,
+            doc(
+                "From a pod: set as its annotation kubernetes.io/egress-bandwidth when it starts, unless it asks for "
+                "less itself. Not set: no such bound."
+            ),
+        ]
+        | None
+    ) = None
+    max_ingress_bits_per_s: (
+        Annotated[_BitsPerS, doc("To a pod: its annotation kubernetes.io/ingress-bandwidth. Not set: no such bound.")]
+        | None
+    ) = None
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(self.max_egress_bits_per_s, self.max_ingress_bits_per_s)
 
 
 class Control(Struct, frozen=True, kw_only=True):
@@ -516,6 +544,7 @@ class Config(Struct, frozen=True, kw_only=True):
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     pids: Pids = Pids()
+    network: Network = Network()
     control: Control = Control()
     schedule: Schedule = Schedule()
     guard: Guard = Guard()

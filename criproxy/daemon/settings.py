@@ -10,6 +10,7 @@ from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
+from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import MEMORY_TRIAL_S, RESOURCES_IN_TURN, Budget, LadderSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
@@ -20,6 +21,7 @@ from criproxy.hooks.offline import OfflineRules
 from criproxy.model import CPU, MEMORY, UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
+from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
@@ -119,7 +121,8 @@ class PartSettings(Struct, frozen=True):
 
     def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
-        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, self.held_off or self.stage.closed)
+        closed = self.held_off or self.stage.closed
+        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed, self.config.network.bandwidth)
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
@@ -149,8 +152,8 @@ class PartSettings(Struct, frozen=True):
 
     def interference(self) -> InterferenceSettings:
         config = self.config.interference
-        after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s}
-        trial_s = {MEMORY: max(MEMORY_TRIAL_S, config.trial_s), CPU: config.trial_s}
+        after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s, IO: config.evict_after_s}
+        trial_s = {MEMORY: max(MEMORY_TRIAL_S, config.trial_s), CPU: config.trial_s, IO: config.trial_s}
         ladder = LadderSettings(
             close_after_s=config.close_after_s,
             closed_calm_s=config.open_after_s,
@@ -162,7 +165,13 @@ class PartSettings(Struct, frozen=True):
                 if one.name in after_s
             ),
         )
-        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off)
+        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off, self._disks())
+
+    def _disks(self) -> DisksUse:
+        limits = self.modes.limits
+        if limits is LimitsUse.WRITTEN and self.config.interference.enabled:
+            return DisksUse.HELD
+        return DisksUse.LIFTED if limits in (LimitsUse.WRITTEN, LimitsUse.LIFTED) else DisksUse.LEFT
 
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.relieves else None

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from criproxy.hooks.bandwidth import BandwidthHook
 from criproxy.hooks.batch import BatchHook
 from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
@@ -46,4 +47,4 @@ class Chain(Struct, frozen=True):
 
 def offline_chain() -> Chain:
     """The hooks of an offline pod."""
-    return Chain((PlacementHook(), ResourcesHook(), BatchHook(), RealtimeHook()))
+    return Chain((PlacementHook(), ResourcesHook(), BatchHook(), RealtimeHook(), BandwidthHook()))

@@ -4,7 +4,7 @@
 for one that begins anew, as its cgroup, thread or disk has. Each `read_s` is CLOCK_MONOTONIC, just after that read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -99,6 +99,22 @@ class DiskIo(Struct, frozen=True):
     operations: int
 
 
+class DiskRate(Struct, frozen=True):
+    """What a disk does, or may do: of reads and writes together, or of each of them where it is a limit."""
+
+    bytes_per_s: float
+    operations_per_s: float
+
+    @property
+    def whole(self) -> "DiskRate":
+        """As the kernel takes it: at least one of each."""
+        return DiskRate(max(1, int(self.bytes_per_s)), max(1, int(self.operations_per_s)))
+
+    def of(self, other: "DiskRate", law: Callable[[float, float], float]) -> "DiskRate":
+        """A law of two numbers, for each of the two."""
+        return DiskRate(law(self.bytes_per_s, other.bytes_per_s), law(self.operations_per_s, other.operations_per_s))
+
+
 class DiskCounters(Struct, frozen=True):
     """By the disk's number (`8:0`): all its IO (`node`), and that of the box. `names` are those in /dev."""
 
@@ -111,6 +127,7 @@ class DiskCounters(Struct, frozen=True):
 class SignalReading(Struct, frozen=True):
     """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
 
+    `disk_limits` are those that the kernel holds the box to, by the disk's number; None: one that is not criproxy's.
     `own_limits` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while nobody else
     wants to.
     """
@@ -125,3 +142,4 @@ class SignalReading(Struct, frozen=True):
     pids: PidsRoom | Missing
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False
+    disk_limits: Mapping[str, DiskRate | None] | Missing = Missing("it was not asked for")

@@ -65,6 +65,10 @@ _GAUGES: Final = {
         "Where a resource of the box stands: 0 open, 1 tried, 2 squeezed, 3 closed, 4 evicting",
         "resource",
     ),
+    "disk_bound_bytes_per_second": (
+        "What the box may read, and write, on a disk that it uses; +Inf: all it can",
+        "device",
+    ),
     "signal": ("A signal of harm to online pods, in its unit; NaN: it has no value now", "signal"),
     "signal_bar": ("The value above which a signal counts as harm", "signal"),
     "eviction_hard_known": ("Whether kubelet's evictionHard could be read",),

@@ -137,6 +137,9 @@ class Reporter(Struct, frozen=True):
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
             ladder_rung={one.resource: float(_RUNGS.index(one.rung)) for one in harm.rungs},
+            disk_bound_bytes_per_second={
+                one.name: math.inf if one.bytes_per_s is None else one.bytes_per_s for one in harm.disks
+            },
             signal={one.name: math.nan if one.value is None else one.value for one in harm.signals},
             signal_bar={one.name: one.bar for one in harm.signals},
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),

@@ -272,6 +272,12 @@ def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
         if rung.since_s is not None:
             share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
             yield f"  {rung.resource}: {rung.rung}{share}, since {_moment(rung.since_s)}: {rung.reason}"
+    for disk in harm.disks:
+        if disk.bytes_per_s is None or disk.operations_per_s is None:
+            continue
+        calm = f"{_megabytes(disk.calm_bytes_per_s)}, {disk.calm_operations_per_s:.0f} operations/s"
+        bound = f"{_megabytes(disk.bytes_per_s)} and {disk.operations_per_s:.0f} operations/s"
+        yield f"  disk {disk.name}: reads and writes are held to {bound} each; while online was calm it did {calm}"
     if harm.evictions:
         yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most"
 

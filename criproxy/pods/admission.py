@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import STARTS, Operation, Pod, Resources, Sandbox
+from criproxy.model import STARTS, Bandwidth, Operation, Pod, Resources, Sandbox
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _FOLLOWS: Final = "its sandbox is in the box"
@@ -39,6 +39,7 @@ _FOLLOWS: Final = "its sandbox is in the box"
 
 class AdmissionSettings(Struct, frozen=True):
     """What a reload may change. `closed`: why no new offline pod is let in now, "" when pods are let in.
+    `bandwidth`: the most that a new offline pod gets of the network.
 
     With `dry_run`, no new pod is placed; pods that are in the box already, from a run before, are kept there.
     """
@@ -47,6 +48,7 @@ class AdmissionSettings(Struct, frozen=True):
     rules: OfflineRules
     dry_run: bool = False
     closed: str = ""
+    bandwidth: Bandwidth = Bandwidth()
 
     def why_offline(self, pod: Pod) -> str | None:
         """Why the pod is to be treated as offline; None when it is online, or colocation is off."""

@@ -4,21 +4,23 @@
 budget lets it; if none may, the first is stopped at the runtime: kubelet's own eviction knows no budgets either, and
 would take an online pod.
 
-What each would give back is read when one has to go: its working set, or the CPU that it uses within a second. At the
-same time Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
+What each would give back is read when one has to go: its working set, or the CPU or disk IO that it uses within a
+second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same time
+Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
+from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, owner_of
-from criproxy.control.resources import RESOURCES
+from criproxy.control.resources import RESOURCES, bytes_in_words
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import KnownPod, PodStopper
@@ -38,12 +40,17 @@ GRACE_S: Final = 1
 VICTIMS: Final = 5
 """So many are tried, of which each may have a disruption budget that lets it not go."""
 
-LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01}
+LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
 """A pod that uses less has nothing to give back."""
 
 _PASSED: Final = "; disruption budgets keep those that come before it"
 
-_CPU_OVER_S: Final = 1.0
+_RATE_OVER_S: Final = 1.0
+
+_WORDS: Final[Mapping[str, Callable[[float], str]]] = {
+    **{name: row.words for name, row in RESOURCES.items()},
+    IO: lambda bytes_per_s: f"{bytes_in_words(bytes_per_s)} of disk IO per second",
+}
 
 
 class PodEviction(Struct):
@@ -83,7 +90,7 @@ class PodEviction(Struct):
             return None
         if setting not in self.shared.holds.stops_by:  # by now
             return None
-        words, at_once = RESOURCES[order.resource].words, order.resource == MEMORY
+        words, at_once = _WORDS[order.resource], order.resource == MEMORY
         leaves: list[tuple[str, PodRef, str]] = []
         for victim in victims:
             one = victim.candidate
@@ -128,17 +135,21 @@ class PodEviction(Struct):
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:
         """By sandbox id, in the unit of the resource."""
-        now = await self.box.usage_of(tuple(pods))
         if resource == MEMORY:
+            now = await self.box.usage_of(tuple(pods))
             return {pods[path].id: float(usage.working_set_bytes) for path, usage in now.items()}
+        before = await self._counters(pods, resource)
         began_s = self.shared.clock.boottime_s()
-        await self.shared.clock.sleep(_CPU_OVER_S)
-        later = await self.box.usage_of(tuple(now))
+        await self.shared.clock.sleep(_RATE_OVER_S)
+        later = await self._counters(before, resource)
         seconds = self.shared.clock.boottime_s() - began_s
-        return {
-            pods[path].id: max(0.0, usage.cpu_usage_s - now[path].cpu_usage_s) / seconds
-            for path, usage in later.items()
-        }
+        return {pods[path].id: max(0.0, used - before[path]) / seconds for path, used in later.items()}
+
+    async def _counters(self, pods: Collection[str], resource: str) -> Mapping[str, float]:
+        """By path: seconds of CPU, or bytes of IO."""
+        if resource == IO:
+            return await self.box.disk_use_of(pods)
+        return {path: usage.cpu_usage_s for path, usage in (await self.box.usage_of(pods)).items()}
 
 
 def _ranked(candidates: Sequence[Candidate], barred: frozenset[str]) -> list[Victim]:

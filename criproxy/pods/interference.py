@@ -21,6 +21,9 @@ The time for which online's own limits stop it is read only after a look that ca
 harmed. What such a look has shown to be no harm, the guard is told: it acts upon the same pressure, but can't explain
 it.
 
+Disks are squeezed one by one, by io.max: see `control.interference.disks`. Of IO no experiment is made while there is
+no disk of whose IO the box does a large part, nor where the kernel has no io.max (v1).
+
 Memory is squeezed by memory.high, and its limit stays: see `control.evidence`. Where there is no memory.high (v1), a
 squeeze would have to lower the limit, and who hits that is killed. So there it is never tried, but judged by account
 (`memory_shortage`), and never held below the prediction, which bounds it anyway.
@@ -37,8 +40,9 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.signals import SignalReader
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.guard import CpuGuard
-from criproxy.control.interference.detectors import DETECTORS, Detector
-from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.detectors import DETECTORS, IO, Detector
+from criproxy.control.interference.disks import LARGE_RATIO, DisksState
+from criproxy.control.interference.ladder import EvictionOrder, LadderDecision, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     InterferenceStatus,
     Move,
@@ -60,6 +64,7 @@ from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, obse
 from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading
+from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.service_checks import ServiceChecks
@@ -71,8 +76,8 @@ SLACK_S: Final = 0.1
 
 SHORTAGE: Final = "memory_shortage"
 
-LARGE_IO_SHARE: Final = 20.0
-"""In %: a box that does less of a disk's IO is not suspected of what online waits for there."""
+LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
+"""In %."""
 
 _MOVES: Final = 20
 
@@ -81,16 +86,24 @@ NO_HIGH: Final = (
     "account alone, and never held below the prediction"
 )
 
+NO_IO_MAX: Final = (
+    "no experiment is made of it, as a limit of cgroup v1 on a disk does not hold for what is below the box"
+)
+
 _OFF: Final = Missing("interference.enabled is false")
 _FIRST: Final = "no look has been taken yet"
 
 
 class InterferenceSettings(Struct, frozen=True):
-    """`acts`: the box's limits are ours to set. `enabled`: off, the node's shortage of memory alone is answered."""
+    """`acts`: the box's limits are ours to set. `enabled`: off, the node's shortage of memory alone is answered.
+
+    `disks`: whose its limits on disks are.
+    """
 
     ladder: LadderSettings = LadderSettings()
     acts: bool = False
     enabled: bool = True
+    disks: DisksUse = DisksUse.HELD
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
@@ -102,6 +115,7 @@ class InterferenceState(Struct, frozen=True):
 
     responder: ResponderState
     moves: tuple[Move, ...] = ()
+    disks: DisksState = DisksState()
 
 
 class InterferenceWatch(Struct):
@@ -135,8 +149,10 @@ class InterferenceWatch(Struct):
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
+    disks: DiskBounds = None  # type: ignore[assignment]  # it is made at once, of the others
 
     def __post_init__(self) -> None:
+        self.disks = DiskBounds(self.shared, self.box)
         self._responder = Responder(self._ladder(), self.settings.detectors)
 
     def _ladder(self) -> LadderSettings:
@@ -144,7 +160,7 @@ class InterferenceWatch(Struct):
         ladder = self.settings.ladder
         if self.box.spares_memory:
             return ladder
-        untried = (replace(one, trial_s=None) if one.name == MEMORY else one for one in ladder.resources)
+        untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
         return replace(ladder, resources=tuple(untried))
 
     def configure(self, settings: InterferenceSettings) -> None:
@@ -161,6 +177,7 @@ class InterferenceWatch(Struct):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_on())
             tasks.create_task(self._evict_when_due())
+            tasks.create_task(self.disks.run())
 
     # --- a look -----------------------------------------------------------------------------------------------------
 
@@ -175,6 +192,7 @@ class InterferenceWatch(Struct):
         """
         pods = len(self.shared.inventory.running_pods)
         if not self.settings.acts:
+            self.disks.rest(self.settings.disks)
             return
         if not pods and self._responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
@@ -194,6 +212,7 @@ class InterferenceWatch(Struct):
         if reading is None:
             self._forget("kubelet's cgroup is not known yet")
             return {}
+        self.disks.read(reading)
         self._found = found = (*values(self._before, reading, self.relief.hard), *self._services_word(now_s))
         self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
         levels = {
@@ -255,7 +274,8 @@ class InterferenceWatch(Struct):
 
     async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
         over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
-        decision = self._responder.tick(now_s, shown, pods, over)
+        unused = frozenset[str]() if self.disks.suspected else frozenset({IO})
+        decision = self._responder.tick(now_s, shown, pods, over, unused)
         wall_s, log = self.shared.clock.wall_s(), self.shared.log
         for one in decision.transitions:
             worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
@@ -271,7 +291,25 @@ class InterferenceWatch(Struct):
             self._ask_for(decision.eviction)
         if decision.transitions or decision.eviction is not None:
             self.moved()
+        self._bound_disks(decision)
         await self._hold(decision.shares)
+
+    def _bound_disks(self, decision: LadderDecision) -> None:
+        if self.settings.disks is not DisksUse.HELD:
+            self.disks.rest(self.settings.disks)
+            return
+        moves = [one for one in decision.transitions if one.resource == IO]
+        innocent = any(one.after is Rung.OPEN and one.before is not Rung.SQUEEZED for one in moves)
+        self.disks.keep(decision.shares.get(IO), calm=self._is_calm_at_disks(), innocent=innocent)
+
+    def _is_calm_at_disks(self) -> bool:
+        """What the disks do now hurts nobody, as far as is known."""
+        name, responder = "io_pressure", self._responder
+        if responder.is_harmed_by(IO) or name not in responder.detectors:
+            return False
+        level = responder.bars(self.shared.clock.boottime_s())[name] - responder.detectors[name].hysteresis
+        waits = next((one.most for one in self._found if one.name == name), None)
+        return waits is None or waits < level
 
     def _close(self, why: str) -> None:
         self.closed = why
@@ -330,6 +368,7 @@ class InterferenceWatch(Struct):
         self.services.hurry("")
         self._close("")
         self._shares = {}
+        self.disks.rest(DisksUse.LIFTED if self.settings.disks is DisksUse.HELD else self.settings.disks)
         self.loop.see(NOTHING_SEEN)
 
     def _forget(self, why: str) -> None:
@@ -337,13 +376,14 @@ class InterferenceWatch(Struct):
         self._resting = why
         self._before, self._found, self._own_limits, self._cpu_seen_s = None, (), False, None
         self._hearing = Hearing()
+        self.disks.read(None)
         self.guard.acquit(False)
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
-        return InterferenceState(self._responder.state(), self._moves)
+        return InterferenceState(self._responder.state(), self._moves, self.disks.state)
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
@@ -351,7 +391,7 @@ class InterferenceWatch(Struct):
             self._responder.load(state.responder, shift_s)
         except ValueError as error:
             self.shared.log.warning("interference_starts_cold", lost=str(error))
-        self._moves = state.moves
+        self._moves, self.disks.state = state.moves, state.disks
         if self.settings.acts:
             standing = self._responder.standing()
             self._shares = self._spared(standing.shares)
@@ -371,7 +411,7 @@ class InterferenceWatch(Struct):
                     since_s=None if last is None else last.wall_s,
                     reason="" if last is None else last.transition.reason,
                     share=self._shares.get(resource.name),
-                    untried=NO_HIGH if resource.name == MEMORY and not self.box.spares_memory else "",
+                    untried=self._untried(resource.name),
                 )
             )
         return InterferenceStatus(
@@ -382,7 +422,13 @@ class InterferenceWatch(Struct):
             evictions=sum(now_s - one.t_s < budget.window_s for one in ladder.evictions),
             most=budget.most,
             moves=tuple(reversed(moves)),
+            disks=self.disks.status(),
         )
+
+    def _untried(self, resource: str) -> str:
+        if not self.box.spares_memory:
+            return {MEMORY: NO_HIGH, IO: NO_IO_MAX}.get(resource, "")
+        return self.disks.problem if resource == IO and not self._resting else ""
 
 
 def _status(signal: SignalValue, bar: float) -> SignalStatus:

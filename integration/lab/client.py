@@ -119,8 +119,13 @@ class CriClient:
         overhead: cri.LinuxContainerResources | None = None,
         attempt: int = 0,
         log_directory: str = "",
+        own_network: bool = False,
     ) -> Pod:
-        """Run a sandbox on the host's network, with its resources as given. `cgroup_parent` as `naming` has it."""
+        """Run a sandbox on the host's network, with its resources as given. `cgroup_parent` as `naming` has it.
+
+        `own_network`: on one that the runtime's CNI configuration gives it.
+        """
+        network = cri.NamespaceMode.POD if own_network else cri.NamespaceMode.NODE
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace, attempt=attempt),
             labels=labels,
@@ -129,7 +134,7 @@ class CriClient:
             linux=cri.LinuxPodSandboxConfig(
                 cgroup_parent=spelled(cgroup_parent),
                 security_context=cri.LinuxSandboxSecurityContext(
-                    namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE)
+                    namespace_options=cri.NamespaceOption(network=network)
                 ),
                 overhead=overhead,
                 resources=resources,

@@ -62,7 +62,7 @@ def test_text_of_the_kernel_is_compared_in_our_form(row: Column, text: str, held
 READ_BPS = BoxLimit(
     KernelFile(
         v1=Column("blkio.throttle.read_bps_device", Format(lambda bps: f"8:0 {bps}", str, exact=True)),
-        v2=Column("io.max", Format(lambda bps: f"8:0 rbps={bps}", str, exact=True), None, lambda bps: {"Bps": bps}),
+        v2=Column("io.latency", Format(lambda bps: f"8:0 rbps={bps}", str, exact=True), None, lambda bps: {"Bps": bps}),
         optional=True,
     )
 )
@@ -73,7 +73,7 @@ READ_BPS = BoxLimit(
 def test_box_is_bounded_by_another_file_with_its_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, box: str
 ) -> None:
-    limits: dict[str, Any] = {**rows.LIMITS, "io.max": READ_BPS}
+    limits: dict[str, Any] = {**rows.LIMITS, "io.latency": READ_BPS}
     monkeypatch.setattr(kernel_driver, "LIMITS", limits)
     monkeypatch.setattr(systemd_driver, "LIMITS", limits)
     kernel = FakeKernel(tmp_path, version)
@@ -83,15 +83,15 @@ def test_box_is_bounded_by_another_file_with_its_row_alone(
     column = READ_BPS.limit.column(version)
     assert column is not None
     file = f"{'blkio' if version == 1 else 'cg'}/{box.lstrip('/')}/{column.name}"
-    without = driver.write_limit(box, "io.max", 1000)
+    without = driver.write_limit(box, "io.latency", 1000)
     kernel.by_hand(file, "")
 
-    changes = driver.write_limit(box, "io.max", 1000)
-    again = driver.write_limit(box, "io.max", 1000)
+    changes = driver.write_limit(box, "io.latency", 1000)
+    again = driver.write_limit(box, "io.latency", 1000)
     kernel.by_hand(file, "")
-    drifted = driver.write_limit(box, "io.max", 1000)
+    drifted = driver.write_limit(box, "io.latency", 1000)
 
-    held = driver.read_limit(box, "io.max")
+    held = driver.read_limit(box, "io.latency")
 
     assert (without, again) == ((), ())
     assert held is not None and held.limit == column.format.text(1000)

@@ -12,7 +12,9 @@ from criproxy.commands.explain import command
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.config.settings import Config
+from criproxy.hooks.bandwidth import EGRESS
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.model import Bandwidth
 
 CGROUPFS, SYSTEMD = BoxPath("/offline"), BoxPath("offline.slice")
 NODE = NodeFacts(
@@ -53,6 +55,15 @@ def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
     assert ("main", "cpu_shares") not in found
     assert found["main", "cpu_quota"] is None
     assert ("main", "memory_limit_in_bytes") not in found
+
+
+def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
+    node = replace(NODE, bandwidth=Bandwidth(egress=5_000_000))
+    pod = manifest(annotations={EGRESS: "1G"})
+
+    (row,) = [line.split() for line in text(pod, node).splitlines() if EGRESS in line]
+    assert row[:4] == [f"annotations[{EGRESS}]", "1G", "5000000", "no"]
+    assert EGRESS not in text(pod)
 
 
 def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:

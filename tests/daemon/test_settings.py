@@ -187,9 +187,17 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
         for config in (Config(), at_once)
     )
 
-    assert {one.name: one.evict_after_s for one in default.ladder.resources} == {"memory": 5.0, "cpu": 120.0}
+    assert {one.name: one.evict_after_s for one in default.ladder.resources} == {
+        "memory": 5.0,
+        "cpu": 120.0,
+        "io": 120.0,
+    }
     assert replace(default.ladder, resources=()) == LadderSettings(resources=())
-    assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {"memory": 3.0, "cpu": 7.0}
+    assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {
+        "memory": 3.0,
+        "cpu": 7.0,
+        "io": 7.0,
+    }
     assert set_so.ladder.budget.most == 2
 
 

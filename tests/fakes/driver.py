@@ -2,12 +2,14 @@
 
 import contextlib
 import threading
+from collections.abc import Mapping
 
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.model.signals import DiskRate
 
 
 class FakeDriver:
@@ -36,6 +38,7 @@ class FakeDriver:
         self.reclaim_gate.set()
         self.reclaiming = threading.Event()
         self.in_use = 0
+        self.disk_bytes: dict[str, int] = {}
         self.threads: dict[str, set[str]] = {}
         self.drifted = False
         self.anchors: tuple[str, ...] = ()
@@ -56,6 +59,14 @@ class FakeDriver:
     def usage(self, path: str) -> Usage | None:
         self._call("usage", path)
         return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
+
+    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        self._call("hold_disks", box, *wanted)
+        return ()
+
+    def disk_use(self, path: str) -> int | None:
+        self._call("disk_use", path)
+        return self.disk_bytes.get(path)
 
     def exists(self, path: str) -> bool:
         if path in self.boxes or path in self.kubelets:

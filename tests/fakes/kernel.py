@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.files import parse_nested_keyed
 from criproxy.cgroup.tree import Tree
 from criproxy.model.cpulist import format_cpus
 
@@ -58,7 +59,7 @@ _V2_FILES = {
     },
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
-    "io": {"io.weight": "default 100", "io.stat": ""},
+    "io": {"io.weight": "default 100", "io.stat": "", "io.max": ""},
     "memory": {
         "memory.high": "max",
         "memory.max": "max",
@@ -173,6 +174,7 @@ class FakeKernel(Tree):
             "memory.force_empty": self._force_empty,
             "memory.high": self._high,
             "memory.max": self._max,
+            "io.max": self._io_max,
             "cgroup.subtree_control": self._subtree_control,
         }.get(name)
         held = checker(directory, name, value) if checker else value
@@ -274,6 +276,17 @@ class FakeKernel(Tree):
     def _force_empty(self, directory: str, name: str, value: str) -> str:
         self._reclaim(directory, 0)
         return ""
+
+    def _io_max(self, directory: str, name: str, value: str) -> str:
+        """A line sets what it names of one disk; one without any limit has no line."""
+        number, *changed = value.split()
+        held = parse_nested_keyed(Path(directory, name).read_text())
+        limits = held.setdefault(number, dict.fromkeys(("rbps", "wbps", "riops", "wiops"), "max"))
+        if dict(one.split("=") for one in changed).keys() - limits.keys():
+            raise _error(errno.EINVAL, f"{directory}/{name}")
+        limits.update(dict(one.split("=") for one in changed))
+        shown = {disk: of for disk, of in held.items() if set(of.values()) != {"max"}}
+        return "\n".join(f"{disk} " + " ".join(f"{key}={of[key]}" for key in of) for disk, of in shown.items())
 
     def _subtree_control(self, directory: str, name: str, value: str) -> str:
         enabled = set(Path(directory, name).read_text().split())

@@ -13,12 +13,14 @@ from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks import Chain, offline_chain
+from criproxy.hooks.bandwidth import EGRESS
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
     Adjustment,
     AdmissionError,
+    Bandwidth,
     Pod,
     PodRef,
     PodRequest,
@@ -174,6 +176,9 @@ class Bench(PodObserver):
         return self.send(service + "RunPodSandbox", message, answer)
 
 
+UNKNOWN_FIELD = b"\xfa\x06\x03abc"
+"""A field of number 111, which our messages do not have."""
+
 _METADATA = cri.PodSandboxMetadata(name=b"job", uid=b"1", namespace=b"batch")
 
 
@@ -224,6 +229,32 @@ def test_start_offline_pod_goes_to_the_box(service: str) -> None:
     assert bench.box.admitted == [(BOXED, 1024)]
     assert bench.box.forgotten == ["pod1"]
     assert [s.placement for s in bench.inventory.placed] == [BOXED]
+
+
+@pytest.mark.parametrize(
+    ("asked", "egress"), [(None, b"5000000"), ("1M", b"1M"), ("1G", b"5000000")], ids=["nothing", "less", "more"]
+)
+def test_offline_pod_is_given_its_bandwidth_and_all_else_stays_as_it_came(asked: str | None, egress: bytes) -> None:
+    """Byte by byte, what our messages do not know included."""
+    bench, config = Bench(), _config(True)
+    config.annotations.extend([_entry("b", "2"), _entry("a", "\u00e9")])
+    if asked is not None:
+        config.annotations.append(_entry(EGRESS, asked))
+    came = cri.RunPodSandboxRequest(config=config).SerializeToString() + UNKNOWN_FIELD
+    plain = forwarded(bench.run_pod(came))
+    bandwidth = Bandwidth(egress=5_000_000)
+    bench.intercept.configure(AdmissionSettings(True, RULES, bandwidth=bandwidth))
+    message = forwarded(bench.run_pod(came))
+    online = forwarded(bench.run_pod(run_request(False)))
+
+    before = cri.RunPodSandboxRequest.FromString(plain).config.annotations
+    found = [(one.key, one.value) for one in cri.RunPodSandboxRequest.FromString(message).config.annotations]
+    kept = [(one.key, one.value) for one in before if one.key != EGRESS.encode()]
+    assert dict(found)[EGRESS.encode()] == egress
+    assert [one for one in found if one[0] != EGRESS.encode()] == kept
+    assert message.endswith(UNKNOWN_FIELD)
+    assert (message == plain) is (egress == b"1M"), "a pod that asks for less is not touched"
+    assert online == run_request(False)
 
 
 BATCH = (

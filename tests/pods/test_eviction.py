@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
 from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
@@ -39,6 +40,7 @@ class Bench:
     notices: dict[str, int] = field(default_factory=dict)
     evicts: Evicts | None = None
     running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
+    disk_bytes_per_s: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
@@ -52,6 +54,10 @@ class Bench:
             self.holds.configure(frozenset())
         now = self.clock.boottime_s()
         return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
+
+    async def disk_use_of(self, pods: Collection[str]) -> dict[str, int]:
+        now = self.clock.boottime_s()
+        return {pod: int(rate * now) for pod, rate in self.disk_bytes_per_s.items() if pod in pods}
 
     async def sandboxes(self) -> list[ListedSandbox]:
         listed = [*((one.id, one) for one in self.running_pods), ("ended", LARGE)]
@@ -105,6 +111,21 @@ def test_for_cpu_the_pod_goes_that_runs_most_now() -> None:
 
     assert bench.stopped == ["s1"]
     assert bench.clock.slept == [1.0]
+
+
+def test_for_disks_the_pod_goes_that_reads_and_writes_most_now() -> None:
+    bench = Bench(disk_bytes_per_s={"/offline/podu1": 3 * MIB, "/offline/podu2": 1 * MIB})
+    bench.evict(replace(ORDER, resource=IO, signal="io_pressure"))
+
+    assert bench.stopped == ["s1"]
+    assert "it uses 3.00 MiB of disk IO per second" in bench.eviction.last[IO]
+    assert bench.clock.slept == [1.0]
+
+
+def test_for_disks_nobody_goes_that_does_nothing_there() -> None:
+    bench = Bench(disk_bytes_per_s={"/offline/podu1": 0, "/offline/podu2": 100})
+    assert bench.evict(replace(ORDER, resource=IO, signal="io_pressure")) is None
+    assert bench.stopped == []
 
 
 def test_who_goes_is_by_its_marks_and_who_owns_it_is_told() -> None:

@@ -11,13 +11,15 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.evidence import HarmSeen
+from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
-from criproxy.model import CPU, MEMORY, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, LimitChange, PodRef, Sandbox
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
+    DiskRate,
     MemoryRoom,
     Missing,
     OwnLimits,
@@ -25,7 +27,8 @@ from criproxy.model.signals import (
     Stall,
     Throttling,
 )
-from criproxy.pods.interference import NO_HIGH, InterferenceSettings, InterferenceState, InterferenceWatch
+from criproxy.pods.disk_bounds import DisksUse
+from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
@@ -53,6 +56,8 @@ class Node:
     reads: list[bool] = field(default_factory=list)
     spares_memory: bool = True
     memory_waits: Callable[[Mapping[str, float]], float] | None = None
+    path: str | None = "/offline"
+    disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)
     fails: Exception | None = None
     stuck: Exception | None = None
     _some_s: float = 0.0
@@ -80,7 +85,13 @@ class Node:
             pids=NONE,
             own_limits=own,
             cpu_idle=True,
+            disk_limits=self.disk_limits,
         )
+
+    async def hold_disks(self, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        others = {number: None for number, rate in self.disk_limits.items() if rate is None}
+        self.disk_limits = {**others, **{number: rate.whole for number, rate in wanted.items()}}
+        return ()
 
     def _memory(self, now_s: float) -> Stall | Missing:
         if self.memory_waits is None:
@@ -157,6 +168,7 @@ class Bench:
                 self.clock.advance(1.0)
                 await self.watch.look()
                 await self.watch.evict()
+                await self.watch.disks.write()
 
         asyncio.run(go())
 
@@ -458,6 +470,148 @@ def test_waiting_for_io_counts_while_the_box_does_a_large_part_of_it(its_bytes: 
         bench.looks(1)
 
     assert bool(bench.moves()) is shown
+
+
+SDA, MIB = "8:0", 1 << 20
+DISK_MIB = 100.0
+
+
+class SlowDisk:
+    """A disk of 100 MiB/s. Online wants some of it, and waits as others take its place; the box wants `box_mib`."""
+
+    def __init__(self, bench: Bench, online_mib: float, box_mib: float, own_waits: float = 0.0) -> None:
+        self.bench, self.online_mib, self.box_mib, self.own_waits = bench, online_mib, box_mib, own_waits
+        self.node, self.box, self.done_mib = 0, 0, list[float]()
+        self.waits = list[float]()
+
+    def looks(self, count: int) -> None:
+        for _ in range(count):
+            limit = self.bench.node.disk_limits.get(SDA)
+            most = self.box_mib if limit is None else min(self.box_mib, limit.bytes_per_s / MIB)
+            its = min(most, DISK_MIB - min(self.online_mib, DISK_MIB / 2))
+            load = (its + self.online_mib) / DISK_MIB
+            self.bench.node.io_waits = max(self.own_waits, 0.6 if load >= 0.99 else max(0.0, load - 0.7))
+            self.box, self.node = self.box + int(its * MIB), self.node + int((its + self.online_mib) * MIB)
+            at_s, names = self.bench.clock.now + 1.0, {SDA: "sda"}
+            node, box = DiskIo(self.node, self.node // MIB), DiskIo(self.box, self.box // MIB)
+            self.bench.node.disk = DiskCounters(at_s, {SDA: node}, {SDA: box}, names)
+            self.done_mib.append(its)
+            self.waits.append(self.bench.node.io_waits)
+            self.bench.looks(1)
+
+    @property
+    def bound_mib(self) -> float | None:
+        held = self.bench.node.disk_limits.get(SDA)
+        return None if held is None else held.bytes_per_s / MIB
+
+
+def test_box_that_takes_the_disk_is_found_and_then_gets_what_hurts_nobody() -> None:
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=0.0)
+    disk.looks(10)
+    disk.box_mib = 500.0
+    disk.looks(9)
+    moves, bound, harmed = bench.moves(), disk.bound_mib, sum(wait > 0.1 for wait in disk.waits)
+    disk.looks(600)
+    later = disk.waits[-500:]
+
+    assert moves == [(IO, "tried"), (IO, "squeezed")]
+    assert bound is not None and bound < 10.0
+    assert harmed <= 6
+    assert sum(wait > 0.1 for wait in later) < 0.02 * len(later), "online is not hurt again"
+    assert sum(disk.done_mib[-100:]) / 100 > 40.0, "and offline gets most of what is left"
+    assert bench.watch.status().disks[0].name == "sda"
+
+
+def test_box_is_free_of_its_bound_once_it_wants_less() -> None:
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
+    disk.looks(300)
+    held = disk.bound_mib
+    disk.box_mib = 1.0
+    disk.looks(30)
+
+    assert held is not None
+    assert disk.bound_mib is None
+
+
+def test_innocent_box_is_squeezed_for_the_experiment_alone() -> None:
+    """Online waits for the disk whatever the box does."""
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=60.0, box_mib=30.0, own_waits=0.8)
+    disk.looks(200)
+    bounds = []
+    for _ in range(400):
+        disk.looks(1)
+        bounds.append(disk.bound_mib)
+
+    assert {move[1] for move in bench.moves() if move[0] == IO} == {"tried", "open"}
+    assert sum(bound is not None for bound in bounds) < 0.05 * len(bounds)
+    assert bounds[-1] is None
+
+
+def test_box_that_does_no_io_is_not_suspected_by_what_a_service_says_either() -> None:
+    bench = Bench()
+    services_look(bench, lambda shares: 150.0, 10, 40)
+    assert (CPU, "tried") in bench.moves()
+    assert IO not in {move[0] for move in bench.moves()}
+
+
+def test_disk_stays_bounded_over_a_restart_and_is_free_where_nobody_knows_why() -> None:
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
+    disk.looks(12)
+    state, held = msgspec.json.encode(bench.watch.checkpoint()), bench.node.disk_limits
+    bench.watch = bench.made(ON)
+    bench.watch.restore(msgspec.json.decode(state, type=InterferenceState), 0.0)
+    disk.looks(1)
+    after = bench.node.disk_limits
+    bench.watch = bench.made(ON)
+    bench.node.disk_limits |= {"8:16": None}
+    disk.looks(2)
+
+    assert held[SDA] is not None
+    assert after[SDA] is not None
+    assert bench.node.disk_limits == {"8:16": None}, "somebody else's stays"
+
+
+@pytest.mark.parametrize(
+    ("use", "stays"), [(DisksUse.LIFTED, False), (DisksUse.LEFT, True)], ids=["colocation-off", "held-off"]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_limits_on_disks_that_are_not_the_ladders_any_more(use: DisksUse, stays: bool, restarted: bool) -> None:
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
+    disk.looks(12)
+    if restarted:
+        bench.watch = bench.made(replace(ON, acts=False, disks=use))
+    else:
+        bench.watch.configure(replace(ON, acts=False, disks=use))
+    held = bench.node.disk_limits
+    asyncio.run(_due(bench))
+
+    assert held
+    assert bool(bench.node.disk_limits) is stays
+
+
+async def _due(bench: Bench) -> None:
+    """What the part does by itself when something is to be written."""
+    await bench.watch.look()
+    task = asyncio.create_task(bench.watch.disks.run())
+    await asyncio.sleep(0.01)
+    task.cancel()
+
+
+def test_io_is_not_tried_without_io_max_and_status_says_so() -> None:
+    bench = Bench()
+    bench.node.spares_memory = False
+    bench.watch = bench.made(ON)
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
+    disk.looks(30)
+    untried = {one.resource: one.untried for one in bench.watch.status().rungs}
+
+    assert IO not in {move[0] for move in bench.moves()}
+    assert untried[IO] == NO_IO_MAX
 
 
 def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:

@@ -39,6 +39,7 @@ def run(pod: str, config: Config) -> str:
             child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
             box=box,
             origin=origin,
+            bandwidth=config.network.bandwidth,
         )
         for box in boxes
     ]

@@ -10,7 +10,7 @@ from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
 from criproxy.hooks import offline_chain
 from criproxy.hooks.batch import asked_by
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Adjustment, PodRequest
+from criproxy.model import Adjustment, Bandwidth, PodRequest
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
@@ -19,7 +19,8 @@ _MAX_CELL = 72
 class NodeFacts(Struct, frozen=True):
     """What an explanation needs to know of the node. `child_quota`: whether a pod in the box may have a CPU quota.
 
-    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known.
+    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `bandwidth`: the most that an
+    offline pod gets of the network.
     """
 
     enabled: bool
@@ -27,6 +28,7 @@ class NodeFacts(Struct, frozen=True):
     child_quota: bool
     box: BoxPath
     origin: str
+    bandwidth: Bandwidth = Bandwidth()
 
 
 class Explanation(Struct, frozen=True):
@@ -52,7 +54,8 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
         place = parse_kubelet_parent(PodParent(node.box, name).at_kubelet[0]).in_box
     except ValueError as error:
         return Explanation(why, str(error))
-    calls = [replace(one, placement=place, child_quota=node.child_quota) for one in manifest.requests]
+    facts = {"placement": place, "child_quota": node.child_quota, "bandwidth": node.bandwidth}
+    calls = [replace(one, **facts) for one in manifest.requests]
     return Explanation(why, None, place, tuple((call, offline_chain().adjust(call)) for call in calls))
 
 

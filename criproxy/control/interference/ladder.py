@@ -155,13 +155,15 @@ class LadderSettings(Struct, frozen=True):
 class Signals(Struct, frozen=True):
     """One step's evidence: the readings by detector (one that is not in it is not known), and the box's pods.
 
-    `over`: the resources of which the box holds more than its bound.
+    `over`: the resources of which the box holds more than its bound. `unused`: those of which it uses so little, or
+    that can't be squeezed now, that no experiment with it would say anything.
     """
 
     t_s: float
     readings: Mapping[str, Assessment]
     pods: int
     over: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
 
 
 class Transition(Struct, frozen=True):
@@ -461,6 +463,7 @@ class _Step:
         self._pods, self._t_s, self._seconds = signals.pods, t_s, seconds
         self._before, self._detectors, self._settings, self._over = state, detectors, settings, signals.over
         self._states = {resource.name: state.of(resource.name) for resource in settings.resources}
+        self._unused = signals.unused
         self._tried = {resource.name: resource for resource in settings.resources if resource.trial_s is not None}
         self._settle_s = {resource.name: resource.settle_s for resource in settings.resources}
         self._case = state.case if self._still_there(state.case) else None
@@ -599,7 +602,8 @@ class _Step:
         if not self._at_alarm(detector):
             return ""
         suspects = (name for name in self._detectors[detector].suspects if name in self._tried)
-        free = (name for name in suspects if name not in but and name not in self._accounted)
+        barred = {*but, *self._accounted, *self._unused}
+        free = (name for name in suspects if name not in barred)
         return next((name for name in free if self._states[name].rung is Rung.OPEN), "")
 
     def _at_alarm(self, detector: str) -> bool:

@@ -66,6 +66,19 @@ class RungStatus(Struct, frozen=True):
     untried: str = ""
 
 
+class DiskBound(Struct, frozen=True):
+    """A disk that the box uses, by its name in /dev: what it may read, and write, in a second; None: all it can.
+
+    `calm_bytes_per_s`, `calm_operations_per_s`: what the disk was seen to do while online was calm.
+    """
+
+    name: str
+    bytes_per_s: float | None
+    operations_per_s: float | None
+    calm_bytes_per_s: float
+    calm_operations_per_s: float
+
+
 class InterferenceStatus(Struct, frozen=True):
     """`resting`: why no signal is looked at now; "": they are. `closed`: why no new offline pod is let in; "": it is.
 
@@ -79,6 +92,7 @@ class InterferenceStatus(Struct, frozen=True):
     evictions: int
     most: int
     moves: tuple[Move, ...] = ()
+    disks: tuple[DiskBound, ...] = ()
 
 
 class Responder:
@@ -98,6 +112,11 @@ class Responder:
     def at_rest(self) -> bool:
         """Nothing is held back, and nothing is tried."""
         return all(self._ladder.of(one.name).rung is Rung.OPEN for one in self._settings.resources)
+
+    def is_harmed_by(self, resource: str) -> bool:
+        """Whether the resource is being tried, or the harm that it was convicted of goes on."""
+        state = self._ladder.of(resource)
+        return state.rung is Rung.TRIED or state.harm_s > 0.0
 
     def answers(self, detector: str) -> bool:
         """Whether a resource is tried or convicted by this signal, so that the signal must go on being judged."""
@@ -126,10 +145,15 @@ class Responder:
         return {name: monitor.bar(t_s) for name, monitor in self._monitors.items()}
 
     def tick(
-        self, t_s: float, values: Mapping[str, float], pods: int, over: AbstractSet[str] = frozenset()
+        self,
+        t_s: float,
+        values: Mapping[str, float],
+        pods: int,
+        over: AbstractSet[str] = frozenset(),
+        unused: AbstractSet[str] = frozenset(),
     ) -> LadderDecision:
-        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`:
-        the resources of which it holds more than its bound.
+        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over` and
+        `unused`: see `Signals`.
 
         A value that is not finite, or of no detector, is not known.
         """
@@ -139,7 +163,10 @@ class Responder:
             if name in values and math.isfinite(values[name])
         }
         decision, self._ladder = step(
-            Signals(t_s, readings, pods, frozenset(over)), self._ladder, self._detectors, self._settings
+            Signals(t_s, readings, pods, frozenset(over), frozenset(unused)),
+            self._ladder,
+            self._detectors,
+            self._settings,
         )
         for name in decision.exonerated:
             self._monitors[name].exonerate(t_s)

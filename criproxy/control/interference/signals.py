@@ -350,12 +350,18 @@ def _io_share(last: DiskCounters, this: DiskCounters) -> _Of:
     elapsed_s = this.read_s - last.read_s
     if elapsed_s < SHORTEST_S:
         return _Of(gap=_short(elapsed_s))
-    shares = {number: _disk_share(number, last, this, elapsed_s) for number in this.box}
+    shares = disk_shares(last, this)
     if not shares:
         return _Of(0.0)
     number = max(shares, key=lambda number: shares[number])
     share = shares[number]
     return _Of(100.0 * share, note=f"of {this.names.get(number, number)}" if share else "")
+
+
+def disk_shares(last: DiskCounters, this: DiskCounters) -> dict[str, float]:
+    """The box's share (0 to 1) of each disk that it has ever used; 0.0 where the disk is not busy."""
+    elapsed_s = this.read_s - last.read_s
+    return {number: _disk_share(number, last, this, elapsed_s) for number in this.box}
 
 
 def _disk_share(number: str, last: DiskCounters, this: DiskCounters, elapsed_s: float) -> float:

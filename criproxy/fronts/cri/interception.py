@@ -222,6 +222,7 @@ class HookInterceptor(Struct, eq=False):
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
                 annotations=described.annotations if described is not None else {},
+                bandwidth=self.settings.bandwidth,
             )
             entries += [codec.apply(part, adjustment) for adjustment in self.chain.adjust(facts)]
         message = request.encode()

@@ -1,0 +1,251 @@
+"""A slow disk that online and offline share: who harms online there is found, bounded and cured; who does not is free.
+
+The disk is the kernel's null_blk, kept to so many MB/s for all together, with a file system on it. Online reads a page
+now and then, past the page cache; offline reads all it can. How long each of online's reads takes, dd itself says.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from integration.lab import kubelet_cgroup
+from integration.lab.cgroups import version
+from integration.lab.client import CriClient, Pod
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import Config, Criproxy
+from integration.lab.directory import cgroup_root
+from integration.lab.process import wait_until
+from integration.lab.throwaway import is_throwaway
+from integration.lab.usage import Cgroup
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not is_throwaway(), reason="makes a disk"),
+    pytest.mark.skipif(version() == 1, reason="cgroup v1 has no limit on disks for all that is in a cgroup"),
+]
+
+Say = Callable[[str], object]
+
+CONFIGFS = Path("/sys/kernel/config/nullb/slow")
+DISK = Path("/dev/slow")
+MBPS = 20
+MIB = 1 << 20
+WAIT_S = 240.0
+FLOOR = "rbps=1048576 wbps=1048576 riops=20 wiops=20"
+CALM = """
+i=0
+while :; do
+  i=$(( (i + 1) % 2000 ))
+  dd if=/data/online of=/dev/null bs=4k count=1 skip=$i iflag=direct 2>>/out/reads
+  sleep 0.1
+done
+"""
+HOG = """
+for i in 1 2 3 4; do
+  while :; do dd if=/data/large of=/dev/null bs=1M iflag=direct 2>/dev/null; done &
+done
+wait
+"""
+LITTLE = "while :; do dd if=/data/online of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; sleep 0.5; done"
+
+
+@dataclass
+class Node:
+    root: str
+    data: Path
+    out: Path
+    client: CriClient
+    proxy: Criproxy
+    number: str
+
+    @property
+    def box(self) -> Cgroup:
+        return Cgroup(f"{self.root}/offline")
+
+    def start(self, **more: Any) -> None:
+        config: Config = {
+            "colocation": {"enabled": True},
+            "control": {"policy": "static"},
+            "cpu": {"static_cores": 1.0},
+            "memory": {"static_bytes": 512 * MIB},
+            "guard": {"enabled": False},
+            **more,
+        }
+        self.proxy.configure(config)
+        self.proxy.start()
+
+    def run(self, kind: str, script: str) -> Pod:
+        qos = "burstable" if kind == "online" else "besteffort"
+        parent = kubelet_cgroup.make(f"{self.root}/kubepods/{qos}/pod{kind}")
+        pod = self.client.run_pod(kind, uid=kind, labels={"colocation.criproxy.io/class": kind}, cgroup_parent=parent)
+        mounts = {Path("/data"): self.data, Path("/out"): self.out}
+        self.client.run_container(pod, "main", ("sh", "-c", script), mounts=mounts)
+        return pod
+
+    def limit(self) -> str:
+        """What the kernel holds the box to on the disk; "": nothing."""
+        lines = self.box.file("io", "io.max").read_text().splitlines()
+        return next((line.partition(" ")[2] for line in lines if line.startswith(f"{self.number} ")), "")
+
+    def read_bytes(self) -> int:
+        """By the box, of the disk."""
+        lines = self.box.file("io", "io.stat").read_text().splitlines()
+        found = [line for line in lines if line.startswith(f"{self.number} ")]
+        return int(re.findall(r"rbytes=(\d+)", found[0])[0]) if found else 0
+
+    def moves(self) -> list[tuple[str, str]]:
+        return [(one["resource"], one["new"]) for one in self.proxy.events() if one["event"] == "ladder"]
+
+    def harm(self) -> Any:
+        return self.proxy.status()["interference"]
+
+    def pressure(self) -> float:
+        return next((one["value"] for one in self.harm()["signals"] if one["name"] == "io_pressure"), 0.0) or 0.0
+
+    def watch(self, seconds: float) -> "Watched":
+        """What online's reads take, and offline reads, for a while."""
+        (self.out / "reads").unlink(missing_ok=True)
+        read, began_s, pressures = self.read_bytes() if self.is_there() else 0, time.monotonic(), []
+        while time.monotonic() - began_s < seconds:
+            time.sleep(1.0)
+            pressures.append(round(self.pressure()))
+        elapsed_s = time.monotonic() - began_s
+        text = (self.out / "reads").read_text()
+        taken = sorted(1000 * float(one) for one in re.findall(r"copied, ([0-9.]+) s", text))
+        moved = (self.read_bytes() - read if self.is_there() else 0) / elapsed_s / MIB
+        return Watched(taken, moved, pressures)
+
+    def is_there(self) -> bool:
+        return self.box.file("io", "io.stat").exists()
+
+
+@dataclass
+class Watched:
+    reads_ms: list[float]
+    offline_mib_per_s: float
+    pressures: list[int]
+
+    def __str__(self) -> str:
+        reads = self.reads_ms
+        return (
+            f"{len(reads)} reads of online, {median(reads):.1f} ms each (p90 {reads[int(0.9 * len(reads))]:.1f}); "
+            f"offline {self.offline_mib_per_s:.1f} MiB/s; io_pressure {self.pressures}"
+        )
+
+
+@pytest.fixture
+def node(lab: Path) -> Iterator[Node]:
+    containerd = Containerd(lab)
+    containerd.start()
+    root = kubelet_cgroup.make(cgroup_root(lab))
+    (data := lab / "data").mkdir()
+    (out := lab / "out").mkdir()
+    proxy = Criproxy(lab, containerd.socket, {})
+    with ExitStack() as stack:
+        make_disk(data, stack)
+        runtime = stack.enter_context(CriClient(containerd.socket))
+        stack.callback(runtime.remove_all_pods)
+        client = stack.enter_context(CriClient(proxy.socket))
+        device = DISK.stat().st_rdev
+        yield Node(root, data, out, client, proxy, f"{os.major(device)}:{os.minor(device)}")
+
+
+def make_disk(data: Path, stack: ExitStack) -> None:
+    subprocess.run(["modprobe", "null_blk", "nr_devices=0"], check=True)
+    CONFIGFS.mkdir()
+    stack.callback(CONFIGFS.rmdir)
+    for name, value in {"size": 256, "memory_backed": 1, "mbps": MBPS, "power": 1}.items():
+        (CONFIGFS / name).write_text(str(value))
+    stack.callback((CONFIGFS / "power").write_text, "0")
+    wait_until(DISK.is_block_device, WAIT_S, "the disk")
+    subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(DISK)], check=True)
+    subprocess.run(["mount", str(DISK), str(data)], check=True)
+    stack.callback(subprocess.run, ["umount", str(data)], check=False)
+    for name, size_mib in {"online": 8, "large": 64}.items():
+        (data / name).write_bytes(bytes(size_mib * MIB))
+    subprocess.run(["sync"], check=True)
+
+
+def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a_kill(node: Node, say: Say) -> None:
+    node.start(interference={"evict_after_s": 3600.0})
+    node.run("online", CALM)
+    wait_until((node.out / "reads").exists, WAIT_S, "online's first read")
+    alone = node.watch(15.0)
+    say(f"alone: {alone}")
+    node.run("offline", HOG)
+    began_s = time.monotonic()
+    wait_until(lambda: ("io", "tried") in node.moves(), WAIT_S, "the experiment", node.proxy.log)
+    tried_s, trial = time.monotonic() - began_s, node.limit()
+    hurt = node.watch(1.0)
+    wait_until(lambda: node.limit() == FLOOR or ("io", "squeezed") in node.moves(), 10.0, "the floor")
+    wait_until(lambda: ("io", "squeezed") in node.moves(), WAIT_S, "the verdict", node.proxy.log)
+    say(
+        f"tried {tried_s:.0f} s after the hog began ({trial!r}), {hurt}; guilty after "
+        f"{time.monotonic() - began_s:.0f} s"
+    )
+    say(f"{node.harm()['moves'][0]['transition']['reason']}")
+    cured = node.watch(60.0)
+    say(f"bounded: {cured}; {node.limit()}; {node.harm()['disks']}; {node.moves()}")
+    node.proxy.kill()
+    left = node.limit()
+    node.proxy.start()
+    wait_until(lambda: node.harm()["disks"] != [], WAIT_S, "a look")
+    time.sleep(3.0)
+    after = node.limit()
+    later = node.watch(60.0)
+    say(f"after kill -9: {left!r} -> {after!r}; {later}; {node.limit()}; {node.moves()}")
+    for file in node.proxy.directory.glob("*.json"):
+        file.unlink()
+
+    assert median(alone.reads_ms) < 20.0, "online's own reads are quick"
+    assert left and after, "nothing is lifted by a restart"
+    for found in (cured, later):
+        assert median(found.reads_ms) < 2 * median(alone.reads_ms) + 5.0
+        assert median(found.pressures) < 10.0
+
+
+def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node: Node, say: Say) -> None:
+    """Its checkpoint is lost; and somebody's own limit on another disk, and on this one, stays."""
+    node.start()
+    node.run("offline", LITTLE)
+    wait_until(node.is_there, WAIT_S, "the box")
+    file = node.box.file("io", "io.max")
+    node.proxy.kill()
+    file.write_text(f"{node.number} {FLOOR}")
+    other = next(line.split()[0] for line in (Path("/proc/partitions").read_text().splitlines()) if "vda" in line)
+    assert other == "254"
+    file.write_text("254:0 wbps=123456789")
+    node.proxy.start()
+    wait_until(lambda: node.limit() == "", WAIT_S, "it to be lifted", node.proxy.log)
+    assert "254:0 rbps=max wbps=123456789" in file.read_text()
+    file.write_text(f"{node.number} rbps=99999999")
+    time.sleep(5.0)
+    say(file.read_text())
+    assert "rbps=99999999" in node.limit()
+
+
+def test_online_that_fills_the_disk_by_itself_costs_the_box_nothing_for_good(node: Node, say: Say) -> None:
+    node.start()
+    node.run("offline", LITTLE)
+    node.run("online", HOG)
+    wait_until(lambda: node.pressure() > 10.0, WAIT_S, "online to wait", node.proxy.log)
+    limits = []
+    for _ in range(40):
+        time.sleep(1.0)
+        limits.append(node.limit())
+    say(
+        f"io_pressure {node.pressure():.0f} %; box bounded in {sum(map(bool, limits))} of {len(limits)} looks; "
+        f"{node.moves()}"
+    )
+
+    assert ("io", "squeezed") not in node.moves()
+    assert limits[-1] == ""
