@@ -46,6 +46,7 @@ class PodLimits(Struct, frozen=True):
 
     `cpu_weight` is in the unit of the kernel's file (v1: cpu.shares, v2: cpu.weight), and the lowest where it is None.
     `cpu_cores` is None on v1, where no child of the box can have a quota. `hugetlb`: files of that controller, by name.
+    `protected`: reclaim within the box takes the others' memory first (v2 alone).
     """
 
     memory_bytes: int | None = None
@@ -53,6 +54,7 @@ class PodLimits(Struct, frozen=True):
     cpu_cores: float | type_unlimited | None = None
     pids: int | type_unlimited | None = None
     hugetlb: Mapping[str, str] = field(default_factory=dict)
+    protected: bool = False
 
 
 class CgroupDriver(Protocol):

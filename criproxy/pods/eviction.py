@@ -109,7 +109,8 @@ class PodEviction(Struct):
         for listed in await self.shared.runtime.sandboxes():
             if listed.id in uses and uses[listed.id] >= LEAST[resource]:
                 pod = Pod(listed.pod, listed.labels, listed.annotations)
-                found.append(candidate(pod, owner_of(pod), uses[listed.id], listed.created_s))
+                mid = self.box.tiers and running[listed.id].mid
+                found.append(candidate(pod, owner_of(pod), uses[listed.id], listed.created_s, mid=mid))
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:

@@ -78,12 +78,14 @@ class Box:
     resized: list[tuple[str, int]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     shares: list[int] = field(default_factory=list)
+    mid: list[str] = field(default_factory=list)
     full: str = ""
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         if self.full:
             raise AdmissionError(self.full)
         self.shares.append(cpu_shares)
+        self.mid += [place.name] if mid else []
         self.admitted.append((place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
@@ -380,7 +382,7 @@ def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: Fa
 
 
 class BrokenBox(Box):
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         raise RuntimeError("boom")
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:

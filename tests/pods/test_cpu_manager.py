@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox
-from criproxy.model.cpulist import format_cpus
+from criproxy.model import UNLIMITED, AdmissionError, LimitChange, Pod, PodRef, Sandbox, type_unlimited
+from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods import cpu_manager
 from criproxy.pods.cpu_manager import (
     IDLE_EVERY_S,
@@ -86,12 +86,16 @@ class Box:
 
     error: str = ""
     confined: list[str] = field(default_factory=list)
+    keeps_to: Cpus | None = None
 
     async def confine(self) -> tuple[LimitChange, ...]:
         if self.error:
             raise CgroupError(self.error)
         self.confined.append("")
         return ()
+
+    def kept_to(self, cpus: Cpus | type_unlimited) -> Cpus | type_unlimited:
+        return cpus if self.keeps_to is None else self.keeps_to
 
 
 @dataclass

@@ -99,8 +99,8 @@ class Box:
         self.orders.append(("carry", frozenset(but)))
         return ()
 
-    def know_shares(self, shares: Mapping[str, int]) -> None:
-        self.shares = dict(shares)
+    def know_asked(self, shares: Mapping[str, int], mid: Collection[str]) -> None:
+        self.shares, self.mid = dict(shares), tuple(mid)
 
     async def drop_caches(self, running: Collection[str]) -> int:
         self.drops.append(frozenset(running))

@@ -28,7 +28,7 @@ class FakeBox:
     forgotten: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         self._note("admit", place, memory_bytes)
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
