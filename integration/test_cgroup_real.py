@@ -260,6 +260,39 @@ def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
     assert child.poll() is None
 
 
+@pytest.mark.parametrize("protected", [False, True], ids=["alike", "in-tiers"])
+def test_reclaim_in_the_box_takes_what_a_low_pod_has_before_what_a_mid_one_has(
+    ground: Ground, protected: bool, say: Callable[[str], object]
+) -> None:
+    if ground.driver.version == 1:
+        pytest.skip("cgroup v1 protects no memory within a cgroup that is at its limit")
+    beside = Path(__file__).parent
+    own = {name: beside / f".cache-{name}-{os.getpid()}" for name in ("podmid", "podlow")}
+    stat = {name: ground.file(f"{ground.box}/{name}", "memory.stat", "memory.stat") for name in own}
+
+    def cached() -> dict[str, int]:
+        return {name: files.parse_flat_keyed(stat[name].read_text())["file"] for name in own}
+
+    try:
+        for name, file in own.items():  # mid first: what was read first goes first, where nothing is protected
+            pod = f"{ground.box}/{name}"
+            ground.driver.ensure_pod(pod, PodLimits(protected=protected and name == "podmid"))
+            tell(ground.start(pod), f"cache 96 {file}")
+        before = cached()
+        bring(ground, {"cpu": 1.0, "memory": 128 * MIB})
+        left = cached()
+    finally:
+        for file in own.values():
+            file.unlink(missing_ok=True)
+
+    say(
+        f"page cache of mid {before['podmid'] >> 20} -> {left['podmid'] >> 20} MiB, "
+        f"of low {before['podlow'] >> 20} -> {left['podlow'] >> 20} MiB"
+    )
+    assert min(before.values()) > 90 * MIB
+    assert (left["podmid"] > 90 * MIB) == protected
+
+
 @pytest.mark.parametrize("drops", [False, True], ids=["left", "dropped"])
 def test_page_cache_of_a_pod_that_has_ended_stays_charged_to_the_box_unless_it_is_dropped(
     ground: Ground, drops: bool

@@ -53,6 +53,8 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimi
 from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.signals import SignalReader
+from criproxy.cgroup.tiers import tiered
+from criproxy.cgroup.topology import WholeCores
 from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
@@ -114,7 +116,8 @@ class BoxState(Struct, frozen=True):
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
-    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write.
+    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write. `cores` says
+    how many whole cores these CPUs are, or why they are not, "": they are not asked for. `tiers`: its pods are in two.
     """
 
     path: str | None
@@ -129,14 +132,20 @@ class BoxState(Struct, frozen=True):
     memory: Held | None = None
     cpus: str = ""
     in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
+    cores: str = ""
+    tiers: bool = False
 
 
 class _Bounded(Struct, frozen=True):
-    """At `at_s` (monotonic) the box at `path` was bounded to `wanted`, and the kernel held `held` of CPU and memory."""
+    """At `at_s` (monotonic) the box at `path` was bounded to `wanted`, and the kernel held `held` of CPU and memory.
+
+    `cpus`: those that could be the box's.
+    """
 
     path: str
     wanted: Limits
     held: Limits
+    cpus: Cpus | Unlimited
     at_s: float
 
 
@@ -146,12 +155,15 @@ class BoxSettings(Struct, frozen=True):
     `share_ratios` is the box's share of what the node can have, by resource of `kernel_files.LIMITS` (1.0 where it is
     not named). `only_lower`: the config is not known; a box that is taken over never gets more than the kernel gave it
     then, and its shares stay as they are. `hands_off`: a box that is taken over keeps all that the kernel holds.
+    `whole_cores`: the box runs on whole physical cores. `tiers`: its pods are in two, see `cgroup.tiers`.
     """
 
     floor: Limits
     share_ratios: Mapping[str, float] = field(default_factory=dict)
     only_lower: bool = False
     hands_off: bool = False
+    whole_cores: bool = False
+    tiers: bool = False
 
     @property
     def lifted(self) -> Limits:
@@ -160,7 +172,7 @@ class BoxSettings(Struct, frozen=True):
 
 
 class Box:
-    """`cpus` returns, on the writer's thread, the CPUs that the box may run on.
+    """`cpus` returns, on the writer's thread, the CPUs that the box may run on; `cores` chooses whole ones of them.
 
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
@@ -172,12 +184,15 @@ class Box:
         cpus: Callable[[], Cpus | Unlimited],
         clock: MonotonicClock,
         *,
+        cores: WholeCores | None = None,
         timeout_s: float = 10.0,
     ) -> None:
         self._driver = driver
         self._version = driver.version
         self._settings = settings
         self._cpus = cpus
+        self._cores = cores
+        self._cores_words = ""
         self._found: Limits | None = None
         """What the kernel gave the box when it was found first, while only lower limits are allowed."""
         self._clock = clock
@@ -211,7 +226,9 @@ class Box:
         self._dropped: frozenset[str] = frozenset()
         """The ended pods that have no page cache left to take."""
         self._shares: Mapping[str, int] = {}
-        """Replaced as a whole: the writer reads it."""
+        """Replaced as a whole, as is `_mid`: the writer reads them."""
+        self._mid: frozenset[str] = frozenset()
+        """The names of the pods of the higher tier."""
         self._admitted: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._orphaned_s: dict[str, float] = {}
@@ -220,7 +237,7 @@ class Box:
         self._counted = ""
         """The box's path that the counters are of."""
         self._counters = CpuTimes("", "", whole=True)
-        self._confined = ""
+        self._confined: Cpus | Unlimited = UNLIMITED
 
     def configure(self, settings: BoxSettings) -> None:
         """From the next call on."""
@@ -228,22 +245,24 @@ class Box:
 
     # --- for requests ----------------------------------------------------------------------------------------------
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         """Bound the box, then make the pod's cgroup in it, with what kubelet has set on its own one.
 
         `memory_bytes`: the pod's memory limit as the request says, 0: it does not. `cpu_shares` are given to a pod that
-        kubelet has given the lowest weight. Raises AdmissionError.
+        kubelet has given the lowest weight. `mid`: it is of the higher tier. Raises AdmissionError.
         """
-        self.know_shares({**self._shares, place.name: cpu_shares})
+        self.know_asked({**self._shares, place.name: cpu_shares}, {*self._mid, *([place.name] if mid else [])})
         await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
 
-    def know_shares(self, shares: Mapping[str, int]) -> None:
-        """What pods of the box, by name, ask for beyond kubelet's knowledge, in CPU shares (0: nothing).
+    def know_asked(self, shares: Mapping[str, int], mid: Collection[str] = ()) -> None:
+        """What pods of the box, by name, ask for beyond kubelet's knowledge, in CPU shares (0: nothing); and which of
+        them are of the higher tier.
 
         Of pods that are starting, what is known already stays.
         """
         starting = {name: asked for name, asked in self._shares.items() if name in self._admitted}
         self._shares = {name: asked for name, asked in {**starting, **shares}.items() if asked}
+        self._mid = frozenset(mid) | (self._mid & self._admitted.keys())
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         """Give an admitted pod what kubelet has by now set on its own cgroup of it; `memory_bytes` as in `admit`.
@@ -280,6 +299,22 @@ class Box:
         expected = dict.fromkeys(names, self._clock.monotonic_s())
         self._admitted.update(expected)
         self._starting.update(expected)
+
+    def kept_to(self, cpus: Cpus | Unlimited) -> Cpus | Unlimited:
+        """Of CPUs that may be the box's, those that a container in it can be kept to now.
+
+        On v1 they must be among those that the box has; on v2 a container has of its own as many as the box has of them
+        at any time. Source: cpuset(7), Restrictions; cgroup-v2.rst, cpuset.cpus.
+        """
+        held = self._confined
+        if self._version != 1 or held is UNLIMITED:
+            return cpus
+        return held if cpus is UNLIMITED else (cpus & held or held)
+
+    @property
+    def tiers(self) -> bool:
+        """Whether the box's pods are in two tiers."""
+        return self._settings.tiers
 
     @property
     def spares_memory(self) -> bool:
@@ -465,8 +500,10 @@ class Box:
             pods=tuple(sorted(self._pods)),
             wanted=self._wanted,
             memory=self._memory,
-            cpus=self._confined,
+            cpus="" if self._confined is UNLIMITED else format_cpus(self._confined),
             in_use=dict(self._held),
+            cores=self._cores_words,
+            tiers=self._settings.tiers,
         )
 
     def close(self) -> None:
@@ -540,7 +577,7 @@ class Box:
             self._guarded(partial(self._bound, place.box.path, wanted))
         self._set_pod_limits(place, memory_bytes)
         if is_slice(place.box.path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
-            self._keep_to_cpus(place.box.path)
+            self._keep_to_cpus(place.box.path, self._wanted_cores)
         self._admitted[place.name] = self._starting[place.name] = self._clock.monotonic_s()
         self._driver.keep_anchors(place.box.path)
         self._pods |= {place.name}
@@ -563,7 +600,12 @@ class Box:
     def _weighed(self, place: PodParent, limits: PodLimits) -> PodLimits:
         asked = self._shares.get(place.name)
         lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
-        return replace(limits, cpu_weight=weight_of(asked, self._version)) if asked and lowest else limits
+        if asked and lowest:
+            limits = replace(limits, cpu_weight=weight_of(asked, self._version))
+        if not self._settings.tiers:
+            return replace(limits, protected=False)
+        mid = place.name in self._mid
+        return replace(limits, cpu_weight=tiered(limits.cpu_weight, mid, self._version), protected=mid)
 
     def _held_by(self, path: str) -> PodLimits | None:
         """The limits of a pod's cgroup; None: it has gone."""
@@ -660,7 +702,7 @@ class Box:
         last = self._bounded
         if last is None or (last.path, last.wanted) != (path, wanted) or is_slice(path):
             return False
-        if self._clock.monotonic_s() - last.at_s > _BOUNDED_S or self._confined != _shown(self._cpus()):
+        if self._clock.monotonic_s() - last.at_s > _BOUNDED_S or last.cpus != self._cpus():
             return False
         before = {name: held.limit for name, held in self._held.items()}
         try:
@@ -681,14 +723,14 @@ class Box:
         changes: list[LimitChange] = []
         failure: CgroupError | None = None
         others = [partial(self._bound_in, path, name, limits.get(name)) for name in LIMITS]
-        for settle in (partial(self._keep_to_cpus, path), *others, partial(self._write, path, limits)):
+        for settle in (partial(self._keep_to_cpus, path, limits[CPU]), *others, partial(self._write, path, limits)):
             try:
                 changes += settle()
             except CgroupError as error:
                 failure = error
         if failure is not None:
             raise failure
-        self._bounded = _Bounded(path, limits, self._held_by_kernel, self._clock.monotonic_s())
+        self._bounded = _Bounded(path, limits, self._held_by_kernel, self._cpus(), self._clock.monotonic_s())
         return tuple(changes)
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
@@ -721,12 +763,18 @@ class Box:
         if not self._driver.exists(path):
             return ()
         self._driver.ensure(path)
-        return self._keep_to_cpus(path)
+        return self._keep_to_cpus(path, self._wanted_cores)
 
-    def _keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:
-        cpus = self._cpus()
+    @property
+    def _wanted_cores(self) -> float | Unlimited:
+        return (self._wanted or self._settings.floor)[CPU]
+
+    def _keep_to_cpus(self, path: str, limit_cores: float | Unlimited) -> tuple[LimitChange, ...]:
+        cpus, words = self._cpus(), ""
+        if self._settings.whole_cores and self._cores is not None:
+            cpus, words = self._cores.choose(cpus, limit_cores)
         changes = self._counted_drift(self._driver.confine(path, cpus))
-        self._confined = _shown(cpus)
+        self._confined, self._cores_words = cpus, words
         return changes
 
     def _counted_drift(self, changes: tuple[LimitChange, ...]) -> tuple[LimitChange, ...]:
@@ -790,10 +838,6 @@ class Box:
         for name in due:
             self._driver.kill_pod(box.pod(name))
         return due
-
-
-def _shown(cpus: Cpus | Unlimited) -> str:
-    return "" if cpus is UNLIMITED else format_cpus(cpus)
 
 
 def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:

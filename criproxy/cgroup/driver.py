@@ -47,6 +47,7 @@ class PodLimits(Struct, frozen=True):
 
     `cpu_weight` is in the unit of the kernel's file (v1: cpu.shares, v2: cpu.weight), and the lowest where it is None.
     `cpu_cores` is None on v1, where no child of the box can have a quota. `hugetlb`: files of that controller, by name.
+    `protected`: reclaim within the box takes the others' memory first (v2 alone).
     """
 
     memory_bytes: int | None = None
@@ -54,6 +55,7 @@ class PodLimits(Struct, frozen=True):
     cpu_cores: float | Unlimited | None = None
     pids: int | Unlimited | None = None
     hugetlb: Mapping[str, str] = field(default_factory=dict)
+    protected: bool = False
 
 
 class CgroupDriver(Protocol):

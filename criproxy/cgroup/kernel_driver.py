@@ -26,7 +26,12 @@ from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Lim
 from criproxy.model.cpulist import Cpus
 from criproxy.model.signals import DiskRate
 
-POD_FILES: Final = {"cpu_weight": rows.CPU_WEIGHT, "cpu_cores": rows.CPU_QUOTA, "pids": rows.PIDS_MAX}
+POD_FILES: Final = {
+    "cpu_weight": rows.CPU_WEIGHT,
+    "cpu_cores": rows.CPU_QUOTA,
+    "pids": rows.PIDS_MAX,
+    "protected": rows.MEMORY_PROTECTED,
+}
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
 
 
@@ -39,7 +44,7 @@ class KernelDriver:
         self.version = version.access.version
         self._tree = tree
         self._proc = proc
-        left_out = () if self.version == 2 else ("cpu_cores",)
+        left_out = () if self.version == 2 else ("cpu_cores", "protected")
         self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
 
     @property

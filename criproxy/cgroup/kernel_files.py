@@ -226,6 +226,18 @@ MEMORY_MAX: Final = KernelFile(
 
 MEMORY_HIGH: Final = KernelFile(v2=Column("memory.high", _COUNT, properties=_property("MemoryHigh")))
 
+MEMORY_PROTECTED: Final = KernelFile(
+    v2=Column(
+        "memory.low",
+        Format(lambda on: "max" if on else "0", lambda text: text != "0"),
+        properties=lambda on: {"MemoryLow": INFINITY if on else 0},
+    )
+)
+"""Whether reclaim takes the memory of its siblings first. In the box it holds against the box's other pods alone: what
+the box itself is not protected from, nothing in it is. Source: cgroup-v2.rst, memory.low; mm/page_counter.c,
+effective_protection.
+"""
+
 MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
 

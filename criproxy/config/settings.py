@@ -173,6 +173,13 @@ class Colocation(Struct, frozen=True, kw_only=True):
             "logs grow by 1 MB/s or more, or when their shims alone take it."
         ),
     ] = 0.25
+    tiers: Annotated[
+        bool,
+        doc(
+            "Offline pods are in two tiers: mid ones (label colocation.criproxy.io/tier = mid, or koordinator.sh/"
+            "priority-class = koord-mid) get CPU and, on cgroup v2, keep memory before all others, and go after them."
+        ),
+    ] = False
     presets: Annotated[
         tuple[Literal["koordinator", "caelus", "bilibili"], ...],
         doc("Other systems' marks of offline pods, taken in addition to the rules."),
@@ -235,6 +242,18 @@ class Memory(Struct, frozen=True, kw_only=True):
             "[interference] (evict), or it is only reported (report)."
         ),
     ] = "evict"
+
+
+class Cpuset(Struct, frozen=True, kw_only=True):
+    """Which CPUs the box runs on, beside what kubelet's static CPU manager leaves to it."""
+
+    whole_cores: Annotated[
+        bool,
+        doc(
+            "Offline pods run on whole physical cores alone, as many as the CPU limit needs, so that none is the "
+            "hyperthread beside an online pod's. Without hyperthreads, nothing changes."
+        ),
+    ] = False
 
 
 class Pids(Struct, frozen=True, kw_only=True):
@@ -545,6 +564,7 @@ class Config(Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
     pids: Pids = Pids()
     network: Network = Network()
+    cpuset: Cpuset = Cpuset()
     control: Control = Control()
     schedule: Schedule = Schedule()
     guard: Guard = Guard()

@@ -24,6 +24,7 @@ from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
+from criproxy.cgroup.topology import Topology, WholeCores
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded
@@ -149,7 +150,8 @@ class Daemon:
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        self._box = Box(driver, settings.box(), cpus.cpus, self._clock)
+        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own)
+        self._box = Box(driver, settings.box(), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
         )

@@ -126,7 +126,14 @@ class PartSettings(Struct, frozen=True):
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}
-        return BoxSettings(safe_limits(policy(self.config)), shares, self.pass_through, bool(self.held_off))
+        return BoxSettings(
+            safe_limits(policy(self.config)),
+            shares,
+            only_lower=self.pass_through,
+            hands_off=bool(self.held_off),
+            whole_cores=self.config.cpuset.whole_cores,
+            tiers=self.config.colocation.tiers,
+        )
 
     def loop(self) -> LoopSettings:
         limits, law = self.modes.limits, self.stage.policy

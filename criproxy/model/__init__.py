@@ -148,7 +148,8 @@ class Adjustment(Struct, frozen=True):
 class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
 
-    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped.
+    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped. `mid`: its
+    labels put it into the higher tier.
     """
 
     id: str
@@ -156,6 +157,7 @@ class Sandbox(Struct, frozen=True):
     placement: str | None
     cpu_shares: int = 0
     notice_s: int = 0
+    mid: bool = False
 
 
 class Finding(PodRef, frozen=True):

@@ -295,7 +295,19 @@ class Reporter(Struct, frozen=True):
             resources=resource_status(*last, box.limits, _used(box)) if last else {},
             cpus=box.cpus,
             shares=box.in_use,
+            cores=box.cores,
+            tiers=self._tiers(box),
         )
+
+    def _tiers(self, box: BoxState) -> str:
+        if not box.tiers:
+            return ""
+        running = self.inventory.running_pods
+        mid = sum(one.mid for one in running)
+        pods = f"{mid} mid, {len(running) - mid} low"
+        if box.version == 1:
+            return f"{pods}; by CPU and by who goes first, as cgroup v1 protects no memory within the box"
+        return f"{pods}; by CPU, memory and who goes first"
 
 
 def _used(box: BoxState) -> dict[str, float | None]:

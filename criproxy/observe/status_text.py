@@ -200,8 +200,12 @@ def _config_lines(config: ConfigStatus) -> Iterator[str]:
 def _box_lines(box: BoxStatus) -> Iterator[str]:
     path = "none yet" if box.path is None else box.path
     yield _row("box", f"{path} (drift {box.drift}, pod cgroups swept {box.swept}, ticks failed {box.tick_failures})")
-    if box.cpus:
+    if box.cpus and not box.cores:
         yield f"  runs on the CPUs {box.cpus}, which kubelet's static CPU manager leaves to it"
+    elif box.cores:
+        yield f"  runs on {f'the CPUs {box.cpus}' if box.cpus else 'all CPUs'}: {box.cores}"
+    if box.tiers:
+        yield f"  tiers: {box.tiers}"
     for name, share in SHARES.items() if box.path is not None else ():
         if (found := box.shares.get(name)) is None:
             yield f"  {share.title} are not bounded, as there is no {share.bounded_by}, or not yet"

@@ -191,11 +191,11 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
 class AdmitsPods(Protocol):
     """The box, as far as requests need it."""
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         """Bound the box and make the pod's cgroup in it, with what kubelet has set on its own one.
 
         `memory_bytes`: the pod's memory limit by the request, 0: it names none. `cpu_shares`: what it asks for where
-        kubelet has given it the lowest. Raises AdmissionError.
+        kubelet has given it the lowest. `mid`: it is of the higher tier. Raises AdmissionError.
         """
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:

@@ -91,10 +91,15 @@ class CpusOfBox(Struct):
     def cpus(self) -> Cpus | Unlimited:
         """All CPUs but those that online pods have alone. Empty when kubelet has given away all there are."""
         state = self.state
-        if state.shared is None:
-            return UNLIMITED
+        return UNLIMITED if state.shared is None else state.shared | self._own(state)
+
+    def own(self) -> Cpus:
+        """The CPUs that offline pods have alone."""
+        return self._own(self.state)
+
+    def _own(self, state: CpuAssignments) -> Cpus:
         uids = {sandbox.pod.uid for sandbox in self.inventory.placed} if state.exclusive else set()
-        return state.shared.union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
+        return frozenset().union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
 
 class CpuManager(Struct):
@@ -128,9 +133,10 @@ class CpuManager(Struct):
         self._due.set()
 
     async def within(self, asked: Cpus) -> Cpus | Unlimited:
-        """Which CPUs are the box's, now that kubelet wants `asked` for a container in it: they are in force.
+        """Within which CPUs a container can be kept (`Box.kept_to`), now that kubelet wants `asked` for it.
 
-        Raises AdmissionError, also when none of `asked` is among them.
+        What kubelet's CPU manager leaves to the box is in force then. Raises AdmissionError, also when that is none
+        of `asked`.
         """
         cpus = self.of_box.cpus()
         if cpus is UNLIMITED or not asked <= cpus:
@@ -141,7 +147,7 @@ class CpuManager(Struct):
                 f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
                 "offline pods may start on others: set kubelet.root_dir to kubelet's --root-dir"
             )
-            return cpus
+            return self.box.kept_to(cpus)
         self._contradicted = ""
         if not asked & cpus:
             raise AdmissionError(
@@ -155,7 +161,7 @@ class CpuManager(Struct):
                 await self._confine(cpus)
             except CgroupError as error:
                 raise AdmissionError(str(error)) from error
-        return cpus
+        return self.box.kept_to(cpus)
 
     # --- in the background ------------------------------------------------------------------------------------------
 

@@ -129,8 +129,12 @@ class PodEviction(Struct):
         for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= LEAST[resource]:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
-                owner, use = told.owner or owner_of(pod), uses[listed.id]
-                found.append(candidate(pod, owner, use, listed.created_s, kubernetes_priority=told.priority))
+                owner, use, mid = (
+                    told.owner or owner_of(pod),
+                    uses[listed.id],
+                    self.box.tiers and running[listed.id].mid,
+                )
+                found.append(candidate(pod, owner, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.notice import notice_asked_s
+from criproxy.hooks.tiers import is_mid
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
@@ -215,7 +216,8 @@ class Inventory(Struct, eq=False):
         placed = self._is_placed(listed.pod, listed.placement)
         placement = listed.placement if placed else None
         asked = listed.annotations
-        return Sandbox(listed.id, listed.pod, placement, shares_asked(asked), notice_asked_s(asked))
+        mid = is_mid(listed.labels)
+        return Sandbox(listed.id, listed.pod, placement, shares_asked(asked), notice_asked_s(asked), mid)
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

@@ -73,7 +73,7 @@ class Reconciler(PodObserver, Struct, eq=False):
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
         await self.shared.inventory.refresh()
-        self._know_shares()
+        self._know_asked()
         await self._adopt()
         self._due.set()
 
@@ -163,15 +163,16 @@ class Reconciler(PodObserver, Struct, eq=False):
         if hold_offs.of_box() is not None:
             return
         placed = self.shared.inventory.placed
-        self._know_shares()
+        self._know_asked()
         left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
         if carried := await self.box.carry(left):
             reason = "kubelet has set others on its own cgroup"
             self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
 
-    def _know_shares(self) -> None:
+    def _know_asked(self) -> None:
         placed = self.shared.inventory.placed
-        self.box.know_shares({parse_placement(s.placement).name: s.cpu_shares for s in placed if s.placement})
+        names = {parse_placement(s.placement).name: s for s in placed if s.placement}
+        self.box.know_asked({name: s.cpu_shares for name, s in names.items()}, [n for n, s in names.items() if s.mid])
 
     async def _reap(self) -> None:
         if killed := await self.box.reap(self.shared.inventory.uids):

@@ -19,10 +19,12 @@ or stands still. Source: QEMU's change "accel/tcg: Always lock pages before tran
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`suite` is the Debian release; `cache` holds images and snapshots; `mirror` None: the one that apt uses here."""
+    """`suite` is the Debian release; `cpus` is what QEMU's -smp takes; `cache` holds images and snapshots;
+    `mirror` None: the one that apt uses here.
+    """
 
     suite: str
-    cpus: int
+    cpus: str
     memory_mib: int
     qemu: str
     cache: Path
@@ -36,7 +38,7 @@ class Settings:
         cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Settings(
             suite=environ.get("NODE_SUITE", "trixie"),
-            cpus=int(environ.get("NODE_CPUS", "2")),
+            cpus=str(int(environ.get("NODE_CPUS", "2"))),
             memory_mib=int(environ.get("NODE_MEM", "3072")),
             qemu=environ.get("NODE_QEMU", "qemu-system-x86_64"),
             cache=Path(environ.get("NODE_CACHE", Path(cache) / "criproxy" / "node")),

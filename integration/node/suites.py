@@ -63,7 +63,8 @@ class Stand:
         """`binds` are more trees or files, by their path in the guest. Makes what is missing: minutes."""
         node = NODES[name]
         self._name = name
-        self._settings = replace(Settings.from_environment(), suite=node.release)
+        settings = replace(Settings.from_environment(), suite=node.release)
+        self._settings = replace(settings, cpus=node.cpus or settings.cpus)
         self._image, self._snapshot = find_snapshot(self._settings, _wanted(node))
         python = find_packages(self._settings.cache, PYTHONS[node.release])
         self._binds = {PACKAGES: python, **binds}

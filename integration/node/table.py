@@ -16,13 +16,14 @@ systemctl restart containerd
 class Node:
     """A throwaway machine: a Debian release, what its kernel is told, and what a shell does on it before its snapshot.
 
-    `words` describe it for whoever watches.
+    `words` describe it for whoever watches. `cpus`: QEMU's -smp, "": as they all have it.
     """
 
     release: str
     words: str
     kernel_arguments: str = ""
     prepare: str = ""
+    cpus: str = ""
 
 
 NODES: Mapping[str, Node] = {
@@ -31,6 +32,9 @@ NODES: Mapping[str, Node] = {
     "bookworm-v1": Node("bookworm", "cgroup v1, systemd driver, containerd 1.6", "systemd.unified_cgroup_hierarchy=0"),
     "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7"),
     "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)"),
+    "bookworm-v2-threads": Node(
+        "bookworm", "cgroup v2, systemd driver, two cores of two hyperthreads", cpus="4,sockets=1,cores=2,threads=2"
+    ),
 }
 """Beside them, the suites run on the host as it is."""
 

@@ -1181,10 +1181,10 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
 
     after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
-    after_restart.know_shares({"podb": 2048})
+    after_restart.know_asked({"podb": 2048})
     run(lambda: after_restart.adopt(B.box))
     assert run(after_restart.carry) == [()]
-    after_restart.know_shares({"podb": 1024})
+    after_restart.know_asked({"podb": 1024})
     assert run(after_restart.carry) == [("podb",)]
 
 
@@ -1201,10 +1201,10 @@ def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
 ) -> None:
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
     run(lambda: box.admit(B, 0, 2048))
-    box.know_shares({})
+    box.know_asked({})
     assert run(box.carry) == [()]
     box.forget(B.name)
-    box.know_shares({})
+    box.know_asked({})
     assert run(box.carry) == [("podb",)]
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError, HeldLimit
 from criproxy.cgroup.naming import BoxPath, PodParent
-from criproxy.model import AdmissionError, LimitChange, Limits
+from criproxy.model import AdmissionError, LimitChange, Limits, Unlimited
+from criproxy.model.cpulist import Cpus
 
 
 @dataclass
@@ -17,12 +18,14 @@ class FakeAdmissions:
     resized: list[tuple[str, int]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     shares: list[int] = field(default_factory=list)
+    mid: list[str] = field(default_factory=list)
     full: str = ""
     refused: set[str] = field(default_factory=set)
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         self._check(place)
         self.shares.append(cpu_shares)
+        self.mid += [place.name] if mid else []
         self.admitted.append((place.in_box, memory_bytes))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
@@ -42,6 +45,7 @@ class FakeBox:
     """`orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
+    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for.
     """
 
     path: str | None = None
@@ -61,6 +65,8 @@ class FakeBox:
     tended: int = 0
     anchors: tuple[str, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
+    mid: tuple[str, ...] = ()
+    keeps_to: Cpus | None = None
     drops: list[frozenset[str]] = field(default_factory=list)
     cache: int = 0
 
@@ -104,8 +110,11 @@ class FakeBox:
         self.orders.append(("carry", frozenset(but)))
         return ()
 
-    def know_shares(self, shares: Mapping[str, int]) -> None:
-        self.shares = dict(shares)
+    def kept_to(self, cpus: Cpus | Unlimited) -> Cpus | Unlimited:
+        return cpus if self.keeps_to is None else self.keeps_to
+
+    def know_asked(self, shares: Mapping[str, int], mid: Collection[str]) -> None:
+        self.shares, self.mid = dict(shares), tuple(mid)
 
     async def drop_caches(self, running: Collection[str]) -> int:
         self.drops.append(frozenset(running))

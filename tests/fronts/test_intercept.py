@@ -389,7 +389,7 @@ def test_hook_failure_refuses_the_offline_pod_and_passes_the_online_one(hook: Fa
 
 
 class BrokenBox(FakeAdmissions):
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         raise RuntimeError("boom")
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:

@@ -41,6 +41,7 @@ class Bench:
     evicts: Evicts | None = None
     running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
     disk_bytes_per_s: dict[str, int] = field(default_factory=dict)
+    tiers: bool = False
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
@@ -312,3 +313,13 @@ def test_no_more_than_a_few_are_asked_for() -> None:
 
     assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]
     assert bench.stopped == ["s8"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "gone"), [pytest.param(True, ["s1"], id="on"), pytest.param(False, ["s2"], id="off")]
+)
+def test_pod_of_the_low_tier_goes_before_the_one_that_uses_more(tiers: bool, gone: list[str]) -> None:
+    bench = Bench(running_pods=(SMALL, replace(LARGE, mid=True)), tiers=tiers)
+
+    assert asyncio.run(bench.eviction.evict(ORDER, ON_OVER_LIMIT)) is not None
+    assert bench.stopped == gone

@@ -1,7 +1,7 @@
 """Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest

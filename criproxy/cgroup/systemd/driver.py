@@ -271,6 +271,7 @@ def pod_properties(version: int, limits: PodLimits) -> Properties:
         rows.CPU_QUOTA: limits.cpu_cores,
         rows.PIDS_MAX: limits.pids,
         rows.MEMORY_MAX: limits.memory_bytes,
+        rows.MEMORY_PROTECTED: limits.protected,
     }
     return {**_accounting("CPU", "Memory", "Tasks"), **properties(version, values)}
 

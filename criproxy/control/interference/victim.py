@@ -2,11 +2,12 @@
 
 | first | what                                                                                          |
 |-------|-----------------------------------------------------------------------------------------------|
-| 1     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one    |
-| 2     | the lowest priority: annotation `colocation.criproxy.io/priority`, else Kubernetes' where it  |
+| 1     | the lower tier, where there are two (`colocation.tiers`)                                      |
+| 2     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one    |
+| 3     | the lowest priority: annotation `colocation.criproxy.io/priority`, else Kubernetes' where it  |
 |       | is known, else the label `koordinator.sh/priority`, else 0                                    |
-| 3     | the most relief of the scarce resource: what it uses above its fair share                     |
-| 4     | the youngest                                                                                  |
+| 4     | the most relief of the scarce resource: what it uses above its fair share                     |
+| 5     | the youngest                                                                                  |
 
 No pod goes that says so (`koordinator.sh/eviction-enabled`, label or annotation, with another value than "true"), that
 uses nothing of the resource, or whose owner is barred for now. In Koordinator only pods marked "true" may be evicted;
@@ -33,7 +34,7 @@ class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
 
     For memory, `use` is anonymous memory; where nobody has a share of his own, `fair_share` is 0. `owner` is the uid or
-    name of what owns it (its Job), "": nothing does. `started_s` is on any one clock.
+    name of what owns it (its Job), "": nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
     """
 
     pod: PodRef
@@ -44,6 +45,7 @@ class Candidate(Struct, frozen=True):
     evictable: bool = True
     eviction_priority: int = 0
     priority: int = 0
+    mid: bool = False
 
     @property
     def relief(self) -> float:
@@ -83,6 +85,7 @@ def candidate(
     *,
     fair_share: float = 0.0,
     kubernetes_priority: int | None = None,
+    mid: bool = False,
 ) -> Candidate:
     """With what the pod itself says. A mark that can't be read counts as not there, but for one that forbids."""
     labels, annotations = pod.labels, pod.annotations
@@ -96,6 +99,7 @@ def candidate(
         evictable=all(marks.get(EVICTION_ENABLED, "true") == "true" for marks in (labels, annotations)),
         eviction_priority=_number(annotations, EVICTION_PRIORITY) or 0,
         priority=next(one for one in priorities if one is not None),
+        mid=mid,
     )
 
 
@@ -109,9 +113,9 @@ def _number(marks: Mapping[str, str], key: str) -> int | None:
     return number if -(2**31) <= number < 2**31 else None
 
 
-def rank(one: Candidate) -> tuple[int, int, float, float, str]:
+def rank(one: Candidate) -> tuple[bool, int, int, float, float, str]:
     """The lowest goes first. The uid makes it certain which, whatever the order in which they come."""
-    return one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
+    return one.mid, one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
 
 
 def choose(candidates: Iterable[Candidate], barred: frozenset[str] = frozenset()) -> Victim | None:
@@ -129,6 +133,8 @@ def _may_go(one: Candidate, barred: frozenset[str]) -> bool:
 
 def _why(first: Candidate, second: Candidate) -> str:
     """By which rank it came before the next one."""
+    if first.mid < second.mid:
+        return "the others are of the higher tier"
     if first.eviction_priority < second.eviction_priority:
         return f"its eviction priority {first.eviction_priority} is the lowest"
     if first.priority < second.priority:

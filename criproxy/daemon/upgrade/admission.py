@@ -43,9 +43,9 @@ class Admissions:
         if self._remote is not None:
             self._remote.changed()
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         await self._open.wait()
-        await self._at.admit(place, memory_bytes, cpu_shares)
+        await self._at.admit(place, memory_bytes, cpu_shares, mid=mid)
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         await self._open.wait()
@@ -65,8 +65,8 @@ class Remote(Struct):
     _waiting: dict[int, asyncio.Future[str]] = {}
     _gone: bool = False
 
-    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0) -> None:
-        await self._ask(AdmitMessage(next(self._numbers), place.in_box, memory_bytes, cpu_shares))
+    async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
+        await self._ask(AdmitMessage(next(self._numbers), place.in_box, memory_bytes, cpu_shares, mid))
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         await self._ask(ResizeMessage(next(self._numbers), place.in_box, memory_bytes))

@@ -57,6 +57,7 @@ class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
     place: str
     memory_bytes: int
     cpu_shares: int = 0
+    mid: bool = False
 
 
 class ResizeMessage(AdmitMessage, frozen=True, tag="resize"):

@@ -120,7 +120,7 @@ class Predecessor(Struct):
             if isinstance(question, ResizeMessage):
                 await admission.update_pod(place, question.memory_bytes)
             else:
-                await admission.admit(place, question.memory_bytes, question.cpu_shares)
+                await admission.admit(place, question.memory_bytes, question.cpu_shares, mid=question.mid)
         except (AdmissionError, ValueError) as refusal:
             error = str(refusal) or type(refusal).__name__
         self._opened.send(Done(question.number, error))

@@ -17,6 +17,7 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.notice import notice_asked_s
+from criproxy.hooks.tiers import is_mid
 from criproxy.model import (
     STARTS,
     UNLIMITED,
@@ -176,7 +177,8 @@ class HookInterceptor(Struct, eq=False):
                 if step is admission.BoxStep.ADMIT:
                     asked = self._asked(request)
                     memory_bytes = request.pod_memory_bytes or asked.memory_bytes
-                    await self.box.admit(place.parent, memory_bytes, asked.cpu_shares)
+                    mid = request.pod is not None and is_mid(request.pod.labels)
+                    await self.box.admit(place.parent, memory_bytes, asked.cpu_shares, mid=mid)
                 elif step is admission.BoxStep.RESIZE:
                     await self.box.update_pod(place.parent, request.pod_memory_bytes)
                 elif wanted := admission.cpus_asked(part.resources for part in request.parts):
@@ -260,7 +262,8 @@ class HookInterceptor(Struct, eq=False):
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             placement = place.parent.in_box if place else None
             asked = request.pod.annotations if request.pod else {}
-            started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked))
+            mid = request.pod is not None and is_mid(request.pod.labels)
+            started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked), mid)
             self.inventory.sandbox_started(started)
             for container_id, name in containers:
                 self.inventory.container_created(container_id, sandbox_id, name)

@@ -1,0 +1,65 @@
+"""The machine's physical cores, as the kernel tells them, and the box's choice of whole ones.
+
+Source: Documentation/ABI/stable/sysfs-devices-system-cpu (topology/thread_siblings_list).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.whole_cores import choose
+from criproxy.model import UNLIMITED, Unlimited
+from criproxy.model.cpulist import Cpus, parse_cpus
+
+SYS_CPU: Final = "/sys/devices/system/cpu"
+
+
+class Topology(Struct):
+    """For one thread. `root_cpuset`: the file of the CPUs that cgroups may have; None: there is none.
+
+    The cores are read anew when other CPUs are online.
+    """
+
+    tree: Tree
+    root_cpuset: str | None
+    directory: str = SYS_CPU
+    _online: str = ""
+    _cores: tuple[Cpus, ...] = ()
+
+    def cores(self) -> tuple[Cpus, ...]:
+        """Each by its CPUs that are online. Raises CgroupError."""
+        try:
+            online = self.tree.read(f"{self.directory}/online")
+            if online != self._online:
+                self._cores = tuple({self._siblings(cpu) for cpu in parse_cpus(online)})
+                self._online = online
+            if self.root_cpuset is None:
+                return self._cores
+            there = parse_cpus(self.tree.read(self.root_cpuset))
+        except ValueError as error:
+            raise CgroupError(f"{self.directory} does not say which CPUs are one core: {error}") from error
+        return tuple(core for core in self._cores if core <= there)
+
+    def _siblings(self, cpu: int) -> Cpus:
+        return parse_cpus(self.tree.read(f"{self.directory}/cpu{cpu}/topology/thread_siblings_list"))
+
+
+class WholeCores(Struct):
+    """The box's whole cores; the next choice begins at the last. `own`: the CPUs that offline pods have alone."""
+
+    topology: Topology
+    own: Callable[[], Cpus]
+    _held: Cpus = frozenset()
+
+    def choose(self, allowed: Cpus | Unlimited, limit_cores: float | Unlimited) -> tuple[Cpus | Unlimited, str]:
+        """Of the CPUs that may be the box's, those that it shall have, and in words what these are.
+
+        Raises CgroupError.
+        """
+        cpus, words = choose(self.topology.cores(), allowed, self.own(), self._held, limit_cores)
+        if cpus is not UNLIMITED:
+            self._held = cpus
+        return cpus, words
