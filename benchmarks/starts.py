@@ -23,7 +23,11 @@ from integration.lab.criproxy import Config
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.process import wait_until
 
-_CONFIG: Config = {"control": {"predictor": "histogram"}, "cpu": {"watermark_ratio": 0.1}, "guard": {"enabled": False}}
+_CONFIG: Config = {
+    "control": {"predictor": "histogram"},
+    "cpu": {"watermark_ratio": 0.1, "bound": "prediction"},
+    "guard": {"enabled": False},
+}
 """Online leaves CPU idle, and the watermark leaves none of it to the box, so that this is at its floor."""
 _BUSY_RATIO = 0.6
 _PERIOD_S = 0.05

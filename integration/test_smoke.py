@@ -49,7 +49,7 @@ DYNAMIC: Config = {
     "colocation": {"enabled": True},
     "control": {"predictor": "histogram", "half_life_s": 2.0, "percentile": 0.5},
     "guard": {"enabled": False},
-    "cpu": {"min_cores": FLOOR_CORES},
+    "cpu": {"min_cores": FLOOR_CORES, "bound": "prediction"},
 }
 MEASURE_S, PERIOD_S, TOLERANCE = 5.0, 0.1, 1.05
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "blkio")

@@ -40,7 +40,8 @@ def arms(cores: int) -> dict[str, Arm]:
     """All of them, by name."""
 
     def box(name: str, watermark_ratio: float, *, guard: bool = True, idle: bool = True) -> Arm:
-        config: Config = {"cpu": {"watermark_ratio": watermark_ratio}, "guard": {"enabled": guard}}
+        cpu = {"bound": "prediction", "watermark_ratio": watermark_ratio}
+        config: Config = {"cpu": cpu, "guard": {"enabled": guard}}
         return Arm(name, "box", config, idle)
 
     def evidence(name: str, *, guard: bool = True) -> Arm:

@@ -27,10 +27,16 @@ class Sample:
         """All that ran outside the box: what criproxy calls online usage."""
         return max(self.node_cores - self.box_cores, 0.0)
 
+    def is_open(self, capacity_cores: float) -> bool:
+        """Whether the box may use all that online leaves, as nothing tells of harm."""
+        return self.limit_cores is not None and self.limit_cores >= capacity_cores
+
     def reaches_into_box(self, capacity_cores: float, floor_cores: float) -> bool:
-        """Whether the limit, which could be lower, gives CPU to the box that the rest is using."""
+        """Whether the limit, neither open nor as low as can be, gives CPU to the box that the rest is using."""
         limit = self.limit_cores
-        return limit is not None and limit > 1.01 * floor_cores and limit + self.rest_cores > capacity_cores
+        if limit is None or self.is_open(capacity_cores):
+            return False
+        return limit > 1.01 * floor_cores and limit + self.rest_cores > capacity_cores
 
 
 @dataclass(frozen=True, slots=True)

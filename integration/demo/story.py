@@ -24,14 +24,14 @@ def happening(samples: Sequence[Sample], setting: Setting) -> str:
 def _move(before: float, limit: float, capacity_cores: float) -> str:
     """The clause on a limit that has moved; "" where it has not, by much."""
     if limit < before - _NOTABLE_RATIO * capacity_cores:
-        return f"online rises: the box is squeezed from {before:.2f} to {limit:.2f} cores"
+        return f"the box is squeezed from {before:.2f} to {limit:.2f} cores"
     if limit > before + _NOTABLE_RATIO * capacity_cores:
-        return f"online needs less: the box grows from {before:.2f} to {limit:.2f} cores"
+        return f"the box grows from {before:.2f} to {limit:.2f} cores"
     return ""
 
 
 def _state(now: Sample, limit: float, setting: Setting) -> str:
-    if now.prediction_cores is None:
+    if now.prediction_cores is None and not now.is_open(setting.capacity_cores):
         return "criproxy learns: until it can predict, offline pods get the minimum"
     if limit <= setting.floor_cores:
         others = max(now.rest_cores - now.online_cores, 0.0)
@@ -39,6 +39,8 @@ def _state(now: Sample, limit: float, setting: Setting) -> str:
         return f"the machine is full{also}: offline pods keep the minimum of {limit:.2f} cores"
     if now.reaches_into_box(setting.capacity_cores, setting.floor_cores):
         return "online rises faster than predicted: it goes first by priority, the limit follows"
+    if now.is_open(setting.capacity_cores):
+        return f"nothing tells of harm: the box is open, uses {now.box_cores:.2f} cores, and online goes first"
     if now.throttled_ratio > _HELD_RATIO:
         return f"offline pods want everything and are held at {limit:.2f} cores"
     return f"offline pods soak up {now.box_cores:.2f} cores that online leaves idle"

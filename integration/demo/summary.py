@@ -42,7 +42,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Core-seconds over the whole play, and what happened to the limit.
+    """Core-seconds over the whole play, and what happened to the limit. `open_ratio`: of the time, the box was open.
 
     `other_core_s` is what ran besides online and offline pods; `shortfall` is the worst sample for online.
     """
@@ -56,6 +56,7 @@ class Summary:
     shortfall_cores: float
     shortfall_at_s: float
     throttled_ratio: float
+    open_ratio: float
     squeezes: tuple[Squeeze, ...]
     overlaps: tuple[Overlap, ...]
 
@@ -90,6 +91,7 @@ def summarise(samples: Sequence[Sample], setting: Setting) -> Summary:
         shortfall_cores=max(worst.wanted_cores - worst.online_cores, 0.0),
         shortfall_at_s=worst.t_s,
         throttled_ratio=mean(sample.throttled_ratio for sample in samples),
+        open_ratio=mean(sample.is_open(setting.capacity_cores) for sample in samples),
         squeezes=squeezes(samples, setting.capacity_cores * _NOTABLE_RATIO),
         overlaps=overlaps(samples, setting.capacity_cores, setting.floor_cores),
     )
@@ -139,6 +141,7 @@ def in_words(summary: Summary, setting: Setting) -> tuple[str, ...]:
         f"Online wanted {summary.wanted_core_s:.1f} core-seconds and used {summary.online_core_s:.1f} "
         f"({summary.online_share:.0%}); {_shortfall(summary)}",
         _others(summary, setting),
+        _openness(summary.open_ratio),
         _squeezes(summary.squeezes),
         _overlaps(summary.overlaps),
         f"Its limit held the box back (it was throttled) for {summary.throttled_ratio:.0%} of the CPUs' time.",
@@ -165,9 +168,15 @@ def _others(summary: Summary, setting: Setting) -> str:
     )
 
 
+def _openness(ratio: float) -> str:
+    if not ratio:
+        return "The box was bounded by what online was predicted to use, all the time."
+    return f"For {ratio:.0%} of the time nothing told of harm, and the box could use all that online left."
+
+
 def _squeezes(found: Sequence[Squeeze]) -> str:
     if not found:
-        return "The box was never squeezed: online's usage did not rise by much."
+        return "The box was never squeezed."
     deepest = max(found, key=lambda squeeze: squeeze.depth_cores)
     times = "once" if len(found) == 1 else f"{len(found)} times, most"
     return (
@@ -178,7 +187,7 @@ def _squeezes(found: Sequence[Squeeze]) -> str:
 
 def _overlaps(found: Sequence[Overlap]) -> str:
     if not found:
-        return "Online never reached into what the limit still gave to the box."
+        return "Online never reached into what a limit below the node still gave to the box."
     lengths = [overlap.length_s for overlap in found]
     times = "Once" if len(found) == 1 else f"{len(found)} times"
     worst = f"; {max(lengths):.1f} s at the slowest" if len(found) > 1 else ""

@@ -151,3 +151,16 @@ def test_line_holds_every_value_of_the_picture() -> None:
 @pytest.mark.parametrize(("t_s", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "60:00"), (-1, "0:00")])
 def test_clock_of_seconds_is_minutes_and_seconds(t_s: float, text: str) -> None:
     assert clock(t_s) == text
+
+
+def test_box_that_is_open_is_told_and_reaches_into_nobody() -> None:
+    summary = summarise([sample(float(t), limit, online=1.9) for t, limit in enumerate((2.0, 2.0, 2.0, 1.0))], SETTING)
+    assert (summary.open_ratio, len(summary.overlaps)) == (0.75, 1)
+    assert "For 75% of the time nothing told of harm, and the box could use all that online left." in in_words(
+        summary, SETTING
+    )
+
+
+def test_box_that_is_never_open_is_bounded_by_the_prediction() -> None:
+    words = in_words(summarise(with_limits(1.0, 1.5, 1.0), SETTING), SETTING)
+    assert "The box was bounded by what online was predicted to use, all the time." in words
