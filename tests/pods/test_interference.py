@@ -529,7 +529,7 @@ def test_box_is_free_of_its_bound_once_it_wants_less() -> None:
     disk.looks(300)
     held = disk.bound_mib
     disk.box_mib = 1.0
-    disk.looks(30)
+    disk.looks(120)
 
     assert held is not None
     assert disk.bound_mib is None
