@@ -7,10 +7,11 @@ import os
 import resource
 import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ from benchmarks.node import (
 )
 from benchmarks.table import table
 from criproxy.fronts.http2.client.core import Client
+from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
 
@@ -36,7 +38,8 @@ _RUNTIME: Final = "/runtime.v1.RuntimeService/"
 _STARTS: Final = 11
 _SETTLE_S: Final = 8.0
 _WATCH_S: Final = 60.0
-_PODS: Final = 110
+_OFFLINE_PODS: Final = 110
+_ONLINE_PODS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Idle:
 
     engine: str
     offline_pods: int
+    online_pods: int
     percent_of_a_core: float
     wake_ups_per_s: float
     rss: float
@@ -144,31 +148,55 @@ def memory(engine: str, proxy: NodeCriproxy) -> Memory:
 
 def idle(engines: Mapping[str, tuple[NodeCriproxy, str]]) -> list[Idle]:
     """All watched at once: without pods, then with them. Each has a prefix of its own for its cgroups."""
-    found = _watch({name: proxy for name, (proxy, _) in engines.items()}, 0)
-    for proxy, prefix in engines.values():
-        _start_pods(proxy, prefix)
-    return found + _watch({name: proxy for name, (proxy, _) in engines.items()}, _PODS)
+    proxies = {name: proxy for name, (proxy, _) in engines.items()}
+    found = _watch(proxies, 0, 0)
+    with ExitStack() as ends:
+        for proxy, prefix in engines.values():
+            _start_pods(proxy, prefix, ends)
+        return found + _watch(proxies, _OFFLINE_PODS, _ONLINE_PODS)
 
 
-def _watch(proxies: Mapping[str, NodeCriproxy], pods: int) -> list[Idle]:
-    print(f"watching {pods} pods for {_WATCH_S:g} s …", file=sys.stderr)
+def _watch(proxies: Mapping[str, NodeCriproxy], offline: int, online: int) -> list[Idle]:
+    print(f"watching {offline} offline and {online} online pods for {_WATCH_S:g} s …", file=sys.stderr)
     time.sleep(_SETTLE_S)
     before = {name: (cpu_seconds(proxy.pid), wake_ups(proxy.pid)) for name, proxy in proxies.items()}
     time.sleep(_WATCH_S)
     found = []
     for name, proxy in proxies.items():
         used_s, woken = cpu_seconds(proxy.pid) - before[name][0], wake_ups(proxy.pid) - before[name][1]
-        found.append(Idle(name, pods, used_s / _WATCH_S * 100, woken / _WATCH_S, rss_mib(proxy.pid)))
+        percent = used_s / _WATCH_S * 100
+        found.append(Idle(name, offline, online, percent, woken / _WATCH_S, rss_mib(proxy.pid)))
     return found
 
 
-def _start_pods(proxy: NodeCriproxy, prefix: str) -> None:
+def _start_pods(proxy: NodeCriproxy, prefix: str, ends: ExitStack) -> None:
+    """Online pods are what kubelet and a runtime make: a cgroup each, with one for the sandbox and one for a container
+    that sleeps.
+    """
     with connect(proxy.socket) as channel:
         run = channel.unary_unary(f"{_RUNTIME}RunPodSandbox")
-        for number in range(_PODS):
+        for number in range(_ONLINE_PODS):
+            run(run_request(prefix, f"online{number}", offline=False))
+            for container in ("sandbox", "main"):
+                ends.enter_context(_sleeping(f"{prefix}/kubepods/besteffort/podonline{number}/{container}"))
+        for number in range(_OFFLINE_PODS):
             run(run_request(prefix, f"p{number}", offline=True))
-    if (placed := len(proxy.status()["pods"])) != _PODS:
-        raise LabError(f"{placed} pods are in the box, not {_PODS}")
+    if (placed := len(proxy.status()["pods"])) != _OFFLINE_PODS:
+        raise LabError(f"{placed} pods are in the box, not {_OFFLINE_PODS}")
+
+
+@contextmanager
+def _sleeping(cgroup: str) -> Iterator[None]:
+    """A process that sleeps in this cgroup, in each hierarchy that the lab makes it in."""
+    Tree(cgroup).make()
+    process = subprocess.Popen(("setpriv", "--pdeathsig", "KILL", "--", "sleep", "infinity"))
+    try:
+        for hierarchy in hierarchies():
+            (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def run(directories: Mapping[str, Path]) -> tuple[Sequence[Start], Sequence[Memory], Sequence[Idle]]:

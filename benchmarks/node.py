@@ -18,8 +18,9 @@ from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.directory import claimed, socket_path
 from integration.lab.process import Process
 
-NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
-"""With what criproxy needs on a node, and no more."""
+_NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
+NODE_PYTHON: Final = _NODE_PYTHON if _NODE_PYTHON.exists() else Path(sys.executable)
+"""With what criproxy needs on a node, and no more; on a throwaway node, its own, with the packages in PYTHONPATH."""
 
 _VOLUNTARY: Final = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
@@ -63,7 +64,8 @@ class NodeCriproxy(Criproxy):
             CHECKOUT / "criproxy", code / "criproxy", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
         subprocess.run((NODE_PYTHON, "-m", "compileall", "-q", code), check=True)
-        self.environment: Final = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+        packages = [] if NODE_PYTHON == _NODE_PYTHON else [os.environ.get("PYTHONPATH", "")]
+        self.environment: Final = {"PYTHONPATH": os.pathsep.join([str(code), *packages]), "PYTHONSAFEPATH": "1"}
 
     def start(
         self, until_ready: bool = True, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None

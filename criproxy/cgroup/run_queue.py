@@ -4,7 +4,7 @@ How it works
 ------------
 There may be ten thousand threads, and most of them sleep. So each reading looks at `MOST_THREADS` at most, of which
 
-- half are those of the reading before that wanted most CPU: whoever suffers is among these;
+- half, at most, are those of the reading before that wanted most CPU: whoever suffers is among these;
 - the rest are fresh: a few of each cgroup, cgroup by cgroup, round and round, so that every cgroup has its turn.
 
 A thread that is read twice in a row says by how much its times have grown. A fresh one is read for the first time, so
@@ -31,7 +31,9 @@ KEPT_THREADS: Final = 32
 THREADS_OF_A_CGROUP: Final = 8
 """So many fresh ones of each."""
 
-CGROUPS_A_READING: Final = 32
+CGROUPS_A_READING: Final = 16
+"""Fewer hold enough fresh threads, but for those of sandboxes and of pods, which have one thread or none."""
+
 MOST_CGROUPS: Final = 4096
 
 _LIST_BYTES: Final = 1 << 16
@@ -64,9 +66,13 @@ class RunQueueSampler:
             self.forget()
             return Missing(why)
         again = self._times(self._watched)
-        fresh = self._times(self._found(online, MOST_THREADS - min(len(again), KEPT_THREADS)))
         wanted_s = {tid: _grown_s(times, self._last.get(tid)) for tid, times in again.items()}
-        kept = sorted(again, key=lambda tid: wanted_s[tid], reverse=True)[:KEPT_THREADS]
+        wanting = [tid for tid in again if wanted_s[tid] > 0.0]
+        kept = sorted(wanting, key=lambda tid: wanted_s[tid], reverse=True)[:KEPT_THREADS]
+        self._watched = {tid: again[tid].cgroup for tid in kept}
+        found = self._found(online, MOST_THREADS - KEPT_THREADS)
+        known = {tid: again[tid] for tid, cgroup in found.items() if tid in again and again[tid].cgroup == cgroup}
+        fresh = known | self._times({tid: cgroup for tid, cgroup in found.items() if tid not in known})
         self._last = {tid: again[tid] for tid in kept} | fresh
         self._watched = {tid: times.cgroup for tid, times in self._last.items()}
         return RunQueue(self._clock(), again | fresh)
@@ -121,9 +127,10 @@ class RunQueueSampler:
         return fresh
 
     def _begin_round(self, online: str) -> None:
+        """In the order of names, so that pods' own cgroups, which have no thread, do not come all at once."""
         root = self._access.directory("cpu", "")
         directories, _ = self._tree.first_below(root + online, MOST_CGROUPS)
-        self._cgroups = [directory.removeprefix(root) for directory in directories]
+        self._cgroups = sorted(directory.removeprefix(root) for directory in directories)
         self._next = 0
         self._round += 1
 
