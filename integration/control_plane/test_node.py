@@ -3,192 +3,26 @@
 One cluster serves all tests, in their order. Pods are on the host's network, so a node without a CNI plugin will do.
 """
 
-import asyncio
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
-from criproxy.config.settings import Config, Control, Kubernetes
-from criproxy.control.clock import Clock
-from criproxy.daemon.kubernetes import KubernetesPart
-from criproxy.model import PodRef
-from criproxy.observe.metrics import Metrics
-from criproxy.pods.stopping import PodStopper
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, SOON_S, Cluster
 from integration.lab.cgroups import of_process
-from integration.lab.clean import clean, leftovers
-from integration.lab.client import CriClient
-from integration.lab.containerd import Containerd
-from integration.lab.control_plane import ApiError, ControlPlane, wait_for
-from integration.lab.criproxy import QUICK, Criproxy, python_path
-from integration.lab.directory import claimed, lab_name
-from integration.lab.kubelet import Kubelet, static_pod
+from integration.lab.control_plane import wait_for
+from integration.lab.criproxy import python_path
+from integration.lab.kubelet import static_pod
 
 pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
 
 Say = Callable[[str], object]
-
-CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
-CLASS = {"colocation.criproxy.io/class": "offline"}
-POLICY = "colocation.criproxy.io/policy"
-REPORT = "colocation.criproxy.io/policy-status"
-PODS = "/api/v1/namespaces/default/pods"
-BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
-SOON_S = 120.0
-POD_S = 300.0
-
-
-@dataclass(frozen=True)
-class Cluster:
-    plane: ControlPlane
-    containerd: Containerd
-    proxy: Criproxy
-    kubelet: Kubelet
-    client: CriClient
-
-    @property
-    def path(self) -> str:
-        return f"/api/v1/nodes/{self.kubelet.node}"
-
-    def node(self) -> Any:
-        return self.plane.call("GET", self.path)
-
-    def published(self, name: str = CPU) -> int | None:
-        """Allocatable, and capacity; None unless both have it, and the same."""
-        status = self.node()["status"]
-        one, other = (status.get(where, {}).get(name) for where in ("capacity", "allocatable"))
-        return int(_whole(one)) if one is not None and one == other else None
-
-    def condition(self) -> Any:
-        """The node's, that says whether it lends; {} if it has none."""
-        conditions = {one["type"]: one for one in self.node()["status"]["conditions"]}
-        return conditions.get("ColocationReady", {})
-
-    def wait_published(self, condition: Callable[[int], bool], what: str, name: str = CPU) -> int:
-        def seen() -> list[int]:
-            found = self.published(name)
-            return [found] if found is not None and condition(found) else []
-
-        found: list[int] = wait_for(seen, SOON_S, f"{name} to be {what}")
-        return found[0]
-
-    def order(self, version: str, **settings: Mapping[str, Any]) -> None:
-        """Have the cluster's side write this policy."""
-        text = json.dumps({"version": version, "name": "test", "settings": settings}) if settings else None
-        self.plane.merge(self.path, {"metadata": {"annotations": {POLICY: text}}})
-
-    def report(self) -> Any:
-        return json.loads(self.node()["metadata"]["annotations"].get(REPORT, "{}"))
-
-    def kubernetes(self) -> Any:
-        return self.proxy.status()["kubernetes"]
-
-    def create(self, name: str, requests: Mapping[str, str] | None = None, **labels: str) -> None:
-        resources = {"requests": dict(requests), "limits": dict(requests)} if requests else None
-        manifest = static_pod(name, labels={**CLASS, **labels}, resources=resources)
-        manifest["spec"] |= {
-            "tolerations": [{"operator": "Exists"}],
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-        }
-        self.plane.call("POST", PODS, manifest)
-
-    def pod(self, name: str) -> Any:
-        return self.plane.call("GET", f"{PODS}/{name}")
-
-    def wait_running(self, name: str) -> Any:
-        def running() -> Any:
-            pod = self.pod(name)
-            ready = [one.get("ready") for one in pod["status"].get("containerStatuses", [])]
-            return pod if pod["status"]["phase"] == "Running" and ready == [True] else None
-
-        return wait_for(running, POD_S, f"pod {name} to run")
-
-    def delete(self, *names: str) -> None:
-        for name in names:
-            with contextlib.suppress(ApiError):
-                self.plane.call("DELETE", f"{PODS}/{name}")
-        for name in names:
-            self.wait_gone(name)
-
-    def wait_gone(self, name: str) -> None:
-        wait_for(lambda: not self.plane.exists(f"{PODS}/{name}"), POD_S, f"pod {name} to go")
-
-    @contextlib.contextmanager
-    def budget(self, **labels: str) -> Iterator[None]:
-        """Pods with these labels may not be disrupted."""
-        spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
-        self.plane.call("POST", BUDGETS, {"metadata": {"name": "none"}, "spec": spec})
-
-        def observed() -> Any:
-            return self.plane.call("GET", f"{BUDGETS}/none").get("status", {}).get("observedGeneration")
-
-        wait_for(observed, SOON_S, "the budget to be observed")
-        yield
-        self.plane.call("DELETE", f"{BUDGETS}/none")
-
-    def events(self, kind: str, name: str) -> list[str]:
-        """Reasons of events about this pod, or about a node with this pod in their message."""
-        found = self.plane.call("GET", "/api/v1/namespaces/default/events")["items"]
-        told = [(one["reason"], one["involvedObject"], one["message"]) for one in found]
-        return [reason for reason, of, message in told if of["kind"] == kind and name in of["name"] + message]
-
-    def in_box(self, pod: Any) -> bool:
-        """Whether the pod's container runs in the box, by the kernel."""
-        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
-        places = of_process(self.client.pid_of(container))
-        return any(f"/offline/pod{pod['metadata']['uid']}" in place for place in places.values())
-
-
-def _whole(text: str) -> int:
-    """A quantity as the API server writes it back: "2k" for 2000."""
-    suffixes = {"k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
-    for suffix, times in sorted(suffixes.items(), key=lambda one: -len(one[0])):
-        if text.endswith(suffix):
-            return int(text.removesuffix(suffix)) * times
-    return int(text)
-
-
-@pytest.fixture(scope="module")
-def cluster(say: Say) -> Iterator[Cluster]:
-    with claimed() as lab:
-        try:
-            began_s = time.monotonic()
-            plane = ControlPlane(lab)
-            plane.start()
-            say(f"the control plane answers after {time.monotonic() - began_s:.1f} s")
-            containerd = Containerd(lab)
-            credential = plane.node_kubeconfig(lab_name(lab))
-            config = {
-                "colocation": {"enabled": True},
-                "control": QUICK,
-                "kubernetes": {"enabled": True, "kubeconfig": str(credential)},
-            }
-            proxy = Criproxy(lab, containerd.socket, config)
-            often = {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "4s"}
-            kubelet = Kubelet(lab, proxy.socket, settings=often, kubeconfig=credential)
-            containerd.start()
-            proxy.start()
-            kubelet.start()
-            with CriClient(containerd.socket) as client:
-                node = Cluster(plane, containerd, proxy, kubelet, client)
-                wait_for(lambda: plane.exists(node.path), SOON_S, "the node to register")
-                account = "/api/v1/namespaces/default/serviceaccounts/default"
-                wait_for(lambda: plane.exists(account), SOON_S, "the default service account")
-                say(f"the node has joined after {time.monotonic() - began_s:.1f} s")
-                yield node
-        finally:
-            clean(lab)
-    assert leftovers(lab) == []
 
 
 # --- what is published ----------------------------------------------------------------------------------------------
@@ -362,48 +196,16 @@ def test_pod_whose_budget_lets_it_not_go_stays_and_the_next_victim_goes_with_eve
     """By the daemon's own part, as `criproxy.pods.eviction` asks it: the first in rank first."""
     for name in ("kept", "next"):
         cluster.create(name, app=name)
-    pods = {name: cluster.wait_running(name) for name in ("kept", "next")}
-    victims = [(name, PodRef(pod["metadata"]["uid"], "default", name), f"test of {name}") for name, pod in pods.items()]
-    config = Config(
-        control=Control(checkpoint=str(tmp_path / "checkpoint")),
-        kubernetes=Kubernetes(enabled=True, publish=False, kubeconfig=str(cluster.kubelet.kubeconfig)),
-    )
-    (tmp_path / "config.toml").write_text("")
-
-    async def relieve() -> int | None:
-        part = KubernetesPart(
-            tmp_path / "config.toml",
-            config,
-            lambda: None,
-            dry_run=False,
-            metrics=Metrics("1"),
-            clock=Clock(),
-            log=structlog.get_logger(),
-        )
-        running = asyncio.create_task(part.run(NothingDecided()))
-        async with asyncio.timeout(SOON_S):
-            while (shown := part.status()) is None or not shown.node:  # noqa: ASYNC110 - it is begun by files
-                await asyncio.sleep(0.05)
-        stopper = PodStopper(runtime=None, log=structlog.get_logger(), pods=None, evicts=part)  # type: ignore[arg-type]
-        at = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
-        await asyncio.sleep(2.0)  # the events are told apart from it
-        running.cancel()
-        return at
-
+    victims = [cluster.wait_running(name) for name in ("kept", "next")]
     with cluster.budget(app="kept"):
-        assert asyncio.run(relieve()) == 1
+        assert cluster.evict_first(victims, tmp_path) == 1
         cluster.wait_gone("next")
         assert cluster.pod("kept")["metadata"].get("deletionTimestamp") is None
     wait_for(lambda: "EvictedByColocation" in cluster.events("Pod", "next"), SOON_S, "the event on the pod")
     wait_for(lambda: "EvictedByColocation" in cluster.events("Node", "next"), SOON_S, "the event on the node")
     kept_out = cluster.node()["metadata"]["annotations"]["colocation.criproxy.io/evicted"]
-    assert pods["next"]["metadata"]["uid"] in kept_out
+    assert victims[1]["metadata"]["uid"] in kept_out
     cluster.delete("kept")
-
-
-class NothingDecided:
-    def decided(self) -> None:
-        return None
 
 
 def test_node_that_is_switched_off_evicts_its_pods_and_waits_for_their_budgets(cluster: Cluster) -> None:

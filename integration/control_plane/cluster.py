@@ -1,0 +1,202 @@
+"""A node with criproxy and a real kubelet, joined to a real control plane, and what tests ask of it."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from criproxy.config.settings import Config, Control, Kubernetes
+from criproxy.control.clock import Clock
+from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.model import PodRef
+from criproxy.observe.metrics import Metrics
+from criproxy.pods.stopping import PodStopper
+from integration.lab.cgroups import of_process
+from integration.lab.client import CriClient
+from integration.lab.containerd import Containerd
+from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.criproxy import Criproxy
+from integration.lab.kubelet import Kubelet, static_pod
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+CLASS = {"colocation.criproxy.io/class": "offline"}
+POLICY = "colocation.criproxy.io/policy"
+REPORT = "colocation.criproxy.io/policy-status"
+PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+SOON_S = 120.0
+POD_S = 300.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    plane: ControlPlane
+    containerd: Containerd
+    proxy: Criproxy
+    kubelet: Kubelet
+    client: CriClient
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/nodes/{self.kubelet.node}"
+
+    def node(self) -> Any:
+        return self.plane.call("GET", self.path)
+
+    def published(self, name: str = CPU) -> int | None:
+        """Allocatable, and capacity; None unless both have it, and the same."""
+        status = self.node()["status"]
+        one, other = (status.get(where, {}).get(name) for where in ("capacity", "allocatable"))
+        return int(_whole(one)) if one is not None and one == other else None
+
+    def condition(self) -> Any:
+        """The node's, that says whether it lends; {} if it has none."""
+        conditions = {one["type"]: one for one in self.node()["status"]["conditions"]}
+        return conditions.get("ColocationReady", {})
+
+    def wait_published(self, condition: Callable[[int], bool], what: str, name: str = CPU) -> int:
+        def seen() -> list[int]:
+            found = self.published(name)
+            return [found] if found is not None and condition(found) else []
+
+        found: list[int] = wait_for(seen, SOON_S, f"{name} to be {what}")
+        return found[0]
+
+    def order(self, version: str, **settings: Mapping[str, Any]) -> None:
+        """Have the cluster's side write this policy."""
+        text = json.dumps({"version": version, "name": "test", "settings": settings}) if settings else None
+        self.plane.merge(self.path, {"metadata": {"annotations": {POLICY: text}}})
+
+    def report(self) -> Any:
+        return json.loads(self.node()["metadata"]["annotations"].get(REPORT, "{}"))
+
+    def kubernetes(self) -> Any:
+        return self.proxy.status()["kubernetes"]
+
+    def create(self, name: str, requests: Mapping[str, str] | None = None, **labels: str) -> None:
+        resources = {"requests": dict(requests), "limits": dict(requests)} if requests else None
+        manifest = static_pod(name, labels={**CLASS, **labels}, resources=resources)
+        manifest["spec"] |= {
+            "tolerations": [{"operator": "Exists"}],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+        }
+        self.plane.call("POST", PODS, manifest)
+
+    def pod(self, name: str) -> Any:
+        return self.plane.call("GET", f"{PODS}/{name}")
+
+    def wait_running(self, name: str) -> Any:
+        def running() -> Any:
+            pod = self.pod(name)
+            ready = [one.get("ready") for one in pod["status"].get("containerStatuses", [])]
+            return pod if pod["status"]["phase"] == "Running" and ready == [True] else None
+
+        return wait_for(running, POD_S, f"pod {name} to run")
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            with contextlib.suppress(ApiError):
+                self.plane.call("DELETE", f"{PODS}/{name}")
+        for name in names:
+            self.wait_gone(name)
+
+    def wait_gone(self, name: str) -> None:
+        wait_for(lambda: not self.plane.exists(f"{PODS}/{name}"), POD_S, f"pod {name} to go")
+
+    @contextlib.contextmanager
+    def budget(self, **labels: str) -> Iterator[None]:
+        """Pods with these labels may not be disrupted."""
+        spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
+        self.plane.call("POST", BUDGETS, {"metadata": {"name": "none"}, "spec": spec})
+
+        def observed() -> Any:
+            return self.plane.call("GET", f"{BUDGETS}/none").get("status", {}).get("observedGeneration")
+
+        wait_for(observed, SOON_S, "the budget to be observed")
+        yield
+        self.plane.call("DELETE", f"{BUDGETS}/none")
+
+    def events(self, kind: str, name: str) -> list[str]:
+        """Reasons of events about this pod, or about a node with this pod in their message."""
+        found = self.plane.call("GET", "/api/v1/namespaces/default/events")["items"]
+        told = [(one["reason"], one["involvedObject"], one["message"]) for one in found]
+        return [reason for reason, of, message in told if of["kind"] == kind and name in of["name"] + message]
+
+    def evict_first(self, pods: Sequence[Any], folder: Path) -> int | None:
+        """Have the daemon's own part evict the first of these that may go, as `criproxy.pods.eviction` asks it.
+
+        Which one it was; None: none. `folder`: see `asked`.
+        """
+        victims = [(ref.name, ref, f"test of {ref.name}") for ref in map(_ref, pods)]
+
+        async def relieve(part: KubernetesPart) -> int | None:
+            stopper = PodStopper(runtime=None, log=structlog.get_logger(), pods=None, evicts=part)  # type: ignore[arg-type]
+            at = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
+            await asyncio.sleep(2.0)  # the events are told apart from it
+            return at
+
+        return self.asked(relieve, folder)
+
+    def asked(self, question: Callable[[KubernetesPart], Awaitable[T]], folder: Path) -> T:
+        """What the daemon's part of Kubernetes answers, run here as this node's; `folder` is for its files."""
+        config = Config(
+            control=Control(checkpoint=str(folder / "checkpoint")),
+            kubernetes=Kubernetes(enabled=True, publish=False, kubeconfig=str(self.kubelet.kubeconfig)),
+        )
+        (folder / "config.toml").write_text("")
+
+        async def run() -> T:
+            part = KubernetesPart(
+                folder / "config.toml",
+                config,
+                lambda: None,
+                dry_run=False,
+                metrics=Metrics("1"),
+                clock=Clock(),
+                log=structlog.get_logger(),
+            )
+            running = asyncio.create_task(part.run(NothingDecided()))
+            async with asyncio.timeout(SOON_S):
+                while (shown := part.status()) is None or not shown.node or shown.trouble:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            answer = await question(part)
+            running.cancel()
+            return answer
+
+        return asyncio.run(run())
+
+    def in_box(self, pod: Any) -> bool:
+        """Whether the pod's container runs in the box, by the kernel."""
+        return f"/offline/pod{pod['metadata']['uid']}" in self.cgroup(pod)
+
+    def cgroup(self, pod: Any) -> str:
+        """Where the pod's container has its CPU time, by the kernel."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
+        places = of_process(self.client.pid_of(container))
+        return places.get("cpu") or places[""]
+
+
+class NothingDecided:
+    def decided(self) -> None:
+        return None
+
+
+def _ref(pod: Any) -> PodRef:
+    return PodRef(pod["metadata"]["uid"], pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _whole(text: str) -> int:
+    """A quantity as the API server writes it back: "2k" for 2000."""
+    suffixes = {"k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
+    for suffix, times in sorted(suffixes.items(), key=lambda one: -len(one[0])):
+        if text.endswith(suffix):
+            return int(text.removesuffix(suffix)) * times
+    return int(text)

@@ -1,0 +1,190 @@
+"""Both sides at once: pods with ordinary requests, the cluster's webhook and controller, the scheduler, a real node."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from criproxy.pods.stopping import KnownPod
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, SOON_S, Cluster
+from integration.lab import cluster_side
+from integration.lab.cluster_side import Replica
+from integration.lab.control_plane import ApiError, wait_for
+from integration.lab.criproxy import python_path
+from integration.lab.kubelet import static_pod
+from integration.test_daemon import file_of
+
+pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
+
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
+EVICTED = "colocation.criproxy.io/evicted"
+PLAIN = {
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],  # it has no CNI plugin
+}
+"""Of each pod here, beside what its author would write."""
+REQUESTS = {"requests": {"cpu": "300m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+
+
+@pytest.fixture(scope="module")
+def replica(cluster: Cluster) -> Iterator[Replica]:
+    """The cluster's side, with a policy that has the node lend a core however busy this machine is."""
+    cluster_side.install(cluster.plane)
+    made = Replica(cluster.plane, "replica")
+    made.take_webhooks()
+    made.start()
+    wait_for(made.leads, SOON_S, "the replica to lead")
+    policy = {
+        "apiVersion": "colocation.criproxy.io/v1alpha1",
+        "kind": "ColocationPolicy",
+        "metadata": {"name": "all"},
+        "spec": {"settings": {"cpu": {"min_cores": 1.0}}},
+    }
+    cluster.plane.call("POST", POLICIES, policy)
+    yield made
+    made.process.kill()
+
+
+def deployment() -> dict[str, Any]:
+    """Of one offline pod, as its author writes it: nothing in it is of criproxy but the label."""
+    template = static_pod("web", labels={"app": "sort", **CLASS}, resources=REQUESTS)
+    template["spec"] |= PLAIN
+    return {
+        "metadata": {"name": "sort"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "sort"}},
+            "template": {"metadata": {"labels": template["metadata"]["labels"]}, "spec": template["spec"]},
+        },
+    }
+
+
+def newest(cluster: Cluster, *others: Any) -> Any:
+    """The deployment's pod that is not being deleted, and none of the others; None: there is none."""
+    gone = {other["metadata"]["uid"] for other in others}
+    for pod in cluster.plane.call("GET", f"{PODS}?labelSelector=app%3Dsort")["items"]:
+        if "deletionTimestamp" not in pod["metadata"] and pod["metadata"]["uid"] not in gone:
+            return pod
+    return None
+
+
+def running(cluster: Cluster, *others: Any) -> Any:
+    pod = wait_for(lambda: newest(cluster, *others), SOON_S, "the deployment's pod")
+    return cluster.wait_running(pod["metadata"]["name"])
+
+
+def why_not_placed(pod: Any) -> str:
+    conditions = {one["type"]: one for one in pod["status"].get("conditions", [])}
+    return str(conditions.get("PodScheduled", {}).get("message", ""))
+
+
+def labels(cluster: Cluster) -> set[str]:
+    """Of the node: the controllers that are kept out."""
+    return {name for name in cluster.node()["metadata"]["labels"] if name.startswith("evicted.colocation")}
+
+
+def test_policy_of_the_cluster_is_in_force_on_the_node_and_the_node_lends_by_it(
+    cluster: Cluster, replica: Replica
+) -> None:
+    cluster.wait_published(lambda amount: amount >= 1000, "the policy's floor")
+
+    def in_force() -> bool:
+        status = cluster.plane.call("GET", f"{POLICIES}/all")["status"]
+        return (status["nodes"], status["inForce"], status["refused"]) == (1, 1, 0)
+
+    wait_for(in_force, SOON_S, "the policy's status")
+    command = [sys.executable, "-m", "criproxy", "status", "--why", "--config", str(cluster.proxy.config_file)]
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+    published = said.partition("published to Kubernetes")[2]
+    assert CPU in published
+    assert MEMORY in published
+
+
+def test_ordinary_requests_are_converted_placed_by_what_is_lent_and_hold_inside_the_box(
+    cluster: Cluster, replica: Replica, tmp_path: Path
+) -> None:
+    cluster.plane.call("POST", DEPLOYMENTS, deployment())
+    pod = running(cluster)
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "requests": {CPU: "300", MEMORY: str(64 << 20)},
+        "limits": {MEMORY: str(128 << 20)},
+    }
+    assert cluster.in_box(pod)
+    for cgroup in (place := cluster.cgroup(pod)), place.rpartition("/")[0]:  # the container's, and the pod's
+        shares = file_of(cgroup, "cpu.shares", "cpu.weight")
+        assert int(shares.read_text()) == (307 if shares.name == "cpu.shares" else 12)
+        assert int(file_of(cgroup, "memory.limit_in_bytes", "memory.max").read_text()) == 128 << 20
+    known = cluster.asked(lambda part: part.known(within_s=20.0), tmp_path)[pod["metadata"]["uid"]]
+    assert known == KnownPod(pod["spec"]["priority"], pod["metadata"]["ownerReferences"][0]["uid"])
+    assert known.priority == -5
+
+
+def test_evicted_pod_does_not_come_straight_back_but_when_its_time_is_over(
+    cluster: Cluster, replica: Replica, tmp_path: Path
+) -> None:
+    """It is looked at for 10 s: nothing but the label keeps it from this node, which has room for it."""
+    first = running(cluster)
+    owner = first["metadata"]["ownerReferences"][0]["uid"]
+    assert cluster.evict_first([first], tmp_path) == 0
+    second = wait_for(lambda: newest(cluster, first), SOON_S, "the next pod")
+    assert labels(cluster) == {f"evicted.colocation.criproxy.io/{owner}"}
+    cluster.wait_gone(first["metadata"]["name"])
+    end_s = time.monotonic() + 10.0
+    while time.monotonic() < end_s:
+        now = cluster.pod(second["metadata"]["name"])
+        assert "nodeName" not in now["spec"]
+        time.sleep(0.2)
+    assert "affinity" in why_not_placed(now) or "selector" in why_not_placed(now)
+    assert (cluster.published() or 0) >= 300
+
+    until = json.loads(cluster.node()["metadata"]["annotations"][EVICTED])
+    assert list(until) == [owner]
+    cluster.plane.merge(cluster.path, {"metadata": {"annotations": {EVICTED: None}}})  # as if its time were over
+    wait_for(lambda: not labels(cluster), SOON_S, "the controller to take the label away")
+    assert cluster.in_box(running(cluster, first))
+
+
+def test_drained_node_has_its_offline_pods_evicted_and_keeps_what_it_publishes(
+    cluster: Cluster, replica: Replica
+) -> None:
+    before = running(cluster)
+    cluster.plane.kubectl("drain", cluster.kubelet.node, "--force", "--ignore-daemonsets", "--timeout=120s")
+    cluster.wait_gone(before["metadata"]["name"])
+    pod = wait_for(lambda: newest(cluster, before), SOON_S, "the next pod")
+    wait_for(lambda: why_not_placed(cluster.pod(pod["metadata"]["name"])), SOON_S, "the scheduler to look at it")
+    assert "nodeName" not in cluster.pod(pod["metadata"]["name"])["spec"]
+    assert (cluster.published() or 0) >= 1000
+    cluster.plane.kubectl("uncordon", cluster.kubelet.node)
+    assert cluster.in_box(running(cluster, before))
+
+
+def test_unmarked_pods_start_as_ever_and_offline_pods_run_on_while_the_webhook_is_away(
+    cluster: Cluster, replica: Replica
+) -> None:
+    offline = running(cluster)
+    replica.process.kill()
+    online = static_pod("online", labels={"app": "online"}, resources={"requests": {"cpu": "10m"}})
+    online["spec"] |= PLAIN
+    began_s = time.monotonic()
+    cluster.plane.call("POST", PODS, online)
+    pod = cluster.wait_running("online")
+    assert time.monotonic() - began_s < POD_S / 10
+    assert not cluster.in_box(pod)
+    assert pod["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "10m"}
+    with pytest.raises(ApiError, match=r"offline\.colocation\.criproxy\.io"):
+        cluster.create("marked")
+    assert cluster.in_box(cluster.wait_running(offline["metadata"]["name"]))
+    cluster.delete("online")
+    replica.start()
+    wait_for(replica.leads, SOON_S, "the replica to lead again")
+    cluster.plane.call("DELETE", f"{DEPLOYMENTS}/sort?propagationPolicy=Foreground")
+    wait_for(lambda: newest(cluster) is None, POD_S, "the deployment to go")

@@ -1,0 +1,71 @@
+"""The cluster's side of criproxy on a lab's control plane: its manifests, and replicas as processes of this machine.
+
+The API server finds the webhook by a URL on loopback, as there is no Service network here; all else is as the manifests
+say, the rights of the replicas' account, too.
+"""
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from integration.lab.control_plane import ControlPlane
+from integration.lab.criproxy import CHECKOUT
+from integration.lab.ports import free_ports
+from integration.lab.process import Process
+
+MANIFESTS = CHECKOUT / "cluster" / "manifests"
+SYSTEM = "criproxy-system"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
+
+
+def install(plane: ControlPlane) -> None:
+    """Apply the manifests. Raises LabError."""
+    for name in ("base", "koordinator"):
+        plane.kubectl("apply", "-k", str(MANIFESTS / name))
+
+
+def leader(plane: ControlPlane) -> str:
+    """Whom the Lease names; "": nobody."""
+    return str(plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
+
+
+class Replica:
+    """`criproxy-cluster run` with a certificate of the plane's authority. `process` is there once it was started."""
+
+    process: Process
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self._plane = plane
+        self._folder = plane.directory / name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self.port,) = free_ports(1)
+        both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
+        for file in ("tls.crt", "tls.key"):
+            (self._folder / file).write_bytes(both)
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
+    def start(self) -> None:
+        config: dict[str, Any] = json.loads(self._plane.account_kubeconfig(SYSTEM, "criproxy-cluster").read_text())
+        config["contexts"][0]["context"]["namespace"] = SYSTEM
+        kubeconfig = self._folder / "kubeconfig"
+        kubeconfig.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "criproxy_cluster", "run", "--port", str(self.port)]
+        environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster")}
+        self.process = Process("criproxy-cluster", [*command, "--certificates", self._folder], self.log, environment)
+
+    def leads(self) -> bool:
+        return leader(self._plane).endswith(f"-{self.process.pid}")
+
+    def take_webhooks(self) -> None:
+        """The API server asks this one from now on."""
+        bundle = base64.b64encode(self._plane.authority.ca.read_bytes()).decode()
+        configuration = self._plane.call("GET", WEBHOOKS)
+        for webhook in configuration["webhooks"]:
+            webhook["clientConfig"] = {"url": f"https://localhost:{self.port}/convert", "caBundle": bundle}
+        self._plane.call("PUT", WEBHOOKS, configuration)
