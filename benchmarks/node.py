@@ -21,6 +21,9 @@ from integration.lab.process import Process
 NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
 """With what criproxy needs on a node, and no more."""
 
+_ENVIRONMENT: Final = re.compile(r"^Environment=(\w+)=(\S+)$", re.MULTILINE)
+"""Source: systemd.exec(5), Environment=."""
+
 _VOLUNTARY: Final = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
@@ -48,7 +51,7 @@ def labs(names: Iterable[str]) -> Iterator[dict[str, Path]]:
 
 
 class NodeCriproxy(Criproxy):
-    """In the lab `directory`, with colocation on. Its code is compiled, as its package does it.
+    """In the lab `directory`, with colocation on. Its code is compiled and its environment set, as its package does it.
 
     `kubeconfig`: with Kubernetes on, by this credential.
     """
@@ -63,7 +66,12 @@ class NodeCriproxy(Criproxy):
             CHECKOUT / "criproxy", code / "criproxy", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
         subprocess.run((NODE_PYTHON, "-m", "compileall", "-q", code), check=True)
-        self.environment: Final = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+        service = (CHECKOUT / "packaging" / "criproxy.service").read_text()
+        self.environment: Final = {
+            **dict(_ENVIRONMENT.findall(service)),
+            "PYTHONPATH": str(code),
+            "PYTHONSAFEPATH": "1",
+        }
 
     def start(
         self, until_ready: bool = True, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None

@@ -367,7 +367,7 @@ def pods(draw):
         for name in draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True))
     ]
     annotations = draw(st.none() | st.fixed_dictionaries({}, optional={KEEP_REQUESTS: st.just("true")}))
-    more = {"initContainers": [container("i", draw(tables()))] if draw(st.booleans()) else []}
+    more: dict = {"initContainers": [container("i", draw(tables()))] if draw(st.booleans()) else []}
     if draw(st.booleans()):
         term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
         required = {"nodeSelectorTerms": [term]}
