@@ -22,6 +22,9 @@ _NODE_PYTHON: Final = CHECKOUT / ".venv-node" / "bin" / "python"
 NODE_PYTHON: Final = _NODE_PYTHON if _NODE_PYTHON.exists() else Path(sys.executable)
 """With what criproxy needs on a node, and no more; on a throwaway node, its own, with the packages in PYTHONPATH."""
 
+_ENVIRONMENT: Final = re.compile(r"^Environment=(\w+)=(\S+)$", re.MULTILINE)
+"""Source: systemd.exec(5), Environment=."""
+
 _VOLUNTARY: Final = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
@@ -49,7 +52,7 @@ def labs(names: Iterable[str]) -> Iterator[dict[str, Path]]:
 
 
 class NodeCriproxy(Criproxy):
-    """In the lab `directory`, with colocation on. Its code is compiled, as its package does it.
+    """In the lab `directory`, with colocation on. Its code is compiled and its environment set, as its package does it.
 
     `kubeconfig`: with Kubernetes on, by this credential.
     """
@@ -64,8 +67,13 @@ class NodeCriproxy(Criproxy):
             CHECKOUT / "criproxy", code / "criproxy", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
         subprocess.run((NODE_PYTHON, "-m", "compileall", "-q", code), check=True)
+        service = (CHECKOUT / "packaging" / "criproxy.service").read_text()
         packages = [] if NODE_PYTHON == _NODE_PYTHON else [os.environ.get("PYTHONPATH", "")]
-        self.environment: Final = {"PYTHONPATH": os.pathsep.join([str(code), *packages]), "PYTHONSAFEPATH": "1"}
+        self.environment: Final = {
+            **dict(_ENVIRONMENT.findall(service)),
+            "PYTHONPATH": os.pathsep.join([str(code), *packages]),
+            "PYTHONSAFEPATH": "1",
+        }
 
     def start(
         self, until_ready: bool = True, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None

@@ -15,6 +15,7 @@ is reported as in force, as a node would.
 import asyncio
 import contextlib
 import json
+import queue
 import random
 import ssl
 import sys
@@ -22,6 +23,8 @@ import time
 from array import array
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +45,7 @@ from criproxy.kube.credential import Access, Credential
 from criproxy.kube.extended_resources import LONGER_RATIO, Offer, PublishSettings, wanted
 from criproxy.kube.kubeconfig import Kubeconfig, Pem
 from criproxy.kube.node_watch import NodeWatch
-from criproxy.kube.objects import Node, annotations_patch, decoded, path
+from criproxy.kube.objects import Node, annotations_patch, path
 from criproxy.kube.policy import POLICY, POLICY_STATUS, PolicyReport, parsed
 from criproxy.kube.publisher import Publisher
 from criproxy.kube.retry import Meaning
@@ -53,9 +56,12 @@ PAST_S: Final = 70.0
 MEAN_S: Final = PublishSettings().every_s * (1.0 + LONGER_RATIO / 2)
 """From one report to the next, on average."""
 
-PAST_STEP_S: Final = 15.0
+PAST_STEP_S: Final = 30.0
 STARTING: Final = 16
 """So many nodes are created and begin to watch at once."""
+
+CREATORS: Final = 4
+"""Connections over which they are created."""
 
 IMAGES: Final = 30
 LABELS: Final = 15
@@ -377,6 +383,28 @@ class Agent:
         self._off_since_s = None
 
 
+class Creator:
+    """Creates Nodes as the administrator, over connections that are kept. Its methods block."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._idle: queue.SimpleQueue[HTTPSConnection] = queue.SimpleQueue()
+        for _ in range(CREATORS):
+            self._idle.put(HTTPSConnection(access.config.host, access.config.port, context=access.context))
+
+    def create(self, body: bytes) -> None:
+        """Raises RuntimeError when it is refused, and OSError."""
+        connection = self._idle.get()
+        try:
+            connection.request("POST", path("nodes"), body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            self._idle.put(connection)
+        if answer.status != HTTPStatus.CREATED:
+            raise RuntimeError(f"a node could not be created: {answer.status} {said[:300]!r}")
+
+
 class Fleet:
     """All nodes. See `run`."""
 
@@ -403,8 +431,7 @@ class Fleet:
         held_up.cancel()
 
     async def _begin_all(self) -> None:
-        admin = self._issuer.credential("admin", "system:masters")
-        creator = ApiClient(admin, Clock(), self._luck)
+        creator = Creator(self._issuer.credential("admin", "system:masters").access())
         turns = asyncio.Semaphore(STARTING)
 
         async def one(number: int) -> None:
@@ -415,16 +442,13 @@ class Fleet:
             for number in range(self._plan.nodes):
                 group.create_task(one(number))
 
-    async def _begun(self, number: int, creator: ApiClient) -> Agent:
+    async def _begun(self, number: int, creator: Creator) -> Agent:
         name, clock = f"node{number}", NodeClock()
         credential = self._issuer.credential(f"system:node:{name}", "system:nodes", name)
         client = ApiClient(credential, clock, self._luck)
         agent = Agent(name, client, self._loads[number], clock=clock, luck=self._luck, counter=self._counter)
         status = await agent.live(PAST_S + MEAN_S * self._luck.random())
-        answer = await creator.ask_again(ApiRequest("POST", path("nodes"), agent.body(number, status)))
-        decoded(answer.body, Node)
-        if answer.meaning is not Meaning.DONE:
-            raise RuntimeError(f"{name} could not be created: {answer.status} {answer.body[:300]!r}")
+        await asyncio.to_thread(creator.create, agent.body(number, status))
         await agent.begin()
         return agent
 

@@ -81,7 +81,7 @@ PHASES: Final = ("control plane", "nodes", "replica", "policy for a few", "stead
 
 def estimates(options: Options) -> list[tuple[str, float]]:
     nodes = options.nodes
-    seconds = 15.0, nodes / 120, 8 + nodes / 2000, 10.0, options.steady_s, WEBHOOK_S + 2, 10 + nodes / 95
+    seconds = 15.0, nodes / 110, 8 + nodes / 2000, 10.0, options.steady_s, WEBHOOK_S + 2, 10 + nodes / 95
     return list(zip(PHASES, seconds, strict=True))
 
 
@@ -371,7 +371,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="./bench cluster", description=__doc__)
     parser.add_argument("--nodes", metavar="N", type=int, default=10_000, help="simulated nodes (%(default)s)")
     parser.add_argument(
-        "--steady", metavar="S", type=float, default=75.0, help="seconds of the steady state (%(default)s)"
+        "--steady", metavar="S", type=float, default=60.0, help="seconds of the steady state (%(default)s)"
     )
     parser.add_argument(
         "--cpu",
