@@ -109,7 +109,23 @@ def _logged(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         for level in chosen.get(name) or _methods(node.func):
             for event in _texts(node.args[0]):
-                yield event, level, [one.arg for one in node.keywords if one.arg and one.arg != "exc_info"]
+                yield event, level, [field for one in node.keywords for field in _fields(one, tree)]
+
+
+def _fields(keyword: ast.keyword, tree: ast.AST) -> Iterator[str]:
+    """The name of a field; of `**this` or `**this(…)`, those of the dict that `this` is, or returns, in the module."""
+    if keyword.arg is not None:
+        yield from () if keyword.arg == "exc_info" else (keyword.arg,)
+        return
+    called = keyword.value.func if isinstance(keyword.value, ast.Call) else keyword.value
+    for node in ast.walk(tree):
+        made: ast.expr | None = None
+        if isinstance(node, ast.FunctionDef) and node.name == ast.unparse(called):
+            made = next((one.value for one in ast.walk(node) if isinstance(one, ast.Return)), None)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(called):
+            made = node.value
+        if isinstance(made, ast.Dict):
+            yield from (str(key.value) for key in made.keys if isinstance(key, ast.Constant))
 
 
 def _methods(node: ast.expr) -> Iterator[str]:
