@@ -98,14 +98,43 @@ def _row(first: str, *lists: list[str]) -> str:
 
 def _logged(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
     """Event, level and fields of each call of a logger whose event is written out."""
+    chosen = {
+        node.targets[0].id: list(_methods(node.value))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+        if not isinstance(node, ast.Call) or not node.args:
             continue
-        logger = ast.unparse(node.func.value)
-        if not logger.endswith(("log", "get_logger()")) or not node.args:
-            continue
-        for event in _texts(node.args[0]):
-            yield event, node.func.attr, [one.arg for one in node.keywords if one.arg and one.arg != "exc_info"]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        for level in chosen.get(name) or _methods(node.func):
+            for event in _texts(node.args[0]):
+                yield event, level, [field for one in node.keywords for field in _fields(one, tree)]
+
+
+def _fields(keyword: ast.keyword, tree: ast.AST) -> Iterator[str]:
+    """The name of a field; of `**this` or `**this(…)`, those of the dict that `this` is, or returns, in the module."""
+    if keyword.arg is not None:
+        yield from () if keyword.arg == "exc_info" else (keyword.arg,)
+        return
+    called = keyword.value.func if isinstance(keyword.value, ast.Call) else keyword.value
+    for node in ast.walk(tree):
+        made: ast.expr | None = None
+        if isinstance(node, ast.FunctionDef) and node.name == ast.unparse(called):
+            made = next((one.value for one in ast.walk(node) if isinstance(one, ast.Return)), None)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(called):
+            made = node.value
+        if isinstance(made, ast.Dict):
+            yield from (str(key.value) for key in made.keys if isinstance(key, ast.Constant))
+
+
+def _methods(node: ast.expr) -> Iterator[str]:
+    """The levels of what is a logger's method, or one of two."""
+    if isinstance(node, ast.IfExp):
+        yield from (*_methods(node.body), *_methods(node.orelse))
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(("log", "get_logger()")):
+        level = "error" if node.attr == "exception" else node.attr
+        yield from [level] if level in LEVELS else []
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
