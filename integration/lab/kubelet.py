@@ -309,8 +309,8 @@ def _pairs(file: Path, separator: str) -> list[tuple[str, str]]:
 def _share(directory: Path) -> None:
     """Let the runtime see what kubelet mounts there, in its own mount namespace, also where / is not shared."""
     if not os.path.ismount(directory):
-        for how in (["--bind", directory, directory], ["--make-shared", directory]):
-            subprocess.run(["mount", *how], check=True)
+        subprocess.run(["mount", "--bind", directory, directory], check=True)
+        subprocess.run(["mount", "--make-shared", directory], check=True)
 
 
 def find_kubelet() -> Path:
