@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_cluster_of_the_demo_converts_places_evicts_and_places_anew(base: Path, 
     for window in ("quiet, alone", "burst, alone", "quiet, beside the Job", "burst, beside the Job"):
         assert re.search(rf"^{window} +[1-9]\d* +\d+ ms +\d+ ms", said, re.MULTILINE), window
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "no process, mount, cgroup, socket or file of the demo is left" in said
+
+
+def test_cluster_of_the_demo_that_is_interrupted_cleans_up(base: Path) -> None:
+    command = [str(COMMAND), "--cluster", "--directory", str(base)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout and demo.stderr
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if "node 2: a containerd" in line:
+                demo.send_signal(signal.SIGINT)
+        assert "node 2: a containerd" in said, demo.stderr.read()
+        assert demo.stderr.read() == "demo: stopped by SIGINT\n"
+    assert demo.returncode == 128 + signal.SIGINT
     assert "no process, mount, cgroup, socket or file of the demo is left" in said
 
 
