@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from integration.lab.clean import clean
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
-from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, static_pod
+from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes, static_pod
 from integration.lab.process import wait_until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -78,20 +77,6 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
             yield Node(kubelet, criproxy)
         finally:
             clean(lab)
-
-
-def available_bytes() -> int:
-    """memory.available as kubelet counts it: on v1 by the root cgroup, on v2 by /proc/meminfo."""
-    meminfo = {key: int(rest.split()[0]) * 1024 for key, rest in _pairs(Path("/proc/meminfo"), ":")}
-    root = Path("/sys/fs/cgroup/memory")
-    if (root / "memory.usage_in_bytes").exists():
-        inactive = dict(_pairs(root / "memory.stat", " "))["total_inactive_file"]
-        return meminfo["MemTotal"] - int((root / "memory.usage_in_bytes").read_text()) + int(inactive)
-    return meminfo["MemFree"] + meminfo["Inactive(file)"]
-
-
-def _pairs(file: Path, separator: str) -> list[tuple[str, str]]:
-    return [(key, rest) for key, _, rest in (line.partition(separator) for line in file.read_text().splitlines())]
 
 
 def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(node: Node, say: Say) -> None:

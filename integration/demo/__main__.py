@@ -12,14 +12,19 @@ def main() -> int:
 
     from integration.demo import DemoError
     from integration.demo.arguments import parse
-    from integration.demo.play import Stopped, run
+    from integration.demo.play import Stopped
     from integration.lab.process import LabError
 
     def say(text: str) -> None:
         print(text, flush=True)
 
     try:
-        run(parse(sys.argv[1:]), say)
+        options = parse(sys.argv[1:])
+        if options.cluster:
+            from integration.demo.cluster.play import run
+        else:
+            from integration.demo.play import run
+        run(options, say)
     except Stopped as stop:
         print(f"demo: {stop}", file=sys.stderr)
         return 128 + stop.number

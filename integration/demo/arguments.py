@@ -22,6 +22,7 @@ class Options:
     trace: Path
     trace_id: str | None
     kubelet: bool
+    cluster: bool
     port: int
     plot: Path
     directory: Path
@@ -36,15 +37,19 @@ def parse(argv: Sequence[str]) -> Options:
         raise DemoError(f"--port {given.port} is no TCP port: give 1 to 65535")
     if given.trace_id is not None and given.trace is None:
         raise DemoError("--trace-id chooses a series of --trace: give that too")
-    if given.plot.suffix != ".png":
-        raise DemoError(f"--plot {given.plot} does not end in .png: the plot is a PNG file")
+    if given.cluster and (given.trace is not None or given.kubelet):
+        raise DemoError("--cluster has kubelets and a load of its own: leave out --kubelet and --trace")
+    plot = given.plot or REPOSITORY / "build" / ("demo-cluster.png" if given.cluster else "demo.png")
+    if plot.suffix != ".png":
+        raise DemoError(f"--plot {plot} does not end in .png: the plot is a PNG file")
     return Options(
         seconds=given.seconds,
         trace=given.trace or DAY,
         trace_id=given.trace_id,
         kubelet=given.kubelet,
+        cluster=given.cluster,
         port=given.port,
-        plot=given.plot.absolute(),
+        plot=plot.absolute(),
         directory=given.directory.absolute(),
     )
 
@@ -56,7 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Watch criproxy do its job on this machine: a private containerd, an online pod that plays a day's "
         "usage as real CPU load, and two offline pods that want everything. Needs root; leaves nothing but the plot.",
     )
-    parser.add_argument("--seconds", type=float, default=90, metavar="N", help="how long the day takes (default: 90)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=90,
+        metavar="N",
+        help="how long the day takes, or, with --cluster, its four acts together (default: 90)",
+    )
     parser.add_argument(
         "--trace",
         type=Path,
@@ -64,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         help="your own usage: columns id,t,u (t in seconds), gzip too; its first 24 h, scaled to this machine",
     )
     parser.add_argument("--trace-id", metavar="ID", help="which series of the trace (default: its first)")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="on a whole cluster of its own: a Job is converted, placed, squeezed, evicted and placed anew, beside an "
+        "online Deployment (Kubernetes is compiled first, once: a quarter of an hour)",
+    )
     parser.add_argument("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")
     parser.add_argument(
         "--port",
@@ -75,9 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot",
         type=Path,
-        default=REPOSITORY / "build" / "demo.png",
         metavar="PNG",
-        help="where the plot goes (default: build/demo.png in the checkout)",
+        help="where the plot goes (default: build/demo.png in the checkout; build/demo-cluster.png with --cluster)",
     )
     parser.add_argument(
         "--directory",

@@ -43,6 +43,16 @@ def cpu_seconds(path: str) -> float:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("usage_usec ")) / 1e6
 
 
+def join(path: str, pid: int) -> None:
+    """Have a process take its CPU time from a cgroup."""
+    (_directory("cpu" if version() == 1 else "", path) / "cgroup.procs").write_text(str(pid))
+
+
+def exists(path: str) -> bool:
+    """Whether a cgroup is there."""
+    return _directory(cpu_controller(), path).is_dir()
+
+
 def cpu_controller() -> str:
     """Under which name /proc/PID/cgroup has the cgroup that counts CPU time: "cpuacct", or "" on v2."""
     return "cpuacct" if version() == 1 else ""

@@ -32,33 +32,43 @@ class Place:
         return self.base / "lab"
 
     @property
+    def second_lab(self) -> Path:
+        """Of a cluster's second node."""
+        return self.base / "lab2"
+
+    @property
+    def labs(self) -> tuple[Path, ...]:
+        return (self.lab, self.second_lab)
+
+    @property
     def cgroup(self) -> str:
         """The demo's own cgroup: everything that it bounds or measures lies below."""
         return cgroup_root(self.lab)
 
     def is_clean(self) -> bool:
         """Whether no earlier demo has left anything."""
-        return not self.lab.exists() and not Tree(self.cgroup).directories()
+        return all(_is_clean(lab) for lab in self.labs)
 
     def clear(self) -> None:
         """End and remove everything of this or an earlier demo, then look for remains.
 
         Raises LabError or OSError on what resists, DemoError when something is left nevertheless.
         """
-        sockets = shim_sockets(self.lab)
+        sockets = [socket for lab in self.labs for socket in shim_sockets(lab)]
         kill_all(lambda: descendants([os.getpid()]))
-        if not self.is_clean():
-            self.lab.mkdir(exist_ok=True)  # the cleaning goes by the directory
-            clean(self.lab)
+        for lab in self.labs:
+            if not _is_clean(lab):
+                lab.mkdir(exist_ok=True)  # the cleaning goes by the directory
+                clean(lab)
         if left := self.remains(sockets):
             raise DemoError("This is left of the demo, remove it by hand: " + "; ".join(left))
 
     def remains(self, sockets: Collection[Path] = ()) -> list[str]:
         """What is left: processes, mounts, cgroups, sockets (those in the directory, and `sockets`) and files."""
         return [
-            *leftovers(self.lab),
-            *(f"socket {path}" for path in sorted(_unix_sockets(self.lab, sockets))),
-            *([f"directory {self.lab}"] if self.lab.exists() else []),
+            *(line for lab in self.labs for line in leftovers(lab)),
+            *(f"socket {path}" for path in sorted(_unix_sockets(self.labs, sockets))),
+            *(f"directory {lab}" for lab in self.labs if lab.exists()),
         ]
 
 
@@ -68,7 +78,7 @@ def held(base: Path) -> Iterator[Place]:
 
     Raises DemoError when another demo holds it or it can't be used, LabError when its name is too long for sockets.
     """
-    socket_path(Place(base).lab, _LONGEST_SOCKET)
+    socket_path(Place(base).second_lab, _LONGEST_SOCKET)
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(base.iterdir()) and not (base / _LOCK).exists():
@@ -81,7 +91,7 @@ def held(base: Path) -> Iterator[Place]:
         try:
             yield place
         finally:
-            if not place.lab.exists():  # else what could not be cleaned is for the next demo
+            if not any(lab.exists() for lab in place.labs):  # else what could not be cleaned is for the next demo
                 (base / _LOCK).unlink()
                 with contextlib.suppress(OSError):  # somebody has put files into it
                     base.rmdir()
@@ -108,11 +118,16 @@ def _lock(base: Path) -> TextIO:
         lock.close()  # its owner has just removed it: take the next one's
 
 
-def _unix_sockets(lab: Path, others: Collection[Path]) -> set[str]:
+def _is_clean(lab: Path) -> bool:
+    return not lab.exists() and not Tree(cgroup_root(lab)).directories()
+
+
+def _unix_sockets(labs: Collection[Path], others: Collection[Path]) -> set[str]:
     """Sockets that are bound, or whose file is there. Source: proc_net_unix(5), the 8th field."""
     fields = [line.split(" ", 7) for line in Path("/proc/net/unix").read_text().splitlines()]
     bound = {field[7].strip() for field in fields if len(field) == 8}
     wanted = {str(path) for path in others}
-    return {path for path in bound if path.startswith(f"{lab}/") or path in wanted} | {
+    below = tuple(f"{lab}/" for lab in labs)
+    return {path for path in bound if path.startswith(below) or path in wanted} | {
         str(path) for path in others if path.exists()
     }

@@ -50,12 +50,12 @@ def run(options: Options, say: Say) -> None:
     check_plot(options.plot)
     cores = len(os.sched_getaffinity(0))
     play = Play(curve, options.seconds, PEAK_RATIO * cores)
-    with _stoppable(), held(options.directory) as place:
+    with stoppable(), held(options.directory) as place:
         if not place.is_clean():
             say(f"Cleaning up what an earlier demo left in {place.base}.")
             place.clear()
         check_port(options.port)
-        with _cleaned(place, say):
+        with cleaned(place, say):
             setting, samples = _perform(place, play, cores, options, say)
     _conclude(setting, samples, options, say)
 
@@ -145,7 +145,7 @@ def _conclude(setting: Setting, samples: list[Sample], options: Options, say: Sa
 
 
 @contextlib.contextmanager
-def _cleaned(place: Place, say: Say) -> Iterator[None]:
+def cleaned(place: Place, say: Say) -> Iterator[None]:
     """Clean up whatever happens, undisturbed by further signals, and say so."""
     try:
         try:
@@ -163,7 +163,7 @@ def _cleaned(place: Place, say: Say) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Turn signals into `Stopped`."""
     before = {number: signal.signal(number, _stop) for number in _SIGNALS}
     try:

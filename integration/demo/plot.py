@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from integration.demo import DemoError
@@ -22,15 +23,7 @@ _THROTTLED: Final = "#8e44ad"
 
 def draw(samples: Sequence[Sample], setting: Setting, path: Path, subtitle: str) -> None:
     """Write the plot as PNG to `path`. Raises OSError when it cannot be written, DemoError without matplotlib."""
-    try:
-        import matplotlib  # here, because it costs a second that only the end of a play should pay
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except (ImportError, RuntimeError) as error:  # numpy's wheels refuse old CPUs, and such as a VM may show
-        why = " ".join(str(error).split())
-        raise DemoError(f"No plot, because matplotlib does not load on this machine ({why}).") from error
-
+    pyplot = load_pyplot()
     figure, (who, decided, held) = pyplot.subplots(
         3, 1, sharex=True, figsize=(12, 9), height_ratios=(3, 3, 1), layout="constrained"
     )
@@ -52,6 +45,19 @@ def draw(samples: Sequence[Sample], setting: Setting, path: Path, subtitle: str)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def load_pyplot() -> ModuleType:
+    """For pictures in files. Raises DemoError where it does not load."""
+    try:
+        import matplotlib  # here, because it costs a second that only the end of a play should pay
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except (ImportError, RuntimeError) as error:  # numpy's wheels refuse old CPUs, and such as a VM may show
+        why = " ".join(str(error).split())
+        raise DemoError(f"No plot, because matplotlib does not load on this machine ({why}).") from error
+    return pyplot
 
 
 def _who(axes: "Axes", times: Sequence[float], samples: Sequence[Sample], setting: Setting) -> None:

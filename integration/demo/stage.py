@@ -90,10 +90,10 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
     with contextlib.ExitStack() as stack:
         Tree(place.cgroup).make()
         set_shares(place.cgroup, cores * 1024)  # it is to the machine's other programs what kubepods is on a node
-        with _step(say, f"a private containerd in {place.lab}, with an image built from busybox"):
+        with step(say, f"a private containerd in {place.lab}, with an image built from busybox"):
             containerd = Containerd(place.lab)
             containerd.start()
-        with _step(say, f"criproxy before it, with metrics at http://127.0.0.1:{port}/metrics"):
+        with step(say, f"criproxy before it, with metrics at http://127.0.0.1:{port}/metrics"):
             criproxy = Criproxy(place.lab, containerd.socket)
             criproxy.address = f"127.0.0.1:{port}"
             criproxy.configure(_config(criproxy.address, play))
@@ -101,11 +101,11 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
         client = stack.enter_context(CriClient(criproxy.socket))
         starter: Starter = CriStarter(client, place.cgroup, cores)
         if with_kubelet:
-            with _step(say, "a real kubelet, in front of criproxy (building it takes minutes, once)"):
+            with step(say, "a real kubelet, in front of criproxy (building it takes minutes, once)"):
                 kubelet = Kubelet(place.lab, criproxy.socket)
                 kubelet.start()
                 starter = KubeletStarter(kubelet)
-        with _step(say, "an online pod and two offline pods" + ("" if with_kubelet else ", by a small CRI client")):
+        with step(say, "an online pod and two offline pods" + ("" if with_kubelet else ", by a small CRI client")):
             pods = specs(online_command(play, cores), offline_command(cores), play.peak_cores)
             containers = starter.run(pods)
         online = cgroup_of(client.pid(containers[ONLINE]))
@@ -138,7 +138,7 @@ def _check_box(box: str, offline: Sequence[str]) -> None:
 
 
 @contextmanager
-def _step(say: Say, what: str) -> Iterator[None]:
+def step(say: Say, what: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     say(f"  {time.monotonic() - start:5.1f} s  {what}")

@@ -158,6 +158,7 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--service-cluster-ip-range=10.0.0.0/24",
+            "--enable-aggregator-routing",  # a webhook is found by endpoints: nothing here forwards a Service
             "--allow-privileged",
         )
         self._processes["kube-apiserver"].wait_until(self._is_ready, START_S, "readiness", 0.1)

@@ -114,6 +114,7 @@ class Kubelet:
         Tree(self.cgroup_root).make()
         for directory in (self._manifests, self.directory / "sysctls"):
             directory.mkdir(parents=True, exist_ok=True)
+        _share(self.directory)
         for name in SYSCTLS:
             copy = self.directory / "sysctls" / name
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -289,6 +290,27 @@ def static_pod(
             ],
         },
     }
+
+
+def available_bytes() -> int:
+    """memory.available as kubelet counts it: on v1 by the root cgroup, on v2 by /proc/meminfo."""
+    meminfo = {key: int(rest.split()[0]) * 1024 for key, rest in _pairs(Path("/proc/meminfo"), ":")}
+    root = Path("/sys/fs/cgroup/memory")
+    if (root / "memory.usage_in_bytes").exists():
+        inactive = dict(_pairs(root / "memory.stat", " "))["total_inactive_file"]
+        return meminfo["MemTotal"] - int((root / "memory.usage_in_bytes").read_text()) + int(inactive)
+    return meminfo["MemFree"] + meminfo["Inactive(file)"]
+
+
+def _pairs(file: Path, separator: str) -> list[tuple[str, str]]:
+    return [(key, rest) for key, _, rest in (line.partition(separator) for line in file.read_text().splitlines())]
+
+
+def _share(directory: Path) -> None:
+    """Let the runtime see what kubelet mounts there, in its own mount namespace, also where / is not shared."""
+    if not os.path.ismount(directory):
+        subprocess.run(["mount", "--bind", directory, directory], check=True)
+        subprocess.run(["mount", "--make-shared", directory], check=True)
 
 
 def find_kubelet() -> Path:

@@ -1,0 +1,51 @@
+"""`python -m cluster.image [--out FILE] [--mirror URL]`: builds the image (a minute), and prints its digest."""
+
+import argparse
+import os
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from cluster.image.contents import CLUSTER, SETTINGS, BuildError, find_mirror, make_base, make_code
+from cluster.image.oci import layer, write_archive
+
+NAME = "docker.io/library/criproxy-cluster"
+"""What the manifests' `criproxy-cluster` means to a container runtime."""
+
+
+def version() -> str:
+    found: str = tomllib.loads((CLUSTER / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+def build(out: Path, mirror: str) -> str:
+    """Write the image's archive, and return its digest. Raises BuildError or OSError."""
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory(prefix="criproxy-image-") as work:
+        base, code = Path(work, "base"), Path(work, "code")
+        make_base(base, mirror or find_mirror())
+        make_code(code, base)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_name(f".{out.name}.new")
+        digest = write_archive(unfinished, [layer(base), layer(code)], SETTINGS, [f"{NAME}:{version()}"])
+        unfinished.rename(out)
+    return digest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster.image", description="Build the image of criproxy-cluster.")
+    default = CLUSTER.parent / "build" / f"criproxy-cluster-{version()}.tar"
+    parser.add_argument("--out", type=Path, default=default, metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--mirror", default="", metavar="URL", help="a Debian archive (default: the one that apt uses)")
+    given = parser.parse_args()
+    try:
+        print(f"{given.out} {build(given.out, given.mirror)}")
+    except (BuildError, OSError) as error:
+        print(f"cluster.image: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

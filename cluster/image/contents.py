@@ -1,0 +1,131 @@
+"""What is in the image: two directories, made with mmdebstrap and pip."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+CLUSTER: Final = Path(__file__).resolve().parents[1]
+RELEASE: Final = "bookworm"
+PYTHON: Final = "3.11"
+PACKAGES: Final = ("base-files", "coreutils", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal")
+"""coreutils for /bin/sleep, which the Deployment runs before a replica stops."""
+
+PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
+CODE: Final = "usr/lib/criproxy-cluster"
+USER: Final = 65532
+"""As in the Deployment; nobody else's."""
+
+_LEFT_OUT: Final = (
+    *("usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "usr/share/bash-completion"),
+    *("usr/share/bug", "var", "dev", "proc", "sys", "boot", "home", "media", "mnt", "opt", "root", "srv", "run"),
+)
+"""Of the packages' files. Documentation goes but for the copyrights."""
+
+_LAUNCHER: Final = f"""\
+#!/usr/bin/python{PYTHON} -ISB
+import sys
+
+sys.path.insert(0, "/{CODE}")
+
+from criproxy_cluster.cli import main
+
+main()
+"""
+"""-I: neither environment nor current directory nor a user's packages change what runs; -S: nor do Debian's."""
+
+SETTINGS: Final[Mapping[str, object]] = {
+    "User": f"{USER}:{USER}",
+    "Env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
+    "Entrypoint": ["/usr/bin/criproxy-cluster"],
+    "Cmd": ["run"],
+    "WorkingDir": "/",
+}
+
+
+class BuildError(Exception):
+    """The image can't be built; the message says why and what to do."""
+
+
+def make_base(root: Path, mirror: str) -> None:
+    """Debian's part, below `root`. Raises BuildError."""
+    tree = root.with_name(f"{root.name}.tar")
+    archive = f"deb {mirror} {RELEASE} main"
+    # A mirror may be a snapshot, whose index is of no date that holds any more; it is signed all the same.
+    lasting = '--aptopt=Acquire::Check-Valid-Until "false"'
+    packages = f"--include={','.join(PACKAGES)}"
+    _run(["mmdebstrap", "-q", "--variant=extract", lasting, packages, RELEASE, str(tree), archive], "mmdebstrap")
+    root.mkdir()
+    _run(["tar", "-x", "--no-same-owner", "--exclude=./dev", "-f", str(tree), "-C", str(root)], "tar")
+    tree.unlink()
+    for name in _LEFT_OUT:
+        shutil.rmtree(root / name, ignore_errors=True)
+    for path in (root / "usr/share/doc").rglob("*"):
+        if not path.is_dir() and path.name != "copyright":
+            path.unlink()
+    for name in ("tmp", "proc", "sys", "dev", "run"):
+        (root / name).mkdir(exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    (root / "etc/nsswitch.conf").write_text("hosts: files dns\n")
+    (root / "etc/passwd").write_text(f"root:x:0:0:root:/:/bin/false\nreplica:x:{USER}:{USER}:replica:/:/bin/false\n")
+    (root / "etc/group").write_text(f"root:x:0:\nreplica:x:{USER}:\n")
+    compile_python(root, root, f"usr/lib/python{PYTHON}")
+
+
+def make_code(root: Path, base: Path) -> None:
+    """Our part, below `root`, compiled by the Python that is in `base`. Raises BuildError."""
+    code = root / CODE
+    options = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", f"--target={code}")
+    of_image = ("--implementation=cp", f"--python-version={PYTHON}", *(f"--platform={one}" for one in PLATFORMS))
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--no-input", "install"]
+    _run([*pip, *options, *of_image, "-r", str(CLUSTER / "requirements.lock")], "pip")
+    shutil.rmtree(code / "bin", ignore_errors=True)
+    shutil.copytree(
+        CLUSTER / "criproxy_cluster", code / "criproxy_cluster", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for path in sorted(code.rglob("*.dist-info/*")):  # pip's own notes: where it installed, and how
+        if path.name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
+            path.unlink()
+    for path in code.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+    launcher = root / "usr/bin/criproxy-cluster"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(_LAUNCHER)
+    launcher.chmod(0o755)
+    compile_python(base, root, CODE)
+
+
+def compile_python(base: Path, root: Path, directory: str) -> None:
+    """Compile all of `root`/`directory` with the Python in `base`, which runs by its own loader. Raises BuildError."""
+    library = base / "lib64/ld-linux-x86-64.so.2"
+    libraries = f"{base}/lib/x86_64-linux-gnu:{base}/usr/lib/x86_64-linux-gnu"
+    python = [str(library), "--library-path", libraries, str(base / f"usr/bin/python{PYTHON}"), "-sSB"]
+    told = ["-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash"]
+    where = ["-s", str(root), "-p", "/", str(root / directory)]
+    environment = {"PYTHONHOME": str(base / "usr"), "PYTHONHASHSEED": "0"}
+    _run([*python, *told, *where], "compiling", environment)
+
+
+def find_mirror() -> str:
+    """A Debian archive that apt uses. Raises BuildError."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    for uri in found:
+        if uri.rstrip("/").endswith("/debian"):
+            return uri
+    raise BuildError("apt's sources name no Debian archive: give one with --mirror http://…/debian")
+
+
+def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> None:
+    """Raises BuildError."""
+    if shutil.which(command[0]) is None:
+        raise BuildError(f"{command[0]} is missing: apt-get install {command[0]}")
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, **(environment or {})}
+    )
+    if done.returncode != 0:
+        raise BuildError(f"{what} failed: {(done.stderr or done.stdout).strip()[-2000:]}")

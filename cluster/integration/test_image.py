@@ -1,0 +1,115 @@
+"""The image, built without a registry: the same twice, and what the manifests run, on a real kubelet's node."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.image.__main__ import NAME, build, version
+from integration.lab.clean import clean, leftovers
+from integration.lab.containerd import Containerd
+from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.directory import claimed, lab_name
+from integration.lab.kubelet import Kubelet
+
+pytestmark = [
+    pytest.mark.timeout(3600),  # the first run builds Kubernetes
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+MANIFESTS = Path(__file__).parent.parent / "manifests"
+SYSTEM = "criproxy-system"
+WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+PODS = "/api/v1/namespaces/default/pods"
+SOON_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> tuple[Path, str]:
+    file = tmp_path_factory.mktemp("image") / "image.tar"
+    return file, build(file, "")
+
+
+def test_image_that_is_built_twice_is_the_same_to_the_last_byte(image, tmp_path):
+    file, digest = image
+    assert build(tmp_path / "again.tar", "") == digest
+    assert sha256(file.read_bytes()).digest() == sha256((tmp_path / "again.tar").read_bytes()).digest()
+
+
+def test_manifests_name_the_image_that_is_built():
+    kustomization = yaml.safe_load((MANIFESTS / "base" / "kustomization.yaml").read_text())
+    (named,) = kustomization["images"]
+    assert f"docker.io/library/{named['name']}:{named['newTag']}" == f"{NAME}:{version()}"
+
+
+@pytest.fixture
+def node(image) -> Iterator[tuple[ControlPlane, Path]]:
+    """A control plane, and one node whose containerd has the image."""
+    with claimed() as lab:
+        try:
+            plane = ControlPlane(lab)
+            plane.start()
+            (lab / "cni").mkdir()
+            network = {"cniVersion": "0.4.0", "name": "host-network-only", "plugins": [{"type": "loopback"}]}
+            (lab / "cni" / "10-none.conflist").write_text(json.dumps(network))  # with one of any kind a node is ready
+            containerd = Containerd(lab)
+            containerd.start()
+            load = ["ctr", "--address", str(containerd.socket), "-n", "k8s.io", "images", "import", str(image[0])]
+            subprocess.run(load, check=True, capture_output=True)
+            name = lab_name(lab)
+            Kubelet(lab, containerd.socket, kubeconfig=plane.node_kubeconfig(name)).start()
+            wait_for(lambda: plane.exists(f"/api/v1/nodes/{name}"), SOON_S, "the node to register")
+            yield plane, lab
+        finally:
+            clean(lab)
+    assert leftovers(lab) == []
+
+
+def requests_of_offline_pod(plane: ControlPlane):
+    """What becomes of 1.5 cores; None: the webhook does not answer, or is not asked yet."""
+    container = {"name": "c", "image": "busybox", "resources": {"requests": {"cpu": "1500m"}}}
+    meta = {"generateName": "batch-", "labels": {"colocation.criproxy.io/class": "offline"}}
+    try:
+        made = plane.call("POST", PODS, {"metadata": meta, "spec": {"containers": [container]}})
+    except ApiError:
+        return None
+    return made["spec"]["containers"][0]["resources"]["requests"]
+
+
+def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(node):
+    """On the host's network, as the lab has no other, so that one replica is all that a node takes."""
+    plane, lab = node
+    environment = [
+        {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
+        {"name": "KUBERNETES_SERVICE_PORT", "value": plane.url.rpartition(":")[2]},
+    ]
+    container = {"name": "criproxy-cluster", "env": environment}
+    template = {"spec": {"hostNetwork": True, "containers": [container]}}
+    patch = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "criproxy-cluster", "namespace": SYSTEM},
+        "spec": {"replicas": 1, "template": template},
+    }
+    shutil.copytree(MANIFESTS / "base", lab / "base")
+    (overlay := lab / "overlay").mkdir()
+    (overlay / "patch.yaml").write_text(yaml.safe_dump(patch))
+    (overlay / "kustomization.yaml").write_text("bases: [../base]\npatchesStrategicMerge: [patch.yaml]\n")
+    plane.kubectl("apply", "-k", str(overlay))
+
+    requests = wait_for(lambda: requests_of_offline_pod(plane), SOON_S, "the webhook to answer")
+
+    assert requests["kubernetes.io/batch-cpu"] == "1500"
+    (webhook, *_) = plane.call("GET", WEBHOOK)["webhooks"]
+    assert webhook["clientConfig"]["service"]["name"] == "criproxy-cluster"
+    assert webhook["clientConfig"]["caBundle"], "by the leader, which has made the certificate"
+    (running,) = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    (status,) = running["status"]["containerStatuses"]
+    assert (status["ready"], status["restartCount"]) == (True, 0)
+    assert status["image"].endswith(f"criproxy-cluster:{version()}")

@@ -1,0 +1,56 @@
+import io
+import json
+import os
+import tarfile
+
+from cluster.image import oci
+
+
+def make_tree(root, mode):
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    (root / "usr/bin/run").write_text("#!/bin/sh\n")
+    (root / "usr/bin/run").chmod(mode)
+    (root / "usr/bin/link").symlink_to("run")
+    (root / "usr/text").write_text("text")
+
+
+def test_layer_is_the_same_whenever_and_with_whichever_umask_its_files_were_made(tmp_path):
+    make_tree(tmp_path / "a", 0o755)
+    make_tree(tmp_path / "b", 0o700)
+    os.utime(tmp_path / "b/usr/text", (1, 1))
+    (tmp_path / "b/usr/text").chmod(0o600)
+
+    assert oci.layer(tmp_path / "a") == oci.layer(tmp_path / "b")
+
+
+def test_layer_keeps_what_matters_of_its_files(tmp_path):
+    make_tree(tmp_path / "a", 0o755)
+    with tarfile.open(fileobj=io.BytesIO(oci.layer(tmp_path / "a"))) as archive:
+        found = {one.name: (one.mode, one.linkname, one.uid, one.mtime) for one in archive}
+    assert found == {
+        "tmp": (0o1777, "", 0, 0),
+        "usr": (0o755, "", 0, 0),
+        "usr/bin": (0o755, "", 0, 0),
+        "usr/bin/link": (0o777, "run", 0, 0),
+        "usr/bin/run": (0o755, "", 0, 0),
+        "usr/text": (0o644, "", 0, 0),
+    }
+
+
+def test_archive_names_its_blobs_by_their_digests(tmp_path):
+    digest = oci.write_archive(tmp_path / "image.tar", [b"layer"], {"Cmd": ["run"]}, ["one:1", "two:1"])
+
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        files = {one.name: archive.extractfile(one).read() for one in archive}
+    index = json.loads(files.pop("index.json"))
+    assert [one["digest"] for one in index["manifests"]] == [digest, digest]
+    assert json.loads(files.pop("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    assert {name: oci.digest(blob) for name, blob in files.items()} == {
+        name: name.replace("blobs/sha256/", "sha256:") for name in files
+    }
+    manifest = json.loads(files[f"blobs/sha256/{digest.removeprefix('sha256:')}"])
+    config = json.loads(files[f"blobs/sha256/{manifest['config']['digest'].removeprefix('sha256:')}"])
+    assert config["config"] == {"Cmd": ["run"]}
+    assert config["rootfs"]["diff_ids"] == [oci.digest(b"layer")]

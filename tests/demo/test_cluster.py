@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from criproxy.control.memory_pressure import margin_bytes
+from integration.demo import DemoError
+from integration.demo.arguments import parse
+from integration.demo.cluster.objects import PODS, deployment, job, sizes
+from integration.demo.cluster.probe import ANSWER_S, Answer, quantile
+from integration.demo.cluster.report import Outcome, Window, draw, in_words
+from integration.demo.cluster.watch import Mark, Moment, thousandths
+from integration.demo.pods import CLASS_LABEL
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("available_gib", [2, 4, 8, 24, 512])
+def test_sizes_leave_room_for_the_job_and_one_pod_that_goes_is_enough(available_gib: int) -> None:
+    found = sizes(available_gib * GIB, available_gib * GIB)
+    margin_mib = margin_bytes(available_gib * GIB) / (1 << 20)
+    assert found.room_mib <= 0.6 * available_gib * 1024
+    assert PODS * found.offline_mib + margin_mib < found.room_mib, "all of the Job must fit"
+    assert PODS * found.offline_mib + found.steps * found.step_mib > found.room_mib, (
+        "the burst must reach the threshold"
+    )
+    assert 0.9 * found.offline_mib > margin_mib / 2, "what one gives back must lead out of the emergency"
+
+
+def test_sizes_on_a_small_machine_say_what_it_lacks() -> None:
+    with pytest.raises(DemoError, match=r"needs 2 GiB of free memory, this machine has 1\.0"):
+        sizes(GIB, 4 * GIB)
+
+
+def test_job_is_what_anybody_writes_and_nothing_of_it_is_extended() -> None:
+    made = job(sizes(24 * GIB, 24 * GIB))["spec"]["template"]
+    assert made["metadata"]["labels"] == {CLASS_LABEL: "offline"}
+    requests = made["spec"]["containers"][0]["resources"]["requests"]
+    assert requests.keys() == {"cpu", "memory"}
+
+
+def test_deployment_is_online_and_listens_where_it_is_told() -> None:
+    template = deployment(12345, Path("/x"), sizes(24 * GIB, 24 * GIB))["spec"]["template"]
+    assert CLASS_LABEL not in template["metadata"]["labels"]
+    script = template["spec"]["containers"][0]["command"][-1]
+    assert "PORT=12345\n" in script and "BURST=/signals/burst\n" in script
+
+
+@pytest.mark.parametrize(("text", "cores"), [("100", 0.1), ("1500", 1.5), ("2k", 2.0), ("0", 0.0)])
+def test_thousandths_are_read_as_the_api_server_writes_them(text: str, cores: float) -> None:
+    assert thousandths(text) == pytest.approx(cores)
+
+
+@pytest.mark.parametrize(("values", "q", "found"), [([3.0, 1.0, 2.0], 0.5, 2.0), ([], 0.5, None), ([1.0], 0.99, 1.0)])
+def test_quantile(values: list[float], q: float, found: float | None) -> None:
+    assert quantile(values, q) == found
+
+
+@pytest.mark.parametrize("more", ["--kubelet", "--trace=x.csv"])
+def test_cluster_with_what_it_has_of_its_own_is_refused(more: str) -> None:
+    with pytest.raises(DemoError, match="leave out --kubelet and --trace"):
+        parse(["--cluster", more])
+
+
+def test_cluster_has_a_picture_of_its_own() -> None:
+    assert parse(["--cluster"]).plot.name == "demo-cluster.png"
+    assert parse([]).plot.name == "demo.png"
+
+
+def outcome() -> Outcome:
+    moments = [Moment(float(t), 0.5, 1.0, 0.25, 0.1, 1.2, None if t == 0 else 1.5, 0.3) for t in range(5)]
+    answers = [Answer(100.0 + t / 10, ANSWER_S if t == 11 else 0.02) for t in range(50)]
+    found = Outcome(2, moments, [Mark(1.0, "burst"), Mark(1.5, "squeezed"), Mark(3.0, "evicted")], 100.0, answers)
+    found.windows = [Window("quiet, alone", 0.0, 1.0), Window("burst, alone", 1.0, 3.0), Window("none", 90.0, 91.0)]
+    found.evicted, found.evicted_after_s, found.replaced_after_s, found.replaced_on = "crunch-a", 9.0, 3.5, "node 2"
+    return found
+
+
+def test_figures_tell_what_happened_and_each_window_s_latency() -> None:
+    lines = list(in_words(outcome()))
+    assert "crunch-a was evicted 9.0 s after the burst began; 3.5 s later another pod ran in its place" in lines[0]
+    assert "4.0 core-seconds in the box of node 1, 1.0 in that of node 2" in lines[1]
+    quiet, burst, none = (line.split() for line in lines[-3:])
+    assert quiet[-6:] == ["10", "20", "ms", "20", "ms", "0"]
+    assert (burst[2], burst[-1]) == ("20", "1")
+    assert none[1:] == ["0", "–", "–", "0"]
+
+
+@pytest.mark.slow
+def test_draw_writes_a_png(tmp_path: Path) -> None:
+    draw(outcome(), tmp_path / "new" / "plot.png")
+    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
