@@ -1,7 +1,8 @@
 """A slow disk that online and offline share: who harms online there is found, bounded and cured; who does not is free.
 
 The disk is the kernel's null_blk, kept to so many MB/s for all together, with a file system on it. Online reads a page
-now and then, past the page cache; offline reads all it can. How long each of online's reads takes, dd itself says.
+now and then, past the page cache; offline reads all it can. Online itself says how long each of its reads takes, in ms:
+with the start of dd, and in steps of ten.
 """
 
 import os
@@ -42,10 +43,11 @@ MIB = 1 << 20
 WAIT_S = 240.0
 FLOOR = "rbps=1048576 wbps=1048576 riops=20 wiops=20"
 CALM = """
-i=0
 while :; do
-  i=$(( (i + 1) % 2000 ))
-  dd if=/data/online of=/dev/null bs=4k count=1 skip=$i iflag=direct 2>>/out/reads
+  read from _ </proc/uptime
+  dd if=/data/online of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null
+  read to _ </proc/uptime
+  echo $(( (1${to%.*}${to#*.} - 1${from%.*}${from#*.}) * 10 )) >>/out/reads
   sleep 0.1
 done
 """
@@ -113,16 +115,18 @@ class Node:
 
     def watch(self, seconds: float) -> "Watched":
         """What online's reads take, and offline reads, for a while."""
-        (self.out / "reads").unlink(missing_ok=True)
+        (self.out / "reads").unlink(missing_ok=True)  # whoever writes there makes it anew
         read, began_s, pressures = self.read_bytes() if self.is_there() else 0, time.monotonic(), []
         while time.monotonic() - began_s < seconds:
             time.sleep(1.0)
             pressures.append(round(self.pressure()))
         elapsed_s = time.monotonic() - began_s
-        text = (self.out / "reads").read_text()
-        taken = sorted(1000 * float(one) for one in re.findall(r"copied, ([0-9.]+) s", text))
         moved = (self.read_bytes() - read if self.is_there() else 0) / elapsed_s / MIB
-        return Watched(taken, moved, pressures)
+        return Watched(self.reads_ms(), moved, pressures)
+
+    def reads_ms(self) -> list[float]:
+        """What online's reads took, since the file was removed."""
+        return sorted(map(float, (self.out / "reads").read_text().split()))
 
     def is_there(self) -> bool:
         return self.box.file("io", "io.stat").exists()
@@ -181,17 +185,15 @@ def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a
     wait_until((node.out / "reads").exists, WAIT_S, "online's first read")
     alone = node.watch(15.0)
     say(f"alone: {alone}")
+    (node.out / "reads").unlink()
     node.run("offline", HOG)
     began_s = time.monotonic()
     wait_until(lambda: ("io", "tried") in node.moves(), WAIT_S, "the experiment", node.proxy.log)
-    tried_s, trial = time.monotonic() - began_s, node.limit()
-    hurt = node.watch(1.0)
-    wait_until(lambda: node.limit() == FLOOR or ("io", "squeezed") in node.moves(), 10.0, "the floor")
+    hurt, tried_s = node.reads_ms(), time.monotonic() - began_s
+    wait_until(lambda: node.limit() == FLOOR, 10.0, "the floor", node.proxy.log)
     wait_until(lambda: ("io", "squeezed") in node.moves(), WAIT_S, "the verdict", node.proxy.log)
-    say(
-        f"tried {tried_s:.0f} s after the hog began ({trial!r}), {hurt}; guilty after "
-        f"{time.monotonic() - began_s:.0f} s"
-    )
+    say(f"tried {tried_s:.0f} s after the hog began, guilty after {time.monotonic() - began_s:.0f} s")
+    say(f"until then the slowest reads of online took {[round(one) for one in hurt[-5:]]} ms of {len(hurt)}")
     say(f"{node.harm()['moves'][0]['transition']['reason']}")
     cured = node.watch(60.0)
     say(f"bounded: {cured}; {node.limit()}; {node.harm()['disks']}; {node.moves()}")
@@ -203,18 +205,16 @@ def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a
     after = node.limit()
     later = node.watch(60.0)
     say(f"after kill -9: {left!r} -> {after!r}; {later}; {node.limit()}; {node.moves()}")
-    for file in node.proxy.directory.glob("*.json"):
-        file.unlink()
 
-    assert median(alone.reads_ms) < 20.0, "online's own reads are quick"
+    assert max(hurt) > 4 * median(alone.reads_ms), "the hog does harm"
     assert left and after, "nothing is lifted by a restart"
     for found in (cured, later):
-        assert median(found.reads_ms) < 2 * median(alone.reads_ms) + 5.0
+        assert median(found.reads_ms) < 2 * median(alone.reads_ms) + 20.0
         assert median(found.pressures) < 10.0
 
 
 def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node: Node, say: Say) -> None:
-    """Its checkpoint is lost; and somebody's own limit on another disk, and on this one, stays."""
+    """Somebody's own limit on another disk, or on this one, stays."""
     node.start()
     node.run("offline", LITTLE)
     wait_until(node.is_there, WAIT_S, "the box")
