@@ -6,6 +6,7 @@ predictor could do.
 """
 
 import math
+import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from criproxy.commands.simulate import report
-from criproxy.commands.simulate.command import Options, carry_out, read, replay, tell
+from criproxy.commands.simulate.command import Options, carry_out, parse, read, replay, tell
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.replay import Plan, Trial, highest_ahead
 from criproxy.commands.simulate.score import Score, Summary, first_scored, score, summarise
@@ -262,4 +263,4 @@ def compare(chosen: Options, bar: Bar) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status."""
-    return carry_out(compare, arguments)
+    return carry_out(lambda: compare(parse(arguments), Bar(sys.stderr)))

@@ -159,17 +159,17 @@ def _ratio(text: str) -> float:
 def main(arguments: Sequence[str]) -> int:
     """See `carry_out`."""
     if SIGNALS in arguments:
-        return signals_command.main([one for one in arguments if one != SIGNALS])
-    return carry_out(simulate, arguments)
+        return carry_out(lambda: signals_command.simulate([one for one in arguments if one != SIGNALS]))
+    return carry_out(lambda: simulate(parse(arguments), Bar(sys.stderr)))
 
 
-def carry_out(command: Callable[[Options, Bar], None], arguments: Sequence[str]) -> int:
-    """Carry out a command that takes these options, and may raise SimulateError. Returns the exit status.
+def carry_out(command: Callable[[], None]) -> int:
+    """Carry out a command that may raise SimulateError. Returns the exit status.
 
     The results go to stdout, what was wrong with the input and the progress to stderr.
     """
     try:
-        command(parse(arguments), Bar(sys.stderr))
+        command()
     except SimulateError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import to_builtins
 
-from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.readers import lines, name_of
 from criproxy.commands.simulate.report import aligned, write_json
 from criproxy.commands.simulate.signals import SignalReplay, read_record, replay_signals
@@ -18,17 +17,6 @@ _EPILOG = f"""\
 FILE has JSON lines, plain or gzip: {{"t_s": 12.0, "signal": "cpu_pressure", "value": 31.5}}; - reads standard input.
 Signals: {", ".join(detector.name for detector in DETECTORS)}.
 """
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status, as `criproxy simulate` does."""
-    given = _parser().parse_args(arguments)
-    try:
-        _simulate(given)
-    except SimulateError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,8 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _simulate(given: argparse.Namespace) -> None:
-    findings = Findings()
+def simulate(arguments: Sequence[str]) -> None:
+    """Raises SimulateError."""
+    given, findings = _parser().parse_args(arguments), Findings()
     replayed = replay_signals(read_record(lines(given.file, findings), name_of(given.file), findings), given.guilty)
     sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
     sys.stdout.writelines(f"{line}\n" for line in told(replayed))
