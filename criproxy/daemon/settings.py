@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import BoxSettings
+from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
@@ -169,7 +170,14 @@ class PartSettings(Struct, frozen=True):
                 if one.name in after_s
             ),
         )
-        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off)
+        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off, config.cpi)
+
+    def cache(self) -> CacheLimits | None:
+        """None: what is in force is not ours to change."""
+        if self.modes.limits is LimitsUse.LIFTED:
+            return CacheLimits()
+        cache = self.config.cache
+        return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.relieves else None

@@ -108,11 +108,25 @@ class DiskCounters(Struct, frozen=True):
     names: Mapping[str, str]
 
 
+class Work(Struct, frozen=True):
+    """What a pod's threads have done on all CPUs, while it was counted."""
+
+    cycles: int
+    instructions: int
+
+
+class WorkReading(Struct, frozen=True):
+    """`of` each online pod that is counted, by its uid."""
+
+    read_s: float
+    of: Mapping[str, Work]
+
+
 class SignalReading(Struct, frozen=True):
     """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
 
-    `own_limits` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while nobody else
-    wants to.
+    `own_limits` and `work` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while
+    nobody else wants to.
     """
 
     cpu: Stall | Missing
@@ -125,3 +139,4 @@ class SignalReading(Struct, frozen=True):
     pids: PidsRoom | Missing
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False
+    work: WorkReading | Missing | None = None

@@ -15,6 +15,7 @@ from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
+from criproxy.cgroup.resctrl import CacheGroup
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
@@ -185,6 +186,7 @@ class Bench:
         self.hold_offs = no_hold_offs(self.clock)
         self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
+        self.cache = SimpleNamespace(group=CacheGroup(), problem="")
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
