@@ -27,9 +27,11 @@ class FakeBox:
     did: list[tuple[str, str, int]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
+    mid: list[str] = field(default_factory=list)
 
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         self._note("admit", place, memory_bytes)
+        self.mid += [place.name] if mid else []
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
         self._note("update", place, memory_bytes)
@@ -111,7 +113,8 @@ def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None
     async def play() -> None:
         async with handed_over() as two:
             two.box.refused.add("pod2")
-            await asyncio.gather(two.remote.admit(PLACE, 5), two.remote.update_pod(PLACE, 6))
+            await asyncio.gather(two.remote.admit(PLACE, 5, mid=True), two.remote.update_pod(PLACE, 6))
+            assert two.box.mid == ["pod1"]
             assert sorted(two.box.did) == [("admit", "/offline/pod1", 5), ("update", "/offline/pod1", 6)]
             with pytest.raises(AdmissionError, match="no room for pod2"):
                 await two.remote.admit(parse_placement("/offline/pod2"), 0)
