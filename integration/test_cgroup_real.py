@@ -6,6 +6,7 @@ Everything is below a cgroup of its own, `/criproxy-test-<pid>`, which is gone a
 import asyncio
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -19,17 +20,22 @@ from criproxy.cgroup import files
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
+from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
+from integration.lab.usage import Cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
 MIB = 1 << 20
 LIFTED: Limits = {"cpu": UNLIMITED, "memory": UNLIMITED}
 GENEROUS: Limits = {"cpu": 1.0, "memory": 512 * MIB}
+WINDOWS, WINDOW_S = 5, 3.0
+"""Of the windows the median counts: for one or two, the kernel may leave loops of one weight on one CPU."""
 
 # Obeys one command per line: `spin`, `hold MIB`, `drop`, `cache MIB FILE`; answers when it is done.
 _CHILD = """
@@ -196,6 +202,30 @@ def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
     used_s = after.cpu_usage_s - before.cpu_usage_s
     # One period more than the window may fall into it, and each CPU may keep 5 ms of a period's quota for the next.
     assert 0 < used_s <= 0.3 * (elapsed_s + 0.1) * 1.05 + 0.005 * (os.cpu_count() or 1)
+
+
+def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(
+    ground: Ground, say: Callable[[str], object]
+) -> None:
+    """By their weights alone, in a box of the lowest priority: 64 to 1."""
+    asked, version = 1024, ground.driver.version
+    for name in ("podlow", "podmid"):
+        weight = tiered(weight_of(asked, version), name == "podmid", version)
+        ground.driver.ensure_pod(f"{ground.box}/{name}", PodLimits(cpu_weight=weight))
+        for _ in range(os.cpu_count() or 1):
+            tell(ground.start(f"{ground.box}/{name}"), "spin")
+    ground.driver.write(ground.box, {"cpu": UNLIMITED, "memory": 512 * MIB})
+    Cgroup(ground.prefix).favour()  # the machine's other work hardly counts beside it
+    low, mid = (Cgroup(f"{ground.box}/{name}") for name in ("podlow", "podmid"))
+    ratios = []
+    for _ in range(WINDOWS):
+        before_s = low.cpu_s(), mid.cpu_s()
+        time.sleep(WINDOW_S)
+        ratios.append((mid.cpu_s() - before_s[1]) / (low.cpu_s() - before_s[0]))
+
+    ratio = statistics.median(ratios)
+    say(f"mid got {ratio:.0f} times the CPU of low, {ratio / (ratio + 1):.1%} of what both got")
+    assert ratio / (ratio + 1) >= 0.95
 
 
 def test_limits_change_while_pods_run(ground: Ground) -> None:

@@ -404,15 +404,20 @@ class Box:
         usages = await self._reader.run("read pods' usage", lambda: [self._driver.usage(path) for path in paths])
         return {path: usage for path, usage in zip(paths, usages, strict=True) if usage is not None}
 
-    async def signals(self, reader: SignalReader, *, own_limits: bool) -> SignalReading | None:
+    async def signals(
+        self, reader: SignalReader, *, own_limits: bool, counted: Collection[str] | None = None
+    ) -> SignalReading | None:
         """What the kernel says about harm to online; None: there is no box, so kubelet's cgroup is not known yet.
 
-        `own_limits`: see `SignalReader.read`. Raises CgroupError when the kernel does not answer.
+        `own_limits`: see `SignalReader.read`; `counted`: the uids of the online pods that the processor is to count,
+        None: none. Raises CgroupError when the kernel does not answer.
         """
         path = self._path
         if path is None:
             return None
-        return await self._reader.run("read signals", lambda: reader.read(path, own_limits=own_limits))
+        box = parse_box(path)
+        pods = None if counted is None else {uid: _at_kubelet(box, uid) for uid in counted}
+        return await self._reader.run("read signals", lambda: reader.read(path, own_limits=own_limits, pods=pods))
 
     async def disk_use_of(self, pods: Collection[str]) -> dict[str, int]:
         """How many bytes these pods of the box (paths) have read from disks and written, of those that are counted.
@@ -838,6 +843,11 @@ class Box:
         for name in due:
             self._driver.kill_pod(box.pod(name))
         return due
+
+
+def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
+    """Where kubelet's own cgroup of a pod may be."""
+    return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)
 
 
 def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:

@@ -10,7 +10,7 @@ pressure, and, only when asked for, one file of each of online's cgroups, `run_q
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from criproxy.cgroup import files
@@ -21,6 +21,7 @@ from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.naming import parse_box
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.work import ProcessorCounters, WorkReader
 from criproxy.model import PIDS
 from criproxy.model.signals import (
     DiskCounters,
@@ -47,19 +48,28 @@ class SignalReader:
     """`clock`: CLOCK_MONOTONIC, in s. `read` is for one thread; it remembers which threads it looks at."""
 
     def __init__(
-        self, access: FileAccess, tree: Tree, proc: str = "/proc", clock: Callable[[], float] = time.monotonic
+        self,
+        access: FileAccess,
+        tree: Tree,
+        proc: str = "/proc",
+        clock: Callable[[], float] = time.monotonic,
+        counters: ProcessorCounters | None = None,
     ) -> None:
         self._access = access
         self._tree = tree
         self._proc = proc
         self._clock = clock
         self._run_queue = RunQueueSampler(access, tree, proc, clock)
+        self._work = WorkReader(access, tree, counters, clock)
 
-    def read(self, box: str, *, own_limits: bool) -> SignalReading:
-        """The box need not be there. `own_limits`: with the time for which online's own limits stopped it.
+    def read(self, box: str, *, own_limits: bool, pods: Mapping[str, Sequence[str]] | None = None) -> SignalReading:
+        """The box need not be there. `own_limits`: with the time for which online's own limits stopped it. `pods`: the
+        online pods that the processor is to count, by uid, with where their cgroups may be; None: it counts none.
 
         Never raises.
         """
+        if pods is None:
+            self._work.stop()
         online = _understood(lambda: checked_path(parse_box(box).online))
         if isinstance(online, Missing):
             return SignalReading(online, online, online, online, online, online, online, online)
@@ -76,6 +86,7 @@ class SignalReader:
             own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
             disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
+            work=None if pods is None else _understood(lambda: self._work.read(pods)),
         )
 
     # --- pressure ----------------------------------------------------------------------------------------------------

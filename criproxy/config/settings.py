@@ -256,6 +256,30 @@ class Cpuset(Struct, frozen=True, kw_only=True):
     ] = False
 
 
+class Cache(Struct, frozen=True, kw_only=True):
+    """What offline pods may have of caches and memory bandwidth, where the processor can bound it (resctrl)."""
+
+    llc_max_ratio: (
+        Annotated[
+            float,
+            Meta(ge=0.01, le=1.0),
+            doc(
+                "Offline pods never have more than this share of each last-level cache (L3), in whole parts as the "
+                "processor has them. Not set: no such bound. resctrl must be mounted."
+            ),
+        ]
+        | None
+    ) = None
+    bandwidth_max_ratio: (
+        Annotated[
+            float,
+            Meta(ge=0.01, le=1.0),
+            doc("The same of memory bandwidth (MBA), about: the processor slows down what asks for more."),
+        ]
+        | None
+    ) = None
+
+
 class Pids(Struct, frozen=True, kw_only=True):
     """The box's limit on processes and threads."""
 
@@ -436,6 +460,14 @@ class Interference(Struct, frozen=True, kw_only=True):
             "of memory alone is answered (memory.on_over_limit)."
         ),
     ] = True
+    cpi: Annotated[
+        bool,
+        doc(
+            "Whether the processor counts the cycles and instructions of online pods, so that a service that is slowed "
+            "down by caches, memory bandwidth or hyperthreads is seen. Needs hardware counters, and permissions that "
+            "the service does not have by itself: docs/operation.md, Cycles per instruction."
+        ),
+    ] = False
     on_harm: Annotated[
         Literal["evict", "close"],
         doc(
@@ -565,6 +597,7 @@ class Config(Struct, frozen=True, kw_only=True):
     pids: Pids = Pids()
     network: Network = Network()
     cpuset: Cpuset = Cpuset()
+    cache: Cache = Cache()
     control: Control = Control()
     schedule: Schedule = Schedule()
     guard: Guard = Guard()

@@ -22,6 +22,7 @@ from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
 from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
+from criproxy.cgroup.resctrl import Resctrl
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.topology import Topology, WholeCores
@@ -64,6 +65,7 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
@@ -214,6 +216,7 @@ class Daemon:
             settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
         )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
+        self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
         hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
         self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
@@ -307,6 +310,7 @@ class Daemon:
             eviction=self._eviction,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
+            cache=self._cache,
             hold_offs=self._hold_offs,
             services=self._services,
             bypass=self._bypass.status,
@@ -365,6 +369,7 @@ class Daemon:
             self._placement_check.run(),
             self._overhead.run(),
             self._disk_watch.run(),
+            self._cache.run(),
             self._realtime.run(),
             self._services.run(),
             self._checkpointer.run(),
@@ -386,6 +391,7 @@ class Daemon:
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._services, lambda settings: settings.modes.writes),
+            (self._cache, PartSettings.cache),
             (self._relief, lambda settings: settings.relieves),
             (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import BoxSettings
+from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
@@ -172,13 +173,22 @@ class PartSettings(Struct, frozen=True):
                 if one.name in after_s
             ),
         )
-        return InterferenceSettings(ladder, self.relieves, config.enabled and not self.held_off, self._disks())
+        return InterferenceSettings(
+            ladder, self.relieves, config.enabled and not self.held_off, self._disks(), config.cpi
+        )
 
     def _disks(self) -> DisksUse:
         limits = self.modes.limits
         if limits is LimitsUse.WRITTEN and self.config.interference.enabled:
             return DisksUse.HELD
         return DisksUse.LIFTED if limits in (LimitsUse.WRITTEN, LimitsUse.LIFTED) else DisksUse.LEFT
+
+    def cache(self) -> CacheLimits | None:
+        """None: what is in force is not ours to change."""
+        if self.modes.limits is LimitsUse.LIFTED:
+            return CacheLimits()
+        cache = self.config.cache
+        return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.relieves else None

@@ -124,12 +124,26 @@ class DiskCounters(Struct, frozen=True):
     names: Mapping[str, str]
 
 
+class Work(Struct, frozen=True):
+    """What a pod's threads have done on all CPUs, while it was counted."""
+
+    cycles: int
+    instructions: int
+
+
+class WorkReading(Struct, frozen=True):
+    """`of` each online pod that is counted, by its uid."""
+
+    read_s: float
+    of: Mapping[str, Work]
+
+
 class SignalReading(Struct, frozen=True):
     """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
 
     `disk_limits` are those that the kernel holds the box to, by the disk's number; None: one that is not criproxy's.
-    `own_limits` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while nobody else
-    wants to.
+    `own_limits` and `work` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while
+    nobody else wants to.
     """
 
     cpu: Stall | Missing
@@ -143,3 +157,4 @@ class SignalReading(Struct, frozen=True):
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False
     disk_limits: Mapping[str, DiskRate | None] | Missing = Missing("it was not asked for")
+    work: WorkReading | Missing | None = None

@@ -42,6 +42,7 @@ from criproxy.observe.status import (
     latest_decisions,
     resource_status,
 )
+from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
@@ -95,6 +96,7 @@ class Reporter(Struct, frozen=True):
     eviction: PodEviction
     cpu_manager: CpuManager
     disk_watch: DiskWatch
+    cache: CacheShare
     hold_offs: HoldOffs
     services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
@@ -191,6 +193,7 @@ class Reporter(Struct, frozen=True):
             attached=attached,
             overhead=_overhead(self.overhead.load),
             disks=self.disk_watch.disks,
+            cache=self._cache(),
             eviction=self._eviction_status(),
             interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
@@ -298,6 +301,12 @@ class Reporter(Struct, frozen=True):
             cores=box.cores,
             tiers=self._tiers(box),
         )
+
+    def _cache(self) -> str:
+        group, problem = self.cache.group, self.cache.problem
+        if problem:
+            return f"not bounded: {problem}"
+        return f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
 
     def _tiers(self, box: BoxState) -> str:
         if not box.tiers:

@@ -91,6 +91,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield _row("services", "what online pods say of themselves (100 % is their threshold)")
         yield from _listed([f"{one}: {_service(one)}" for one in status.services])
     yield from _disk_lines(status.disks)
+    if status.cache:
+        yield _row("cache", status.cache)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:

@@ -4,7 +4,7 @@ How it works
 ------------
 A look goes one way, and the pure modules of `control.interference` do all of the judging:
 
-    Box.signals -> signals.values -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
+    Box.signals -> signals.values, cpi -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
     ServiceChecks.signals -> service_checks -^
 
     what comes out    what is done with it
@@ -40,6 +40,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.signals import SignalReader
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.guard import CpuGuard
+from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import LARGE_RATIO, DisksState
 from criproxy.control.interference.ladder import EvictionOrder, LadderDecision, LadderSettings, Rung
@@ -61,9 +62,10 @@ from criproxy.control.interference.service_checks import (
     worst_of,
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
+from criproxy.control.interference.victim import owner_of
 from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
-from criproxy.model.signals import MemoryRoom, Missing, SignalReading
+from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
@@ -97,13 +99,14 @@ _FIRST: Final = "no look has been taken yet"
 class InterferenceSettings(Struct, frozen=True):
     """`acts`: the box's limits are ours to set. `enabled`: off, the node's shortage of memory alone is answered.
 
-    `disks`: whose its limits on disks are.
+    `disks`: whose its limits on disks are. `cpi`: the processor counts what online pods do.
     """
 
     ladder: LadderSettings = LadderSettings()
     acts: bool = False
     enabled: bool = True
     disks: DisksUse = DisksUse.HELD
+    cpi: bool = False
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
@@ -116,6 +119,7 @@ class InterferenceState(Struct, frozen=True):
     responder: ResponderState
     moves: tuple[Move, ...] = ()
     disks: DisksState = DisksState()
+    cpi: dict[str, Usual] = {}
 
 
 class InterferenceWatch(Struct):
@@ -141,6 +145,7 @@ class InterferenceWatch(Struct):
     _found: Sequence[SignalValue] = ()
     _own_limits: bool = False
     _hearing: Hearing = Hearing()
+    _cpi: CpiMeter = field(default_factory=CpiMeter)
     _cpu_seen_s: float | None = None
     _cpu_idle: bool = False
     _shares: Mapping[str, float] = {}
@@ -208,12 +213,16 @@ class InterferenceWatch(Struct):
     async def _read(self, now_s: float) -> dict[str, float]:
         """The signals that the detectors are shown, by name. Raises CgroupError."""
         self._found = ()
-        reading = await self._reading()
+        workloads = self._workloads()
+        reading = await self._reading(workloads)
         if reading is None:
             self._forget("kubelet's cgroup is not known yet")
             return {}
-        self.disks.read(reading)
-        self._found = found = (*values(self._before, reading, self.relief.hard), *self._services_word(now_s))
+        self._found = found = (
+            *values(self._before, reading, self.relief.hard),
+            *self._services_word(now_s),
+            *self._processors_word(now_s, reading, workloads),
+        )
         self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
         levels = {
             name: bar - self._responder.detectors[name].hysteresis for name, bar in self._responder.bars(now_s).items()
@@ -248,9 +257,30 @@ class InterferenceWatch(Struct):
         else:
             yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
 
-    async def _reading(self) -> SignalReading | None:
+    def _workloads(self) -> dict[str, str]:
+        """What online pods run, by uid, as far as labels say: pods of one owner are alike."""
+        if not self.settings.cpi:
+            return {}
+        pods = self.shared.inventory.outside.values()
+        return {pod.ref.uid: owner_of(pod) or str(pod.ref) for pod in pods}
+
+    def _processors_word(
+        self, now_s: float, reading: SignalReading, workloads: Mapping[str, str]
+    ) -> Iterator[SignalValue]:
+        """How many cycles online pods take for their instructions; nothing, where it is not asked for."""
+        work, since_s = reading.work, self._responder.trial_counts_from_s(CPI)
+        if work is None:
+            return
+        self._cpi.take(work, workloads)
+        if since_s is not None and isinstance(work, WorkReading):
+            yield self._cpi.of_accused(work.read_s - max(0.0, now_s - since_s))
+        else:
+            yield self._cpi.of_accused() if self._responder.answers(CPI) else self._cpi.at_rest()
+
+    async def _reading(self, workloads: Mapping[str, str]) -> SignalReading | None:
         if self.settings.enabled and self.reader is not None:
-            return await self.box.signals(self.reader, own_limits=self._own_limits)
+            counted = tuple(workloads) if self.settings.cpi else None
+            return await self.box.signals(self.reader, own_limits=self._own_limits, counted=counted)
         evidence = self.relief.evidence
         if evidence is None:
             return None
@@ -383,7 +413,7 @@ class InterferenceWatch(Struct):
 
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
-        return InterferenceState(self._responder.state(), self._moves, self.disks.state)
+        return InterferenceState(self._responder.state(), self._moves, self.disks.state, self._cpi.state())
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
@@ -392,6 +422,7 @@ class InterferenceWatch(Struct):
         except ValueError as error:
             self.shared.log.warning("interference_starts_cold", lost=str(error))
         self._moves, self.disks.state = state.moves, state.disks
+        self._cpi.load(state.cpi)
         if self.settings.acts:
             standing = self._responder.standing()
             self._shares = self._spared(standing.shares)

@@ -78,7 +78,8 @@ def _snapshot_name(settings: Settings, wanted: Wanted) -> str:
         *map(_text, ("build.py", "machine.py")),
         *(
             settings.find_qemu(),
-            str(settings.cpus),
+            settings.cpus,
+            settings.processor,
             str(settings.memory_mib),
             wanted.prepare,
             wanted.kernel_arguments,

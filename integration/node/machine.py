@@ -226,7 +226,7 @@ def _unpacker(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 def _arguments(settings: Settings, how: Start, disks: Sequence[int], lines: Mapping[str, socket.socket]) -> list[str]:
     return [
         *(settings.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(settings.cpus)),
+        *("-accel", "tcg,thread=multi", "-cpu", settings.processor, "-smp", settings.cpus),
         *("-m", f"{settings.memory_mib}M", "-object", _memory(settings, how)),
         *("-M", "pc,usb=off,vmport=off,smm=off,memory-backend=memory"),
         *_line_arguments(lines),

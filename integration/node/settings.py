@@ -19,8 +19,8 @@ or stands still. Source: QEMU's change "accel/tcg: Always lock pages before tran
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`suite` is the Debian release; `cpus` is what QEMU's -smp takes; `cache` holds images and snapshots;
-    `mirror` None: the one that apt uses here.
+    """`suite` is the Debian release; `cpus` is what QEMU's -smp takes, `processor` its -cpu; `cache` holds
+    images and snapshots; `mirror` None: the one that apt uses here.
     """
 
     suite: str
@@ -30,6 +30,7 @@ class Settings:
     cache: Path
     mirror: str | None
     packages: tuple[str, ...]
+    processor: str = "max"
 
     @staticmethod
     def from_environment() -> "Settings":

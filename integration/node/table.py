@@ -17,6 +17,7 @@ class Node:
     """A throwaway machine: a Debian release, what its kernel is told, and what a shell does on it before its snapshot.
 
     `words` describe it for whoever watches. `cpus`: QEMU's -smp, "": as they all have it.
+    `processor`: QEMU's -cpu. With a `cpus` of its own, a node is for tests that ask for it.
     """
 
     release: str
@@ -24,6 +25,7 @@ class Node:
     kernel_arguments: str = ""
     prepare: str = ""
     cpus: str = ""
+    processor: str = "max"
 
 
 NODES: Mapping[str, Node] = {
@@ -33,7 +35,10 @@ NODES: Mapping[str, Node] = {
     "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7"),
     "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)"),
     "bookworm-v2-threads": Node(
-        "bookworm", "cgroup v2, systemd driver, two cores of two hyperthreads", cpus="4,sockets=1,cores=2,threads=2"
+        "bookworm",
+        "cgroup v2, systemd driver, two cores of two hyperthreads",
+        cpus="4,sockets=1,cores=2,threads=2",
+        processor="max,vendor=GenuineIntel",
     ),
 }
 """Beside them, the suites run on the host as it is."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -546,9 +547,9 @@ def test_box_reads_signals_on_its_reading_thread(node: Node, monkeypatch) -> Non
     threads: set[str] = set()
     read = node.reader.read
 
-    def noting(path: str, *, own_limits: bool):
+    def noting(path: str, **how: Any):
         threads.add(threading.current_thread().name)
-        return read(path, own_limits=own_limits)
+        return read(path, **how)
 
     monkeypatch.setattr(node.reader, "read", noting)
     driver = detect(node.kernel, str(node.root))

@@ -54,6 +54,7 @@ class FakeBox:
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
+    tiers: bool = False
     pids: HeldLimit | None = None
     fault: str = ""
     drift: int = 0
@@ -84,6 +85,7 @@ class FakeBox:
             memory=self.memory,
             cpus=self.cpus,
             in_use={"pids": self.pids} if self.pids else {},
+            tiers=self.tiers,
         )
 
     async def confine(self) -> tuple[LimitChange, ...]:

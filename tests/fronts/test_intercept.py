@@ -263,6 +263,16 @@ BATCH = (
 )
 
 
+def test_tier_that_a_pod_puts_itself_into_reaches_the_box_and_the_inventory() -> None:
+    bench = Bench()
+    config = _config(True)
+    config.labels.append(_entry("colocation.criproxy.io/tier", "mid"))
+    bench.run_pod(cri.RunPodSandboxRequest(config=config).SerializeToString())
+
+    assert bench.box.mid == [bench.box.admitted[0][0].rpartition("/")[2]]
+    assert [one.mid for one in bench.inventory.placed] == [True]
+
+
 @pytest.mark.parametrize(
     ("text", "shares", "ignored"),
     [pytest.param(BATCH, 2048, 0, id="batch"), pytest.param("nonsense", 0, 1, id="nonsense-is-told")],

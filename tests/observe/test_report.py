@@ -15,6 +15,7 @@ from criproxy.cgroup.box import Held
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
+from criproxy.cgroup.resctrl import CacheGroup
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
@@ -159,6 +160,7 @@ class Bench:
         self.hold_offs = no_hold_offs(self.clock)
         self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
+        self.cache = SimpleNamespace(group=CacheGroup(), problem="")
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
@@ -272,6 +274,39 @@ def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     bench.cpu_manager.problem = "kubelet's file is not to be read"
     assert bench.status().box.cpus == "0,2-3"
     assert "kubelet's file is not to be read" in bench.status().problems
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        pytest.param(2, "1 mid, 2 low; by CPU, memory and who goes first", id="v2"),
+        pytest.param(1, "1 mid, 2 low; by CPU and by who goes first, as cgroup v1 protects no memory", id="v1"),
+    ],
+)
+def test_status_tells_of_tiers_what_the_kernel_can(version: int, words: str) -> None:
+    bench = Bench()
+    off = bench.status().box.tiers
+    bench.box.version, bench.box.tiers = version, True
+    pods = [Sandbox(f"s{n}", PodRef(f"u{n}", "batch", "job"), f"/offline/podu{n}", mid=n == 0) for n in range(3)]
+    bench.inventory.running_pods = tuple(pods)
+
+    assert off == ""
+    assert bench.status().box.tiers.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("group", "problem", "words"),
+    [
+        pytest.param(CacheGroup(), "", "", id="not-asked-for"),
+        pytest.param(CacheGroup("L3:0=7", 12), "", "L3:0=7 for 12 threads of offline pods", id="in-force"),
+        pytest.param(CacheGroup(), "resctrl is not mounted", "not bounded: resctrl is not mounted", id="not-here"),
+    ],
+)
+def test_status_tells_the_boxs_share_of_the_cache(group: CacheGroup, problem: str, words: str) -> None:
+    bench = Bench()
+    bench.cache.group, bench.cache.problem = group, problem
+
+    assert bench.status().cache == words
 
 
 def test_status_before_the_first_tick_has_no_sample() -> None:

@@ -85,6 +85,18 @@ def test_text_shows(shown: str) -> None:
             id="confined",
         ),
         pytest.param(
+            {"box": replace(STATUS.box, cpus="2,6", cores="1 of 4 physical cores")},
+            "  runs on the CPUs 2,6: 1 of 4 physical cores\n",
+            id="whole-cores",
+        ),
+        pytest.param(
+            {"box": replace(STATUS.box, cores="this machine has no hyperthreads")},
+            "  runs on all CPUs: this machine has no hyperthreads\n",
+            id="no-whole-cores",
+        ),
+        pytest.param({"box": replace(STATUS.box, tiers="1 mid, 2 low; by CPU")}, "  tiers: 1 mid, 2 low;", id="tiers"),
+        pytest.param({"cache": "not bounded: no resctrl"}, "cache         not bounded: no resctrl\n", id="cache"),
+        pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
             "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",
             id="schedule",

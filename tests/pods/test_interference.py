@@ -1,7 +1,7 @@
 """The part that answers harm: from the kernel's counters to what is held, who is let in, and which pod goes."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
-from criproxy.model import CPU, MEMORY, LimitChange, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, LimitChange, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -26,6 +26,8 @@ from criproxy.model.signals import (
     SignalReading,
     Stall,
     Throttling,
+    Work,
+    WorkReading,
 )
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
@@ -60,13 +62,17 @@ class Node:
     disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)
     fails: Exception | None = None
     stuck: Exception | None = None
+    cpi: Callable[[Mapping[str, float]], float] | None = None
+    counted: Collection[str] | None = None
+    work: Work = field(default_factory=lambda: Work(0, 0))
     _some_s: float = 0.0
     _io_s: float = 0.0
     _memory_s: float = 0.0
     _throttled_s: float = 0.0
 
-    async def signals(self, reader: Any, *, own_limits: bool) -> SignalReading:
+    async def signals(self, reader: Any, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
         self.reads.append(own_limits)
+        self.counted = counted
         if self.fails:
             raise self.fails
         now_s = self.clock.boottime_s()
@@ -86,12 +92,18 @@ class Node:
             own_limits=own,
             cpu_idle=True,
             disk_limits=self.disk_limits,
+            work=None if counted is None else self._worked(now_s),
         )
 
     async def hold_disks(self, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
         others = {number: None for number, rate in self.disk_limits.items() if rate is None}
         self.disk_limits = {**others, **{number: rate.whole for number, rate in wanted.items()}}
         return ()
+
+    def _worked(self, now_s: float) -> WorkReading:
+        cpi = self.cpi(self.seen.shares) if self.cpi else 1.0
+        self.work = Work(self.work.cycles + 10**9, self.work.instructions + round(10**9 / cpi))
+        return WorkReading(now_s, {"u9": self.work})
 
     def _memory(self, now_s: float) -> Stall | Missing:
         if self.memory_waits is None:
@@ -129,6 +141,7 @@ class Bench:
         self.innocent: list[bool] = []
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: str | None = "job"
+        self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.saved = 0
         self.watch = self.made(settings)
@@ -711,3 +724,58 @@ def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:
     bench.looks(3)
 
     assert (bench.node.seen.cpu_seen_s, bench.node.seen.cpu_idle) == (bench.clock.now, True)
+
+
+# --- cycles per instruction ------------------------------------------------------------------------------------------
+
+
+def busy_with(bench: Bench, cpi: Callable[[Mapping[str, float]], float]) -> None:
+    """An online pod that takes so many cycles for an instruction, by what the box is left."""
+    bench.outside = {"s9": Pod(PodRef("u9", "shop", "cart"), {"pod-template-hash": "1"})}
+    bench.node.cpi = cpi
+
+
+def test_box_that_slows_down_an_online_service_is_tried_and_squeezed_by_its_cycles_per_instruction() -> None:
+    bench = Bench(replace(ON, cpi=True))
+    busy_with(bench, lambda _: 1.0)
+    bench.looks(330)
+    before = bench.moves()
+    busy_with(bench, lambda shares: 1.05 if shares.get(CPU, 1.0) == 0.0 else 1.8)
+    bench.looks(45)
+
+    assert before == []
+    assert bench.node.counted == ("u9",)
+    assert bench.moves()[:2] == [(CPU, "tried"), (CPU, "squeezed")]
+    assert bench.watch.status().moves[-1].transition.signal == "cpi"
+
+
+def test_box_is_exonerated_of_a_service_that_is_slow_by_itself() -> None:
+    bench = Bench(replace(ON, cpi=True))
+    busy_with(bench, lambda _: 1.0)
+    bench.looks(330)
+    busy_with(bench, lambda _: 1.8)
+    bench.looks(60)
+
+    assert (CPU, "tried") in bench.moves()
+    assert not [one for one in bench.moves() if one[1] == "squeezed"]
+    assert ("exonerations", "cpi") in bench.counted
+
+
+def test_nothing_is_counted_unless_it_is_asked_for() -> None:
+    bench = Bench()
+    busy_with(bench, lambda _: 1.0)
+    bench.looks(3)
+
+    assert bench.node.counted is None
+    assert not [one for one in bench.watch.status().signals if one.name == "cpi"]
+
+
+def test_what_is_usual_is_in_the_checkpoint() -> None:
+    bench = Bench(replace(ON, cpi=True))
+    busy_with(bench, lambda _: 1.0)
+    bench.looks(330)
+    state = msgspec.json.decode(msgspec.json.encode(bench.watch.checkpoint()), type=InterferenceState)
+    again = bench.made(replace(ON, cpi=True))
+    again.restore(state, 0.0)
+
+    assert again.checkpoint().cpi["shop/pod-template-hash=1"].windows >= 30

@@ -374,13 +374,13 @@ def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
 
 
 def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
-    asks = replace(sandbox("a"), cpu_shares=2048)
+    asks = replace(sandbox("a"), cpu_shares=2048, mid=True)
     bench = Bench(ON, Runtime((asks, sandbox("b"))), FakeBox("/offline"))
     asyncio.run(bench.reconciler.connected())
-    assert bench.box.shares == {"poda": 2048, "podb": 0}
+    assert (bench.box.shares, bench.box.mid) == ({"poda": 2048, "podb": 0}, ("poda",))
     bench.runtime.placed = (sandbox("b"),)
     bench.round(refresh=True)
-    assert bench.box.shares == {"podb": 0}
+    assert (bench.box.shares, bench.box.mid) == ({"podb": 0}, ())
 
 
 def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:

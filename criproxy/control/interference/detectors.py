@@ -93,7 +93,7 @@ DETECTORS: Final = (
     Detector("io_pressure", "online's waiting for IO", "%", 10.0, 3.0, (IO, MEMORY), hysteresis=2.0, most=60.0),
     Detector("service_check", "an online service's own measure, where 100 is its threshold,", "%", 100.0, 0.0,
              (CPU, IO, MEMORY), hysteresis=2.0, most=400.0, rest=50.0),
-    Detector("cpi", "an online service's cycles per instruction, in deviations above its usual,", "sigma", 2.0, 30.0,
+    Detector("cpi", "an online service's cycles per instruction, in deviations above its usual,", "sigma", 2.0, 0.0,
              (CPU, MEMORY), hysteresis=0.5, most=8.0),
     Detector("pids_shortage", "the node's processes in use", "%", 90.0, 1.0, (PIDS,), hysteresis=2.0, most=98.0,
              rest=70.0, stock=True),
@@ -106,9 +106,10 @@ not avg10, which still remembers when an experiment is over. `memory_shortage` i
     100 - 2 * (memory.available - evictionHard) / margin       margin: 2 % of the node's memory, at least 100 MiB
 
 so that its emergency is memory half-way to kubelet's threshold, within 1 % above it. Each service has a `hold_s` of its
-own, which is over when `service_check` is shown its word (see `service_checks`). Its measure, a latency perhaps, is not
-0 when all is well, but about half of its threshold. The thresholds are first guesses, not measured. Source: kernel,
-Documentation/accounting/psi.rst; CPI² (EuroSys 2013) for 2 sigma.
+own, which is over when `service_check` is shown its word (see `service_checks`); likewise `cpi` is shown a pod that has
+been slow for three windows of 10 s. A service's measure, a latency perhaps, is not 0 when all is well, but about half
+of its threshold. The thresholds are first guesses, not measured. Source: kernel, Documentation/accounting/psi.rst; CPI²
+(EuroSys 2013) for 2 sigma.
 """
 
 

@@ -89,7 +89,8 @@ def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None
     async def play() -> None:
         async with handed_over() as two:
             two.box.refused.add("pod2")
-            await asyncio.gather(two.remote.admit(PLACE, 5), two.remote.update_pod(PLACE, 6))
+            await asyncio.gather(two.remote.admit(PLACE, 5, mid=True), two.remote.update_pod(PLACE, 6))
+            assert two.box.mid == ["pod1"]
             assert (two.box.admitted, two.box.resized) == ([("/offline/pod1", 5)], [("/offline/pod1", 6)])
             with pytest.raises(AdmissionError, match="no room for pod2"):
                 await two.remote.admit(parse_placement("/offline/pod2"), 0)
