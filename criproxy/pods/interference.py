@@ -218,6 +218,7 @@ class InterferenceWatch(Struct):
         if reading is None:
             self._forget("kubelet's cgroup is not known yet")
             return {}
+        self.disks.read(reading)
         self._found = found = (
             *values(self._before, reading, self.relief.hard),
             *self._services_word(now_s),
