@@ -109,7 +109,7 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
     (on.signals / BURST).touch()
     probe.ask(burst)
     with outcome.window("burst, beside the Job", watch):
-        watch.until(lambda: watch.evicted, _PRESSURE_S, "an offline pod to be evicted")
+        watch.until(lambda: watch.first_to_go, _PRESSURE_S, "an offline pod to be evicted")
         evicted_s = watch.now_s
         (on.signals / ENOUGH).touch()
         watch.tell("Online gives that memory back.")
@@ -117,11 +117,12 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
     probe.ask(quiet)
     watch.tell("The burst is over.", "burst over")
     watch.until(lambda: _running(watch) >= PODS, _START_S, "a pod to run in the place of the one that was evicted")
+    watch.until(lambda: watch.evicted, _START_S, "the event that tells of the eviction")  # told after it
     outcome.evicted, outcome.evicted_after_s = watch.evicted[0], evicted_s - burst_s
     replaced_s, outcome.replaced_on = min(
         (at_s, on.titles[pod.node])
         for pod in watch.pods.values()
-        if (at_s := pod.running_s) is not None and at_s > evicted_s
+        if (at_s := pod.running_s) is not None and pod.seen_s > burst_s
     )
     outcome.replaced_after_s = replaced_s - evicted_s
     watch.during(_LAST_S)

@@ -79,6 +79,12 @@ class Watch:
     def now_s(self) -> float:
         return time.monotonic() - self._begin_s
 
+    @property
+    def first_to_go(self) -> str:
+        """The pod of the Job that was the first to be ended; "": none was."""
+        gone = [(pod.ending_s, pod.name) for pod in self.pods.values() if pod.ending_s is not None]
+        return min(gone)[1] if gone else ""
+
     def tell(self, text: str, mark: str = "") -> None:
         """A line, and with `mark` a place in the picture."""
         self._say(f"{self.now_s:6.1f} s  {text}")
