@@ -57,23 +57,31 @@ class Options:
 
 
 class Progress:
-    """Says what is done, and about how long the whole takes yet: by estimates for two free cores, on stderr."""
+    """Says on stderr what is done, and about how long the rest takes: by estimates for two free cores, and as slow as
+    the phases so far were in truth."""
 
     def __init__(self, estimates_s: Sequence[tuple[str, float]]) -> None:
-        self._left = list(estimates_s)
+        self._estimates_s = dict(estimates_s)
+        self._now, self._began_s = "", time.monotonic()
         self.took_s: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        began_s = time.monotonic()
+        self._now, self._began_s = name, time.monotonic()
         self.say(f"{name} …")
         yield
-        self.took_s[name] = time.monotonic() - began_s
-        self._left = [one for one in self._left if one[0] != name]
+        self.took_s[name] = time.monotonic() - self._began_s
 
-    def say(self, words: str) -> None:
-        left_s = sum(seconds for _, seconds in self._left)
-        print(f"{words} (about {left_s / 60:.0f} min left)", file=sys.stderr, flush=True)
+    def say(self, words: str, done_ratio: float = 0.0) -> None:
+        """`done_ratio`: of the phase that runs."""
+        print(f"{words} (about {self._left_s(done_ratio) / 60:.0f} min left)", file=sys.stderr, flush=True)
+
+    def _left_s(self, done_ratio: float) -> float:
+        expected_s = {name: seconds for name, seconds in self._estimates_s.items() if name not in self.took_s}
+        done_s = sum(self._estimates_s.values()) - sum(expected_s.values()) + done_ratio * expected_s[self._now]
+        spent_s = sum(self.took_s.values()) + (time.monotonic() - self._began_s if done_ratio else 0.0)
+        pace = spent_s / done_s if done_s else 1.0
+        return pace * (sum(expected_s.values()) - done_ratio * expected_s[self._now])
 
 
 PHASES: Final = ("control plane", "nodes", "replica", "policy for a few", "steady", "webhook", "policy for all")
@@ -91,7 +99,7 @@ class Agents:
     def __init__(self, helper: Helper) -> None:
         self._helper = helper
 
-    def begun(self, nodes: int, say: Callable[[str], None]) -> None:
+    def begun(self, nodes: int, say: Callable[[str, float], None]) -> None:
         """Returns once all nodes are there."""
         self._helper.tell("begin")
         said = count = 0
@@ -99,7 +107,7 @@ class Agents:
             count = json.loads(self._helper.lines.get(timeout=SLOW_S))["begun"]
             if count * 5 // nodes > said:
                 said = count * 5 // nodes
-                say(f"{count} of {nodes} nodes")
+                say(f"{count} of {nodes} nodes", count / nodes)
 
     def figures(self) -> AgentFigures:
         self._helper.tell("figures")

@@ -38,15 +38,24 @@ def fewer_modules() -> Iterator[None]:
 
     asyncio does without `ssl` where Python has none, and msgspec and structlog need not have the others.
     """
-    hidden = [name for name in ("ssl", "typing_extensions", "rich") if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # Source: Python, the import system, the module cache
     gc.disable()  # nothing of it is ever garbage, and it would be looked through again and again
     try:
-        yield
+        with without("ssl", "typing_extensions", "rich"):
+            yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def without(*modules: str) -> Iterator[None]:
+    """What is imported within this does not find these modules, unless they are there already."""
+    hidden = [name for name in modules if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # Source: Python, the import system, the module cache
+    try:
+        yield
+    finally:
         for name in hidden:
             del sys.modules[name]
 

@@ -51,6 +51,25 @@ def test_daemon_that_begins_to_listen_has_no_protobuf_yet() -> None:
     assert not {"google._upb._message", "criproxy.fronts.cri.cri_pb2"} & found
 
 
+KUBECONFIG = """
+from criproxy.daemon.footprint import without
+from criproxy.daemon.kubernetes import LIBYAML
+with without(LIBYAML):
+    import criproxy.kube.node_side
+from criproxy.kube.kubeconfig import parse
+cluster = "{name: c, cluster: {server: 'https://a:6443'}}"
+context = "{name: x, context: {cluster: c, user: u}}"
+text = f"clusters: [{cluster}]\\nusers: [{{name: u, user: {{token: t}}}}]\\ncontexts: [{context}]\\ncurrent-context: x"
+assert parse(text, "f").port == 6443
+"""
+
+
+def test_node_side_of_kubernetes_reads_a_kubeconfig_without_libyaml() -> None:
+    found = modules_after(KUBECONFIG)
+    assert "yaml" in found
+    assert "yaml._yaml" not in found
+
+
 def test_messages_are_those_of_protobuf() -> None:
     from criproxy.fronts.cri import cri_pb2, messages
 
