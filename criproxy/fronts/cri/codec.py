@@ -7,7 +7,7 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 from __future__ import annotations  # the messages in them are not imported yet
 
 from collections.abc import Callable, Iterable, MutableSequence
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -63,9 +63,9 @@ class Request:
         if any(map(len, map(cri.UnknownFieldSet, self._entries))):
             raise CodecError("an entry of one of its maps has more than a key and a value")
 
-    @property
+    @cached_property
     def pod(self) -> Pod | None:
-        """None where the request does not carry the pod: the two updates."""
+        """As kubelet sent it. None where the request does not carry the pod: the two updates."""
         match self._message:
             case cri.RunPodSandboxRequest(config=config) | cri.RestorePodRequest(config=config):
                 return _pod(config)
