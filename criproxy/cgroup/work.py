@@ -10,7 +10,6 @@ Source: perf_event_open(2), PERF_FLAG_PID_CGROUP, PERF_FORMAT_GROUP; include/uap
 import contextlib
 import errno
 import os
-import platform
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +72,7 @@ class KernelCounters:
     def _open(self, event: int, cgroup: int, cpu: int, leader: int) -> int:
         import ctypes  # only who asks for it needs it
 
-        number = _SYSCALLS.get(platform.machine())
+        number = _SYSCALLS.get(os.uname().machine)
         if number is None:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         attributes = _ATTRIBUTES.pack(0, _ATTRIBUTES.size, event, 0, 0, _READ_FORMAT, 0, 0, 0, 0)
