@@ -87,7 +87,15 @@ class Node:
         return [(one["resource"], one["new"]) for one in self.proxy.events() if one["event"] == "ladder"]
 
     def rung(self, resource: str) -> str:
-        return str(next(one["rung"] for one in self.harm()["rungs"] if one["resource"] == resource))
+        return str(self._rung(resource)["rung"])
+
+    def is_below_the_prediction(self, resource: str) -> bool:
+        """Convicted, and held to less than the prediction since: the experiment's floor is over."""
+        found = self._rung(resource)
+        return found["rung"] in ("squeezed", "closed") and found["share"] < 1.0
+
+    def _rung(self, resource: str) -> Any:
+        return next(one for one in self.harm()["rungs"] if one["resource"] == resource)
 
     def harm(self) -> Any:
         return self.proxy.status()["interference"]
@@ -211,7 +219,11 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
             f"harm {harmed_s - began_s:.0f} s after the flood began, its cause named "
             f"{time.monotonic() - harmed_s:.0f} s later: {node.moves()}; {node.harm()['moves'][0]}"
         )
-        wait_until(lambda: is_squeezed(node.box), WAIT_S, "the harm to go on, so that it is squeezed further")
+        wait_until(
+            lambda: node.is_below_the_prediction("memory") and is_squeezed(node.box),
+            WAIT_S,
+            "the harm to go on, so that it is squeezed further",
+        )
         limit = node.box.memory_limit_bytes()
         wait_until(lambda: is_well(node), WAIT_S, "the cure", node.proxy.log)
         say(f"cured {time.monotonic() - harmed_s:.0f} s after the harm began")
