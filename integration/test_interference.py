@@ -43,6 +43,8 @@ CPU_SIGNAL = "run_queue_delay" if version() == 1 else "cpu_pressure"
 MIB = 1 << 20
 WAIT_S = 300.0
 WATCHED_S = 60.0
+AGAIN_S = 20.0
+"""An emulated node takes seconds for what a real one does in parts of one."""
 IDLE = ("sleep", "2147483647")
 BURN = ("sh", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait")
 FLOOD = ("sh", "-c", "while :; do dd if=/data/flood of=/dev/null bs=1M; done")
@@ -230,8 +232,10 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
         node.proxy.kill()
         before = node.box.memory_high_bytes()
         node.proxy.start()
-        rung, after = node.rung("memory"), node.box.memory_high_bytes()
-        say(f"after kill -9: {rung}, the box is reclaimed to {before} -> {after}, limit {limit}")
+        started_s = time.monotonic()
+        wait_until(lambda: is_squeezed(node.box), AGAIN_S, "the squeeze, which systemd undoes for a moment")
+        rung, after, again_s = node.rung("memory"), node.box.memory_high_bytes(), time.monotonic() - started_s
+        say(f"after kill -9: {rung}, the box is reclaimed to {before} -> {after} after {again_s:.1f} s, limit {limit}")
         words = []
         for _ in range(30):
             words.append(max(0.0, page_cache_mib() - at_rest_mib))
@@ -240,8 +244,8 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
 
     assert ("cpu", "squeezed") not in node.moves()
     assert rung in ("squeezed", "closed")
-    assert after is not None, "nothing is lifted"
-    assert after < limit
+    assert after is not None
+    assert after < limit, "nothing is lifted for long"
     assert sorted(words)[len(words) // 2] < HARM_MIB
     assert "evict" not in [one["event"] for one in node.proxy.events()]
 

@@ -114,12 +114,13 @@ class InterferenceSettings(Struct, frozen=True):
 
 
 class InterferenceState(Struct, frozen=True):
-    """What a restart keeps."""
+    """What a restart keeps. `well`: the sandboxes whose service has been well."""
 
     responder: ResponderState
     moves: tuple[Move, ...] = ()
     disks: DisksState = DisksState()
     cpi: dict[str, Usual] = {}
+    well: frozenset[str] = frozenset()
 
 
 class InterferenceWatch(Struct):
@@ -414,7 +415,9 @@ class InterferenceWatch(Struct):
 
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
-        return InterferenceState(self._responder.state(), self._moves, self.disks.state, self._cpi.state())
+        return InterferenceState(
+            self._responder.state(), self._moves, self.disks.state, self._cpi.state(), self.services.well
+        )
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
@@ -424,6 +427,7 @@ class InterferenceWatch(Struct):
             self.shared.log.warning("interference_starts_cold", lost=str(error))
         self._moves, self.disks.state = state.moves, state.disks
         self._cpi.load(state.cpi)
+        self.services.recall(state.well)
         if self.settings.acts:
             standing = self._responder.standing()
             self._shares = self._spared(standing.shares)

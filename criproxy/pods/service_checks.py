@@ -8,7 +8,7 @@ While an experiment waits for a service's word, which is over within seconds, th
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from msgspec import Struct, field
@@ -73,6 +73,8 @@ class ServiceChecks(Struct):
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _hurried: str = ""
+    _known_well: frozenset[str] = frozenset()
+    """Sandboxes that a process before this one has found well."""
 
     def configure(self, active: bool) -> None:
         self.active = active
@@ -93,6 +95,15 @@ class ServiceChecks(Struct):
     def hurry(self, pod_uid: str) -> None:
         """An experiment waits for this one's word; "": none does (any more)."""
         self._hurried = pod_uid
+
+    @property
+    def well(self) -> frozenset[str]:
+        """The sandboxes whose service has been well at least once."""
+        return frozenset(id for id, one in self._services.items() if one.was_well)
+
+    def recall(self, well: Collection[str]) -> None:
+        """These were well before a restart, so that what they say counts at once."""
+        self._known_well = frozenset(well)
 
     def services(self) -> tuple[AskedService, ...]:
         """All that want to be asked. May be called from any thread."""
@@ -117,9 +128,8 @@ class ServiceChecks(Struct):
             return
         unbounded = self.unbounded.pods()
         online = {id: pod for id, pod in self.inventory.outside.items() if id not in unbounded}
-        self._services = {
-            id: known for id, pod in online.items() if (known := self._services.get(id) or self._new(pod)) is not None
-        }
+        known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
+        self._services = {id: one for id, one in known.items() if one is not None}
         now_s = self.clock.boottime_s()
         for place, (id, service) in enumerate(self._services.items()):
             if service.check is None:
@@ -136,13 +146,15 @@ class ServiceChecks(Struct):
         hurried = service.pod.uid == self._hurried and service.percent is not None
         return hurried or now_s >= service.due_s
 
-    def _new(self, pod: Pod) -> AskedService | None:
+    def _new(self, id: str, pod: Pod) -> AskedService | None:
         try:
             check = check_of(pod.annotations)
         except ValueError as error:
             self.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
             return AskedService(pod.ref, None, str(error))
-        return None if check is None else AskedService(pod.ref, check, "it has not been asked yet")
+        if check is None:
+            return None
+        return AskedService(pod.ref, check, "it has not been asked yet", was_well=id in self._known_well)
 
     async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
         try:

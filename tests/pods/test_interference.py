@@ -138,6 +138,7 @@ class Bench:
         self.words: tuple[ServiceSignal, ...] = ()
         self.asked: tuple[AskedService, ...] = ()
         self.hurried: list[str] = []
+        self.been_well: frozenset[str] = frozenset()
         self.innocent: list[bool] = []
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: str | None = "job"
@@ -155,6 +156,13 @@ class Bench:
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
+
+    @property
+    def well(self) -> frozenset[str]:
+        return self.been_well
+
+    def recall(self, well: frozenset[str]) -> None:
+        self.been_well = well
 
     def services(self) -> tuple[AskedService, ...]:
         return self.asked
@@ -343,8 +351,10 @@ def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() ->
     bench.looks(2)
     bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
     bench.looks(30)
+    bench.been_well = frozenset({"s9"})
     written = msgspec.json.encode(bench.watch.checkpoint())
     before = bench.watch.status()
+    bench.been_well = frozenset()
     bench.holds.close("")
     bench.node.seen = HarmSeen()
     bench.watch = bench.made(ON)
@@ -352,6 +362,7 @@ def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() ->
 
     assert (bench.node.seen.shares, bench.holds.closed) == ({CPU: 0.0}, before.closed)
     assert bench.watch.status().rungs == before.rungs
+    assert bench.been_well == {"s9"}, "what this service says counts at once, also that it is not well"
     bench.looks(5)
     assert bench.rung(CPU) == "closed"
 

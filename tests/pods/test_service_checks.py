@@ -121,6 +121,21 @@ def test_failing_service_is_harm_only_once_it_was_well() -> None:
     run(test)
 
 
+def test_service_that_was_well_before_a_restart_is_believed_at_once() -> None:
+    async def test() -> None:
+        before, after = (Bench({"s1": pod("web"), "s2": pod("api")}) for _ in range(2))
+        before.says = ServiceAnswer(True, "1")
+        await before.seconds(5)
+        assert before.checks.well == {"s1", "s2"}
+        after.says = ConnectionRefusedError("refused")
+        after.checks.recall({"s1"})
+        await after.seconds(5)
+        assert [(one.pod.name, one.percent) for one in after.checks.signals()] == [("web", 200.0)]
+        assert after.checks.well == {"s1"}
+
+    run(test)
+
+
 def test_service_whose_answers_are_too_large_is_not_hurried() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, TooLargeError())
