@@ -67,6 +67,7 @@ from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
+from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
@@ -255,6 +256,7 @@ class Daemon:
             self._relief,
             self._eviction,
             self._services,
+            DiskBounds(self._shared, self._box),
             self._checkpointer.hurry,
         )
 

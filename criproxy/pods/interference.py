@@ -138,6 +138,7 @@ class InterferenceWatch(Struct):
     relief: MemoryRelief
     eviction: PodEviction
     services: ServiceChecks
+    disks: DiskBounds
     moved: Callable[[], object]
     closed: str = ""
     _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
@@ -155,10 +156,8 @@ class InterferenceWatch(Struct):
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
-    disks: DiskBounds = None  # type: ignore[assignment]  # it is made at once, of the others
 
     def __post_init__(self) -> None:
-        self.disks = DiskBounds(self.shared, self.box)
         self._responder = Responder(self._ladder(), self.settings.detectors)
 
     def _ladder(self) -> LadderSettings:

@@ -29,7 +29,7 @@ from criproxy.model.signals import (
     Work,
     WorkReading,
 )
-from criproxy.pods.disk_bounds import DisksUse
+from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
@@ -152,7 +152,8 @@ class Bench:
         node: Any = self.node
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log)
         relief: Any = self.relief
-        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, self.save)
+        disks = DiskBounds(shared, node)
+        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, disks, self.save)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
