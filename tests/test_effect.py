@@ -9,7 +9,7 @@ import pytest
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, enough, estimate, ratios
 from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
-from benchmarks.effect.phase import not_by_evidence
+from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
 from benchmarks.effect.report import results, told
 from criproxy.config.settings import Cpu
 from criproxy.control.evidence import CpuEvidence, bound_by_evidence
@@ -70,13 +70,23 @@ def test_rounds_are_enough_when_each_arm_is_known_well_enough() -> None:
 
 
 def test_arrivals_come_at_the_rate_of_their_segment() -> None:
-    random.seed(1)
-    due = arrivals([(100.0, 10.0), (1000.0, 10.0)], 5.0)
+    due = arrivals([(100.0, 10.0), (1000.0, 10.0)], 5.0, seed=1)
     first = [at_s for at_s in due if at_s < 15.0]
     assert due == sorted(due)
     assert due[0] > 5.0 and due[-1] < 25.0
     assert len(first) == pytest.approx(1000, rel=0.15)
     assert len(due) - len(first) == pytest.approx(10_000, rel=0.05)
+
+
+def test_arms_of_a_round_get_the_same_arrivals() -> None:
+    assert arrivals([(100.0, 5.0)], 0.0, seed=7) == arrivals([(100.0, 5.0)], 0.0, seed=7)
+    assert arrivals([(100.0, 5.0)], 0.0, seed=7) != arrivals([(100.0, 5.0)], 0.0, seed=8)
+
+
+def test_phase_is_void_when_the_schedule_was_not_kept_or_the_cpu_was_taken_away() -> None:
+    assert why_void(LATE_S, STOLEN_RATIO) == ""
+    assert why_void(2 * LATE_S, 0.0) == "the generator was 10.0 ms late"
+    assert why_void(0.0, 0.034) == "other virtual machines took 3.4 % of the CPU"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +108,7 @@ def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: by
 def test_losing_arms_and_the_noise_are_told() -> None:
     about = {"server": "redis", "load": "50", "work": "compress"}
     measured = dict.fromkeys(("cpu_per_request", "wait_per_request", "tail_share", "p50", "p95", "p999"), 1.0)
-    shares = {"node_ratio": 0.99, "left_ratio": 0.9, "work_ratio": 0.8, "others_ratio": 0.3}
+    shares = {"node_ratio": 0.99, "left_ratio": 0.9, "work_ratio": 0.8, "others_ratio": 0.3, "stolen_ratio": 0.002}
     rows = [
         {**about, **measured, **shares, "round": str(number), "arm": arm, "p99": p99}
         for number in range(3)

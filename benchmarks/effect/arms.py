@@ -20,7 +20,8 @@ Place = Literal["nowhere", "box", "besteffort", "burstable"]
 class Arm:
     """`place`: where offline work runs. `config`: criproxy's, for the box. `idle` False: the kernel has no cpu.idle,
     as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: it is
-    about what is seen, so that a phase in which the prediction bounded the box does not count.
+    about what is seen, so that a phase in which the prediction bounded the box does not count. `idle_by_hand`: the pod
+    has cpu.idle, where kubelet placed it, as a script could do without criproxy.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Arm:
     idle: bool = True
     koordlet: bool = False
     by_evidence: bool = False
+    idle_by_hand: bool = False
 
 
 ALONE = "alone"
@@ -58,6 +60,7 @@ def arms(cores: int) -> dict[str, Arm]:
         Arm(ALONE, "nowhere"),
         Arm(AGAIN, "nowhere"),
         Arm("besteffort, unbounded", "besteffort"),
+        Arm("besteffort, cpu.idle by hand", "besteffort", idle_by_hand=True),
         Arm("burstable, unbounded", "burstable"),
         Arm("koordlet's law (65 %, 1 s)", "besteffort", koordlet=True),
         box("criproxy 0.9", 0.9),

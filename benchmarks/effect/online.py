@@ -60,8 +60,11 @@ class Server(Protocol):
         """Wait until it serves, fill it, and start what loads it."""
         ...
 
-    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
-        """Load it at these rates (requests per s) for so many seconds each, one after the other."""
+    def load(self, segments: Sequence[tuple[float, float]], seed: int) -> Load:
+        """Load it at these rates (requests per s) for so many seconds each, one after the other.
+
+        The same seed makes the same arrivals.
+        """
         ...
 
     def pids(self) -> Sequence[int]:
@@ -92,10 +95,10 @@ class SocketServer:
         wait_until(socket.exists, 60, f"{self.name}'s socket")
         self._client = Helper("benchmarks.effect.openloop", self.name, str(socket))
 
-    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
+    def load(self, segments: Sequence[tuple[float, float]], seed: int) -> Load:
         assert self._client is not None
         file = self._data / "latencies"
-        self._client.tell(file, *(number for segment in segments for number in segment))
+        self._client.tell(file, seed, *(number for segment in segments for number in segment))
         answer: Mapping[str, float] = json.loads(self._client.lines.get(timeout=60.0 + sum(s for _, s in segments)))
         latencies = array("f")
         latencies.frombytes(file.read_bytes())
@@ -136,7 +139,7 @@ class Postgres:
         wait_until(ready, 120, "PostgreSQL to answer")
         subprocess.run(self._tool("pgbench", "-i", "-q", "-s", _SCALE, "postgres"), check=True, capture_output=True)
 
-    def load(self, segments: Sequence[tuple[float, float]]) -> Load:
+    def load(self, segments: Sequence[tuple[float, float]], seed: int) -> Load:
         latencies, cpu_s = array("f"), 0.0
         for number, (rate, seconds) in enumerate(segments):
             prefix = self._data / f"log{number}"
@@ -144,7 +147,7 @@ class Postgres:
                 old.unlink()
             command = self._tool(
                 *("pgbench", "-n", "-S", "-c", str(_CLIENTS), "-j", "1", "-T", str(max(1, round(seconds)))),
-                *("--rate", str(rate), "--log", f"--log-prefix={prefix}", "postgres"),
+                *("--rate", str(rate), f"--random-seed={seed + number}", "--log", f"--log-prefix={prefix}", "postgres"),
             )
             before = os.times()
             done = subprocess.run(command, check=False, capture_output=True, text=True)

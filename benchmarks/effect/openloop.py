@@ -1,9 +1,10 @@
 """An open-loop client of a Unix socket: requests go out when they are due, whatever has become of those before.
 
-`python -m benchmarks.effect.openloop PROTOCOL SOCKET` reads lines `FILE RATE SECONDS [RATE SECONDS]...`: Poisson
-arrivals at these rates, one after the other. It writes the latencies (float32, in s, from when a request was due) into
-FILE, and answers with JSON: how many were sent and never answered, how late they were sent (the 99th percentile, in s)
-and the CPU time that this process took. When it is late by a second it gives up.
+`python -m benchmarks.effect.openloop PROTOCOL SOCKET` reads lines `FILE SEED RATE SECONDS [RATE SECONDS]...`: Poisson
+arrivals at these rates, one after the other; the same seed makes the same arrivals. It writes the latencies (float32,
+in s, from when a request was due) into FILE, and answers with JSON: how many were sent and never answered, how late
+they were sent (the 99th percentile, in s) and the CPU time that this process took. When it is late by a second it
+gives up.
 """
 
 import gc
@@ -100,20 +101,23 @@ def fill(path: str, protocol: Protocol) -> None:
             assert server.recv(64)
 
 
-def arrivals(segments: Sequence[tuple[float, float]], start_s: float) -> list[float]:
+def arrivals(segments: Sequence[tuple[float, float]], start_s: float, seed: int) -> list[float]:
     """When the requests are due: a Poisson process whose rate changes from segment to segment."""
     due: list[float] = []
+    dice = random.Random(seed)
     for rate, seconds in segments:
         at_s = start_s
-        while (at_s := at_s + random.expovariate(rate)) < start_s + seconds:
+        while (at_s := at_s + dice.expovariate(rate)) < start_s + seconds:
             due.append(at_s)
         start_s += seconds
     return due
 
 
-def run(connections: list[Connection], segments: Sequence[tuple[float, float]]) -> tuple[list[float], list[float], int]:
+def run(
+    connections: list[Connection], segments: Sequence[tuple[float, float]], seed: int
+) -> tuple[list[float], list[float], int]:
     """The latencies, how late each request was sent, and how many were not answered."""
-    due = deque(arrivals(segments, time.monotonic() + 0.01))
+    due = deque(arrivals(segments, time.monotonic() + 0.01, seed))
     latencies: list[float] = []
     late: list[float] = []
     sent, last_s = 0, due[-1] if due else time.monotonic()
@@ -141,11 +145,11 @@ def main() -> None:
     gc.disable()
     print("ready", flush=True)
     for line in sys.stdin:
-        file, *numbers = line.split()
+        file, seed, *numbers = line.split()
         values = list(map(float, numbers))
         connections = [Connection(sys.argv[2], protocol) for _ in range(_CONNECTIONS)]
         before_s = time.process_time()
-        latencies, late, unanswered = run(connections, list(zip(values[::2], values[1::2], strict=True)))
+        latencies, late, unanswered = run(connections, list(zip(values[::2], values[1::2], strict=True)), int(seed))
         cpu_s = time.process_time() - before_s
         for connection in connections:
             connection.socket.close()

@@ -30,6 +30,8 @@ SETTLE_S = 2.0
 """From the arm's beginning to the first request that counts."""
 LATE_S = 0.005
 """A generator that sends a hundredth of its requests later than this did not keep its schedule: the phase is void."""
+STOLEN_RATIO = 0.01
+"""When a hypervisor takes more of the CPU time than this, it makes the tail, and not what is compared: void, too."""
 _MOST_SHARES = 262144
 _SAMPLE_S = 1.0
 _BY_EVIDENCE = ("open, as nothing tells of harm", "squeezed to ")
@@ -40,7 +42,7 @@ _RISING_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a phase measured. Cores are means; idle ones, and those that others than the benchmark use, the machine's.
+    """What a phase measured. Cores are means; those idle, stolen by a hypervisor or used by others, the machine's.
 
     `void` says why it does not count, "" when it does.
     """
@@ -53,6 +55,7 @@ class Figures:
     online_cores: float
     offline_cores: float
     idle_cores: float
+    stolen_cores: float
     others_cores: float
     work_per_s: dict[str, float]
     void: str
@@ -69,10 +72,14 @@ class Node:
         self._data = directory / "offline"
         self._online = f"{self._root}/kubepods/burstable/podonline"
         self._past: Sequence[float] = ()
+        self._remembered: dict[str, bytes] = {}
         self.cores = len(os.sched_getaffinity(0))
 
     def record(self, segments: Sequence[tuple[float, float]]) -> None:
-        """Run this load alone: what it takes of the node is the past that each criproxy of later phases knows."""
+        """Run this load alone: what it takes of the node is the past that each criproxy of later phases knows.
+
+        What one learns beside it, the next of the same arm knows, too.
+        """
         meter = Meter({"node": self._root})
         samples, ended = [], threading.Event()
 
@@ -86,21 +93,22 @@ class Node:
         sampling = threading.Thread(target=sample)
         sampling.start()
         try:
-            self._server.load(segments)
+            self._server.load(segments, seed=0)
         finally:
             ended.set()
             sampling.join()
         self._past = samples
+        self._remembered.clear()
 
-    def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]]) -> Figures:
-        """One phase, with the load in these segments (requests per s, s)."""
+    def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int) -> Figures:
+        """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
         with self._offline(arm, work) as unlike:
             time.sleep(SETTLE_S)
             meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm)})
             pids = Tree(self._online).pids()
-            before, wait_s, idle_s, done = meter.read(), _wait_seconds(pids), _idle_seconds(), work.done(self._data)
-            load = self._server.load(segments)
-            now, waited_s, idle_s = meter.read(), _wait_seconds(pids) - wait_s, _idle_seconds() - idle_s
+            before, wait_s, machine, done = meter.read(), _wait_seconds(pids), _machine(), work.done(self._data)
+            load = self._server.load(segments, seed)
+            now, waited_s, until = meter.read(), _wait_seconds(pids) - wait_s, _machine()
             seconds = now.at_s - before.at_s
             rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
         count = max(1, len(load.latencies_s))
@@ -108,7 +116,7 @@ class Node:
             waited_s = 0.0
         online = now.cpu_s["online"] - before.cpu_s["online"]
         offline = now.cores_since(before, "offline") if arm.place != "nowhere" else 0.0
-        late = f"the generator was {1000 * load.late_s:.1f} ms late" if load.late_s > LATE_S else ""
+        idle, stolen = (until.idle_s - machine.idle_s) / seconds, (until.stolen_s - machine.stolen_s) / seconds
         return Figures(
             arm=arm.name,
             requests=len(load.latencies_s),
@@ -117,10 +125,11 @@ class Node:
             online_wait_s_per_request=waited_s / count,
             online_cores=online / seconds,
             offline_cores=offline,
-            idle_cores=idle_s / seconds,
-            others_cores=max(0.0, self.cores - idle_s / seconds - now.cores_since(before, "node")),
+            idle_cores=idle,
+            stolen_cores=stolen,
+            others_cores=max(0.0, self.cores - idle - stolen - now.cores_since(before, "node")),
             work_per_s=rate,
-            void=unlike or late,
+            void=unlike or why_void(load.late_s, stolen / self.cores),
         )
 
     def offline_alone(self, work: Work, seconds: float) -> dict[str, float]:
@@ -158,6 +167,9 @@ class Node:
                 socket = proxy.socket
             else:
                 set_shares(parent, 2 if arm.place == "besteffort" else 1024)
+            if arm.idle_by_hand:
+                set_idle(parent, idle=True)
+                ends.callback(set_idle, parent, idle=False)
             if arm.koordlet:
                 ends.enter_context(Koordlet(self._root, f"{self._root}/kubepods/besteffort", self.cores))
             client = ends.enter_context(CriClient(socket))
@@ -173,7 +185,11 @@ class Node:
         if not arm.idle:
             set_idle(f"{self._root}/offline", idle=False)
         config = {**arm.config, "colocation": {"enabled": True}}
-        write_past(self._directory / "criproxy.checkpoint", self._past, self.cores)
+        checkpoint = self._directory / "criproxy.checkpoint"
+        if arm.name in self._remembered:
+            checkpoint.write_bytes(self._remembered[arm.name])
+        else:
+            write_past(checkpoint, self._past, self.cores)
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle)
         try:
@@ -181,6 +197,7 @@ class Node:
                 yield proxy
         finally:
             process.stop()
+            self._remembered[arm.name] = checkpoint.read_bytes()
 
 
 @contextmanager
@@ -257,10 +274,27 @@ def _installed(package: str) -> bool:
     return subprocess.run(["dpkg", "-s", package], check=False, capture_output=True).returncode == 0
 
 
-def _idle_seconds() -> float:
-    """Of all CPUs of the machine, since its start: what nobody used, and no other machine took. Source: proc(5)."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+def why_void(late_s: float, stolen_ratio: float) -> str:
+    """Why a phase does not count, when its generator was late or other machines took the CPU; "": it counts."""
+    if stolen_ratio > STOLEN_RATIO:
+        return f"other virtual machines took {100 * stolen_ratio:.1f} % of the CPU"
+    return f"the generator was {1000 * late_s:.1f} ms late" if late_s > LATE_S else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """CPU time of all CPUs since the machine's start, in s: what nobody used, and what other machines took."""
+
+    idle_s: float
+    stolen_s: float
+
+
+def _machine() -> _Machine:
+    """Source: proc(5)."""
+    fields = [
+        int(field) / os.sysconf("SC_CLK_TCK") for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    ]
+    return _Machine(fields[3] + fields[4], fields[7])
 
 
 def _wait_seconds(pids: set[int]) -> float:

@@ -7,8 +7,8 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ TARGET_RATIO = 1.05
 _KNEE_S = 3.0
 _KNEE_P99_S = 0.02
 """The knee is the highest rate at which p99 is at most this, and the generator keeps its schedule."""
+_KNEE_TRIES = 3
 _START_RATE = 50.0
 _ALONE_S = 20.0
 """A piece of work takes tenths of a second."""
@@ -37,10 +38,10 @@ class Scale:
     """How long a run is. `loads` are percents of the knee, or "day"; the arms are named, alone's aside."""
 
     phase_s: float
-    loads: tuple[str, ...]
-    servers: tuple[str, ...]
-    works: tuple[str, ...]
-    arms: tuple[str, ...]
+    loads: Sequence[str]
+    servers: Sequence[str]
+    works: Sequence[str]
+    arms: Sequence[str]
     most_s: float
 
 
@@ -52,17 +53,24 @@ def scale(quick: bool, cores: int) -> Scale:
 
 
 def main(arguments: Sequence[str]) -> None:
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="./bench effect", description=__doc__)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one server, load and work, in ten minutes (the default)")
     size.add_argument("--full", action="store_true", help="all of them, in hours; --state goes on where it stopped")
     parser.add_argument("--minutes", type=float, help="the time box (10, with --full 240)")
+    parser.add_argument("--phase-s", type=float, help="how long each arm is loaded in a round (6, with --full 30)")
+    full = scale(False, cores)
+    parser.add_argument("--servers", nargs="+", choices=full.servers, help="these alone")
+    parser.add_argument("--loads", nargs="+", choices=full.loads, help="these alone, in percent of the server's knee")
+    parser.add_argument("--works", nargs="+", choices=full.works, help="this offline work alone")
+    parser.add_argument("--arms", nargs="+", choices=full.arms, help="these arms alone, beside online alone")
     parser.add_argument("--state", metavar="F", type=Path, help="keep each phase in this file, and go on from it")
     parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.svg or .png)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
-    cores = len(os.sched_getaffinity(0))
-    wanted = scale(not options.full, cores)
+    given = {name: getattr(options, name) for name in ("phase_s", "servers", "loads", "works", "arms")}
+    wanted = replace(scale(not options.full, cores), **{name: value for name, value in given.items() if value})
     until_s = time.monotonic() + (options.minutes * 60 if options.minutes else wanted.most_s)
     found = list(_kept(options.state))
     for number, name in enumerate(wanted.servers):
@@ -124,10 +132,14 @@ class Run:
         known = arms(on.cores)
         order = [ALONE, *random.sample(self.wanted.arms, len(self.wanted.arms)), AGAIN]
         phases: dict[str, Figures] = {}
+        seed = random.getrandbits(31)
+        left_min: Callable[[], float] = lambda: max(0.0, self.until_s - time.monotonic()) / 60  # noqa: E731
         for place, name in enumerate(order, 1):
-            left_min = max(0.0, self.until_s - time.monotonic()) / 60
-            _say(f"{what}, {place}/{len(order)}: {name} ({left_min:.0f} min left)")
-            phases[name] = on.run(known[name], work, segments)
+            _say(f"{what}, {place}/{len(order)}: {name} ({left_min():.0f} min left)")
+            phases[name] = on.run(known[name], work, segments, seed)
+        for name in [name for name, figures in phases.items() if figures.void]:
+            _say(f"{what}: {name} again, as {phases[name].void} ({left_min():.0f} min left)")
+            phases[name] = on.run(known[name], work, segments, seed)
         return phases
 
     def _keep(
@@ -157,20 +169,23 @@ class Run:
 
 
 def find_knee(on: Node) -> float:
-    """Requests per second."""
+    """Requests per second. A rate is held when one of some tries holds it: the machine's others may spoil a try."""
     alone = arms(on.cores)[ALONE]
 
-    def p99(rate: float) -> float:
-        figures = on.run(alone, Work(MIX, 0), [(rate, _KNEE_S)])
-        return quantile(sorted(figures.latencies_s), 0.99) if not figures.void else float("inf")
+    def held(rate: float) -> bool:
+        for _ in range(_KNEE_TRIES):
+            figures = on.run(alone, Work(MIX, 0), [(rate, _KNEE_S)], random.getrandbits(31))
+            if not figures.void and quantile(sorted(figures.latencies_s), 0.99) <= _KNEE_P99_S:
+                return True
+        return False
 
     rate = _START_RATE
-    while p99(2 * rate) <= _KNEE_P99_S:
+    while held(2 * rate):
         rate *= 2
     low, high = rate, 2 * rate
     for _ in range(3):
         middle = (low + high) / 2
-        low, high = (middle, high) if p99(middle) <= _KNEE_P99_S else (low, middle)
+        low, high = (middle, high) if held(middle) else (low, middle)
     return low
 
 
@@ -195,6 +210,7 @@ def _row(figures: Figures, slow_s: float, cores: int, alone_per_s: Mapping[str, 
         "node_ratio": 1.0 - figures.idle_cores / cores,
         "left_ratio": figures.offline_cores / left,
         "work_ratio": sum(done) / len(done) if done else 0.0,
+        "stolen_ratio": figures.stolen_cores / cores,
         "others_ratio": figures.others_cores / cores,
         "requests": float(len(ordered)),
     }
@@ -223,7 +239,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
         for arm in sorted(dict.fromkeys(row["arm"] for row in here), key=lambda name: name != ALONE):
             of = [row for row in here if row["arm"] == arm]
             claims = {name: estimate(ratios(rounds, arm, name)) if arm != ALONE else None for name in MEASURES}
-            shares = {name: mean([row[f"{name}_ratio"] for row in of]) for name in ("node", "left", "work")}
+            shares = {name: mean([row[f"{name}_ratio"] for row in of]) for name in ("node", "left", "work", "stolen")}
             found.append(Result(server, load, arm, shares, claims))
     return found
 
@@ -236,10 +252,14 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
         if (one.server, one.load) != before:
             before = one.server, one.load
             lines += ["", f"{one.server} at {one.load} % of its knee" if one.load != DAY else f"{one.server}, a day"]
-            lines += [f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5}  " + "  ".join(f"{n:>20}" for n in MEASURES)]
+            lines += [
+                f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5} {'stolen':>6}  "
+                + "  ".join(f"{n:>20}" for n in MEASURES)
+            ]
         cells = "  ".join(f"{_cell(one.claims[name]):>20}" for name in MEASURES)
-        node, left, work = (f"{100 * share.mean:.0f} %" if share else "-" for share in one.shares.values())
-        lines.append(f"{one.arm:32} {node:>5} {left:>7} {work:>5}  {cells}")
+        node, left, work = (_share(one.shares[name], 0) for name in ("node", "left", "work"))
+        stolen = _share(one.shares["stolen"], 1)
+        lines.append(f"{one.arm:32} {node:>5} {left:>7} {work:>5} {stolen:>6}  {cells}")
     again = [one for one in results(rows) if one.arm == AGAIN]
     for one in again:
         seen = {name: claim.seen for name, claim in one.claims.items() if claim and claim.seen}
@@ -250,6 +270,7 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"\nWhatever else runs on the machine used {100 * others.mean:.0f} % of its CPU meanwhile")
     legend = "; ".join(f"{name}: {words}" for name, words in MEASURES.items() if name != words)
     shares = "node: CPU used; of left: offline's CPU, of what all else left; work: offline's rate, of its rate alone"
+    shares += "; stolen: CPU time that other virtual machines took"
     return "\n".join([*lines, "", f"{shares}; {legend}"])
 
 
@@ -280,6 +301,10 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.legend(fontsize="x-small")
     figure.tight_layout()
     figure.savefig(file)
+
+
+def _share(share: Estimate | None, digits: int) -> str:
+    return f"{100 * share.mean:.{digits}f} %" if share else "-"
 
 
 def _cell(claim: Estimate | None) -> str:
