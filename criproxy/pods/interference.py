@@ -208,6 +208,9 @@ class InterferenceWatch(Struct):
         else:
             with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
                 shown = await self._read(now_s)
+            if self._unseen.last:  # what the look before has shown holds no more
+                self.disks.read(None)
+                self.guard.acquit(False)
         await self._tick(now_s, shown, pods)
 
     async def _read(self, now_s: float) -> dict[str, float]:
@@ -232,7 +235,7 @@ class InterferenceWatch(Struct):
         seen = {one.name: observed(one, levels[one.name]) for one in known}
         cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
         self._own_limits = any(seen[one.name][1] for one in cpu)
-        if cpu:
+        if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = now_s
         self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
         shown = {name: value for name, (value, _) in seen.items() if value is not None}

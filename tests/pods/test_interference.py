@@ -51,6 +51,7 @@ class Node:
     clock: FakeClock
     waits: Callable[[Mapping[str, float]], float] = lambda shares: 0.0
     own_s: float = 0.0
+    own_complete: bool = True
     disk: DiskCounters | Missing = NONE
     io_waits: float = 0.0
     seen: HarmSeen = field(default_factory=HarmSeen)
@@ -79,7 +80,8 @@ class Node:
         self._some_s += self.waits(self.seen.shares)
         self._io_s += self.io_waits
         self._throttled_s += self.own_s
-        own = OwnLimits(now_s, {"/kubepods/a": Throttling(self._throttled_s, now_s)}, now_s) if own_limits else None
+        of = {"/kubepods/a": Throttling(self._throttled_s, now_s)}
+        own = OwnLimits(now_s, of, now_s, self.own_complete) if own_limits else None
         return SignalReading(
             cpu=Stall(now_s, self._some_s),
             memory=self._memory(now_s),
@@ -791,3 +793,42 @@ def test_what_is_usual_is_in_the_checkpoint() -> None:
     again.restore(state, 0.0)
 
     assert again.checkpoint().cpi["shop/pod-template-hash=1"].windows >= 30
+
+
+# --- what is not known -----------------------------------------------------------------------------------------------
+
+
+def test_waiting_that_own_limits_may_explain_is_no_evidence_for_cpu_while_they_can_not_be_read() -> None:
+    """Else `cpu.bound = "evidence"` would leave the box open with nobody able to see harm."""
+    bench = Bench()
+    bench.looks(3)
+    seen_s, bench.node.waits, bench.node.own_complete = bench.clock.now, lambda _: 0.9, False
+    bench.looks(40)
+
+    assert bench.moves() == []
+    assert bench.node.seen.cpu_seen_s == seen_s
+
+
+def test_failed_look_ends_what_the_look_before_has_shown() -> None:
+    bench = Bench()
+    bench.node.waits, bench.node.own_s = (lambda _: 0.5), 3.0
+    bench.looks(10)
+    acquitted, bench.node.fails = bench.innocent[-1], CgroupError("it hangs")
+    bench.looks(1)
+
+    assert acquitted
+    assert not bench.innocent[-1], "the guard heeds reports again"
+
+
+def test_failed_look_teaches_nothing_about_disks() -> None:
+    """A disk that online waits for was seen last: it must not count as calm because nothing is seen now."""
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=20.0)
+    disk.looks(10)
+    disk.box_mib = 500.0
+    disk.looks(1)
+    before = bench.watch.disks.state.of[SDA].calm
+    bench.node.fails = CgroupError("it hangs")
+    bench.looks(20)
+
+    assert bench.watch.disks.state.of[SDA].calm == before
