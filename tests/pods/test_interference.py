@@ -832,3 +832,22 @@ def test_failed_look_teaches_nothing_about_disks() -> None:
     bench.looks(20)
 
     assert bench.watch.disks.state.of[SDA].calm == before
+
+
+def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
+    bench = Bench()
+    disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
+    disk.looks(12)
+    held, hold = bench.node.disk_limits, bench.node.hold_disks
+
+    async def hangs(wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+        raise CgroupError("a disk hangs")
+
+    bench.node.hold_disks = hangs  # type: ignore[method-assign]
+    bench.watch.configure(replace(ON, acts=False, disks=DisksUse.LIFTED))
+    bench.looks(2)
+    bench.node.hold_disks = hold  # type: ignore[method-assign]
+    bench.looks(2)
+
+    assert held
+    assert bench.node.disk_limits == {}
