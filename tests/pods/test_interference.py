@@ -851,3 +851,22 @@ def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
 
     assert held
     assert bench.node.disk_limits == {}
+
+
+def test_what_was_learned_of_signals_outlives_a_while_in_which_they_are_not_asked_for() -> None:
+    """As while an operator holds criproxy off the box: an exoneration before it still counts after it."""
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda _: 0.14
+    bench.looks(20)
+    moves = bench.moves()
+    bench.watch.configure(replace(ON, enabled=False))
+    bench.looks(5)
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    bench.watch = bench.made(replace(ON, enabled=False))
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+    bench.watch.configure(ON)
+    bench.looks(20)
+
+    assert moves == [(CPU, "tried"), (CPU, "open")]
+    assert bench.moves() == moves, "no second experiment"
