@@ -74,7 +74,9 @@ class ServiceChecks(Struct):
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _hurried: str = ""
     _known_well: frozenset[str] = frozenset()
-    """Sandboxes that a process before this one has found well."""
+    """Sandboxes whose service was well before they were asked for the first time, or again: by a process before this
+    one, or before a while in which nobody was asked.
+    """
 
     def configure(self, active: bool) -> None:
         self.active = active
@@ -99,7 +101,7 @@ class ServiceChecks(Struct):
     @property
     def well(self) -> frozenset[str]:
         """The sandboxes whose service has been well at least once."""
-        return frozenset(id for id, one in self._services.items() if one.was_well)
+        return self._known_well | {id for id, one in self._services.items() if one.was_well}
 
     def recall(self, well: Collection[str]) -> None:
         """These were well before a restart, so that what they say counts at once."""
@@ -124,12 +126,13 @@ class ServiceChecks(Struct):
     def look(self) -> None:
         """Begin with those that are due. Never waits, never raises."""
         if not self.active or not self.inventory.running_pods:
-            self._services = {}
+            self._known_well, self._services = self.well, {}
             return
         unbounded = self.unbounded.pods()
         online = {id: pod for id, pod in self.inventory.outside.items() if id not in unbounded}
         known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
         self._services = {id: one for id, one in known.items() if one is not None}
+        self._known_well = frozenset()
         now_s = self.clock.boottime_s()
         for place, (id, service) in enumerate(self._services.items()):
             if service.check is None:

@@ -870,3 +870,51 @@ def test_what_was_learned_of_signals_outlives_a_while_in_which_they_are_not_aske
 
     assert moves == [(CPU, "tried"), (CPU, "open")]
     assert bench.moves() == moves, "no second experiment"
+
+
+DOWN, HARMED = PodRef("u-down", "shop", "down"), PodRef("u-harmed", "shop", "harmed")
+
+
+def they_say(bench: Bench, harmed: Callable[[Mapping[str, float]], float], down: float) -> None:
+    """What two services say each second: one by how much the box is left, and one that has troubles of its own."""
+
+    def signals() -> tuple[ServiceSignal, ...]:
+        now_s = bench.clock.boottime_s()
+        return (
+            ServiceSignal(DOWN, down, None, 3.0, now_s),
+            ServiceSignal(HARMED, harmed(bench.node.seen.shares), 250.0, 3.0, now_s),
+        )
+
+    bench.signals = signals  # type: ignore[method-assign]
+
+
+def test_service_that_is_down_for_a_reason_of_its_own_does_not_outshout_one_that_the_box_harms() -> None:
+    bench = Bench()
+    they_say(bench, lambda _: 60.0, 200.0)
+    bench.looks(900)
+    before = set(bench.moves())
+    they_say(bench, lambda shares: 60.0 if shares.get(CPU, 1.0) == 0.0 else 160.0, 200.0)
+    bench.looks(60)
+
+    assert {rung for _, rung in before} == {"tried", "open"}
+    assert (CPU, "squeezed") in bench.moves()
+
+
+def test_service_that_goes_down_amid_harm_acquits_the_box_for_a_moment_alone() -> None:
+    bench = Bench()
+
+    def by_the_half(shares: Mapping[str, float]) -> float:
+        return 60.0 if shares.get(CPU, 1.0) < 0.5 else 180.0
+
+    they_say(bench, by_the_half, 0.0)
+    bench.looks(12)
+    convicted = bench.moves()
+    they_say(bench, by_the_half, 200.0)
+    bench.looks(900)
+    harmed = []
+    for _ in range(100):
+        bench.looks(1)
+        harmed.append(by_the_half(bench.node.seen.shares) > 100.0)
+
+    assert convicted == [(CPU, "tried"), (CPU, "squeezed")]
+    assert sum(harmed) < 0.2 * len(harmed)

@@ -136,6 +136,31 @@ def test_service_that_was_well_before_a_restart_is_believed_at_once() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("idle", ["inactive", "no-offline-pod"])
+def test_service_that_was_well_before_a_while_without_offline_pods_is_believed_at_once(idle: str) -> None:
+    """As after a hold-off: what offline pods do then begins before the service is asked again."""
+
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(5)
+        pods = bench.running_pods
+        bench.running_pods = () if idle == "no-offline-pod" else pods
+        bench.checks.configure(idle != "inactive")
+        await bench.seconds(3)
+        known = bench.checks.well
+        bench.running_pods = pods
+        bench.checks.configure(True)
+        bench.says = ServiceAnswer(True, "250")
+        await bench.seconds(2)
+        assert known == {"s1"}, "a restart meanwhile keeps it, too"
+        assert bench.percents() == [250.0]
+        bench.outside = {}
+        await bench.seconds(1)
+        assert bench.checks.well == frozenset(), "pods that go are forgotten"
+
+    run(test)
+
+
 def test_service_whose_answers_are_too_large_is_not_hurried() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, TooLargeError())
