@@ -181,11 +181,16 @@ class PartSettings(Struct, frozen=True):
         limits = self.modes.limits
         if limits is LimitsUse.WRITTEN and self.config.interference.enabled:
             return DisksUse.HELD
-        return DisksUse.LIFTED if limits in (LimitsUse.WRITTEN, LimitsUse.LIFTED) else DisksUse.LEFT
+        return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or self._lifts else DisksUse.LEFT
+
+    @property
+    def _lifts(self) -> bool:
+        """Colocation is off, and what runs stays. What is to be stopped is bounded until it has gone."""
+        return self.modes.limits is LimitsUse.LIFTED and self.config.colocation.on_disable == "release"
 
     def cache(self) -> CacheLimits | None:
         """None: what is in force is not ours to change."""
-        if self.modes.limits is LimitsUse.LIFTED:
+        if self._lifts:
             return CacheLimits()
         cache = self.config.cache
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None

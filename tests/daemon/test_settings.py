@@ -1,8 +1,11 @@
 """What each part is set to, by the config, the schedule and how the daemon was started."""
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
 from criproxy.control.guardlaw import GuardLaw
@@ -11,6 +14,7 @@ from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
+from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
@@ -237,3 +241,16 @@ def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not
         held_off = replace(one, held_off="repair")
         assert (held_off.relieves, held_off.stops_by(), held_off.reconciler().when_off) == (False, frozenset(), None)
         assert held_off.modes.new_pod is one.modes.new_pod
+
+
+@pytest.mark.parametrize(
+    ("on_disable", "disks", "cache"),
+    [("release", DisksUse.LIFTED, CacheLimits()), ("evict", DisksUse.LEFT, None)],
+)
+def test_pods_that_are_to_be_stopped_as_colocation_is_off_stay_bounded_until_they_have_gone(
+    on_disable: Literal["release", "evict"], disks: DisksUse, cache: CacheLimits | None
+) -> None:
+    """As with CPU and memory: a disruption budget may keep them for long, and nobody looks for harm meanwhile."""
+    off = settings(Colocation(on_disable=on_disable))
+
+    assert (off.interference().disks, off.cache()) == (disks, cache)
