@@ -252,6 +252,20 @@ def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None
     assert 0 < bench.watch.status().evictions <= 6
 
 
+def test_box_is_given_back_where_what_is_left_of_the_signal_is_no_harm() -> None:
+    """9 % is within the hysteresis below the bar: what was 50 % by the box is 9 % by online's own doing now."""
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda shares: 0.09 if shares.get(CPU, 1.0) == 0.0 else 0.5
+    bench.looks(30)
+    held, moves = bench.node.seen.shares, bench.moves()
+    bench.node.waits = lambda _: 0.09
+    bench.looks(300)
+
+    assert (held, moves) == ({CPU: 0.0}, [(CPU, "tried"), (CPU, "squeezed")])
+    assert (bench.node.seen.shares, bench.rung(CPU)) == ({}, "open")
+
+
 def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told() -> None:
     bench = Bench()
     bench.node.waits, bench.node.own_s = (lambda _: 0.5), 3.0
