@@ -165,7 +165,7 @@ class PartSettings(Struct, frozen=True):
         ladder = LadderSettings(
             close_after_s=config.close_after_s,
             closed_calm_s=config.open_after_s,
-            longest_calm_s=config.open_after_most_s,
+            longest_calm_s=max(config.open_after_s, config.open_after_most_s),
             budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
             resources=tuple(
                 replace(one, evict_after_s=after_s[one.name], trial_s=trial_s[one.name])

@@ -9,7 +9,7 @@ from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
 from criproxy.control.guardlaw import GuardLaw
-from criproxy.control.interference.ladder import LadderSettings
+from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model import CPU, MEMORY
@@ -203,6 +203,13 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
         "io": 7.0,
     }
     assert set_so.ladder.budget.most == 2
+
+
+def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
+    config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
+    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
+
+    assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
 
 
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
