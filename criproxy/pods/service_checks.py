@@ -180,13 +180,16 @@ class ServiceChecks(Struct):
         service.read_s = self.clock.boottime_s()
 
     def _container(self, sandbox_id: str, check: ServiceCheck) -> str:
-        """The id of the one that a command is to run in; "": it is no command. Raises ValueError."""
+        """The id of the one that a command is to run in; "": it is no command. Raises ValueError.
+
+        Of one that was started again, the last: until the next listing, the one before counts as running, too.
+        """
         if check.exec is None:
             return ""
         running = self.inventory.containers_of(sandbox_id)
         wanted = check.exec.container
-        found = [one.id for one in running if not wanted or one.name == wanted]
+        found = {one.name: one.id for one in running if not wanted or one.name == wanted}
         if len(found) != 1:
-            names = ", ".join(sorted(one.name for one in running))
+            names = ", ".join(sorted({one.name for one in running}))
             raise ValueError(f"there is not exactly one container {wanted} that runs, of {names or 'none'}")
-        return found[0]
+        return next(iter(found.values()))

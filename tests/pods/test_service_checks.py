@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import structlog
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from criproxy.control.clock import Clock
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
 from criproxy.model import Pod, PodRef
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, ServiceChecks, TooLargeError
 from tests.fakes.clock import FakeClock
@@ -278,6 +280,23 @@ def test_command_runs_in_the_container_that_is_named(names: tuple[str, ...], ask
         await bench.seconds(1)
         assert bench.asked == asked
         assert problem in bench.checks.services()[0].problem
+
+    run(test)
+
+
+def test_command_runs_in_the_container_that_was_started_last() -> None:
+    """Kubelet keeps the last one that ended, and only a listing, each minute, says that it does not run."""
+    node: Any = None
+    inventory = Inventory(node, node)
+    for id in ("c-before", "c-now"):
+        inventory.container_created(id, "s1", "main")
+        inventory.container_started(id)
+
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", EXEC)})
+        bench.containers = inventory.containers_of("s1")
+        await bench.seconds(1)
+        assert bench.asked == [("s1", "c-now")]
 
     run(test)
 
