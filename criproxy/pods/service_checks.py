@@ -41,11 +41,17 @@ class TooLargeError(Exception):
     """An answer of more than `MOST_BYTES`."""
 
 
+class NotAskedError(Exception):
+    """The service was not reached, for a reason that is not its own: the runtime does not answer."""
+
+
 class AsksServices(Protocol):
     """Asks one service, and takes no longer than the check's time-out."""
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
-        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError."""
+        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError, and
+        NotAskedError.
+        """
 
 
 class AskedService(Struct):
@@ -167,6 +173,9 @@ class ServiceChecks(Struct):
             service.due_s = self.clock.boottime_s() + PUT_OFF_S
             service.percent = None
             service.problem = f"its answer has more than {MOST_BYTES} bytes: it is asked again in {PUT_OFF_S:.0f} s"
+            return
+        except NotAskedError as error:
+            service.problem = f"it could not be asked: {error}"
             return
         except TimeoutError:
             outcome = ServiceAnswer(False, f"no answer within {check.timeout_s:g} s")

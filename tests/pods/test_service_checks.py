@@ -14,7 +14,7 @@ from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnsw
 from criproxy.model import Pod, PodRef
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, ServiceChecks, TooLargeError
+from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, NotAskedError, ServiceChecks, TooLargeError
 from tests.fakes.clock import FakeClock
 
 HTTP = '{"http": {"port": 80}, "threshold": 100, "hold_s": 7, "every_s": 5, "timeout_s": 1}'
@@ -119,6 +119,23 @@ def test_failing_service_is_harm_only_once_it_was_well() -> None:
         await bench.seconds(5)
         assert bench.percents() == [200.0]
         assert bench.checks.services()[0].problem == "refused"
+
+    run(test)
+
+
+def test_service_that_could_not_be_asked_is_not_failing_but_unknown_in_the_end() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(6)
+        bench.says = NotAskedError("the runtime is restarted")
+        await bench.seconds(6)
+        soon = bench.percents()
+        await bench.seconds(12)
+        assert (soon, bench.percents()) == ([50.0], [])
+        assert bench.checks.services()[0].problem == "it could not be asked: the runtime is restarted"
+        bench.says = ServiceAnswer(True, "60")
+        await bench.seconds(6)
+        assert (bench.percents(), bench.checks.services()[0].problem) == ([60.0], "")
 
     run(test)
 
