@@ -610,7 +610,8 @@ class Box:
         if not self._settings.tiers:
             return replace(limits, protected=False)
         mid = place.name in self._mid
-        return replace(limits, cpu_weight=tiered(limits.cpu_weight, mid, self._version), protected=mid)
+        weight = tiered(limits.cpu_weight, mid, self._version)
+        return replace(limits, cpu_weight=weight, protected=mid and self._version == 2)
 
     def _held_by(self, path: str) -> PodLimits | None:
         """The limits of a pod's cgroup; None: it has gone."""

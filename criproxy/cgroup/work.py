@@ -1,8 +1,9 @@
 """Counts the cycles and instructions of online pods, by the processor's own counters (perf_event_open).
 
 Each pod takes a pair of counters on each CPU, which the kernel switches with the pod's threads. `MOST_PAIRS` bounds
-what that costs; pods beyond that are not counted. Where there are no such counters, as in most virtual machines, or
-they are not permitted, it is said why.
+what that costs, and no more than half of the descriptors that this process may have are theirs: with none left, no call
+of kubelet's would be taken, and no limit written. Pods beyond that are not counted. Where there are no such counters
+(most virtual machines have none), or they are not permitted, it is said why.
 
 Source: perf_event_open(2), PERF_FLAG_PID_CGROUP, PERF_FORMAT_GROUP; include/uapi/linux/perf_event.h.
 """
@@ -10,6 +11,7 @@ Source: perf_event_open(2), PERF_FLAG_PID_CGROUP, PERF_FORMAT_GROUP; include/uap
 import contextlib
 import errno
 import os
+import resource
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +46,12 @@ DENIED: Final = (
     "perf_event_open is not permitted: add CapabilityBoundingSet=CAP_PERFMON and SystemCallFilter=perf_event_open to "
     "criproxy.service, see docs/operation.md, Cycles per instruction"
 )
+
+
+def most_pairs() -> int:
+    """How many there may be now."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_PAIRS if descriptors == resource.RLIM_INFINITY else min(MOST_PAIRS, descriptors // 2 // 2)
 
 
 class ProcessorCounters(Protocol):
@@ -139,7 +147,7 @@ class WorkReader:
 
     def _begin(self, pods: Mapping[str, Sequence[str]]) -> None:
         for uid in sorted(pods.keys() - self._open.keys()):
-            if (len(self._open) + 1) * len(self._cpus) > MOST_PAIRS:
+            if (len(self._open) + 1) * len(self._cpus) > most_pairs():
                 return
             if (cgroup := self._directory(pods[uid])) is not None:
                 self._begin_one(uid, cgroup)

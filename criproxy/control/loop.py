@@ -213,13 +213,18 @@ class Loop(Struct, eq=False):
 
     async def _fall_back(self) -> None:
         """Without a prediction for as long as one reaches ahead, nothing is known of online any more: the floor."""
-        if self._predicted is None:
+        if self._predicted is None or self._still_predicted:
             return
         last, t_s = self._predicted[0], self.clock.boottime_s()
-        if t_s - last.t_s <= self.settings.predictor.horizon_s:
-            return
         note = f"no sample for {t_s - last.t_s:.0f} s"
         await self._apply(replace(last, t_s=t_s), dict.fromkeys(last.of, ResourcePrediction(None, note)))
+
+    @property
+    def _still_predicted(self) -> bool:
+        """Whether the last prediction still reaches as far as now."""
+        if self._predicted is None:
+            return False
+        return self.clock.boottime_s() - self._predicted[0].t_s <= self.settings.predictor.horizon_s
 
     def _tell_discarded(self) -> None:
         """Each to the observer; to the log once, until a reading was a measurement."""
@@ -281,9 +286,11 @@ class Loop(Struct, eq=False):
 
     async def renew(self) -> None:
         """Decide anew from the last sample, as what is seen can't wait for the next. Raises what the box does."""
-        if self._predicted is not None:
+        if self._predicted is not None and self._still_predicted:
             snapshot, prediction = self._predicted
             await self._apply(snapshot, prediction, self.box.starting)
+        else:
+            await self._fall_back()
 
     def checkpoint(self) -> dict[str, PredictorState]:
         """What a restart should keep, per resource."""

@@ -165,7 +165,7 @@ class PartSettings(Struct, frozen=True):
         ladder = LadderSettings(
             close_after_s=config.close_after_s,
             closed_calm_s=config.open_after_s,
-            longest_calm_s=config.open_after_most_s,
+            longest_calm_s=max(config.open_after_s, config.open_after_most_s),
             budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
             resources=tuple(
                 replace(one, evict_after_s=after_s[one.name], trial_s=trial_s[one.name])
@@ -181,11 +181,16 @@ class PartSettings(Struct, frozen=True):
         limits = self.modes.limits
         if limits is LimitsUse.WRITTEN and self.config.interference.enabled:
             return DisksUse.HELD
-        return DisksUse.LIFTED if limits in (LimitsUse.WRITTEN, LimitsUse.LIFTED) else DisksUse.LEFT
+        return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or self._lifts else DisksUse.LEFT
+
+    @property
+    def _lifts(self) -> bool:
+        """Colocation is off, and what runs stays. What is to be stopped is bounded until it has gone."""
+        return self.modes.limits is LimitsUse.LIFTED and self.config.colocation.on_disable == "release"
 
     def cache(self) -> CacheLimits | None:
         """None: what is in force is not ours to change."""
-        if self.modes.limits is LimitsUse.LIFTED:
+        if self._lifts:
             return CacheLimits()
         cache = self.config.cache
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None

@@ -10,27 +10,62 @@ from criproxy.control.interference.service_checks import GrpcCheck, HttpCheck, S
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
-from criproxy.pods.service_checks import MOST_BYTES, TooLargeError
+from criproxy.pods.service_checks import MOST, MOST_BYTES, NotAskedError, TooLargeError
 
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
 _SERVING: Final = b"\x08\x01"
 """HealthCheckResponse with status SERVING. Source: gRPC, grpc/health/v1/health.proto."""
 
 
+_ADDRESS_RATIO: Final = 0.8
+"""Of a check's time-out: so long the runtime has to tell where the pod is. If it takes longer, that is not the pod's
+doing.
+"""
+
+_MOST_KNOWN: Final = 4 * MOST
+"""Addresses; then all are asked for anew."""
+
+
 class ServiceAsker(Struct, frozen=True):
-    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1."""
+    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1.
+
+    A runtime that is restarted, or that is busy, must not make all services look down at once. So the address, which a
+    sandbox keeps for as long as it lives, is asked for once.
+    """
 
     runtime: PodsRuntime
+    _addresses: dict[str, str] = {}
+    """By sandbox."""
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
         if check.exec is not None:
-            status, output = await self.runtime.execute(container_id, check.exec.command, check.timeout_s)
+            try:
+                status, output = await self.runtime.execute(container_id, check.exec.command, check.timeout_s)
+            except CallError as error:
+                if error.code != Code.UNAVAILABLE:
+                    raise
+                raise NotAskedError(str(error)) from error
             if len(output) > MOST_BYTES:
                 raise TooLargeError
             text = output.decode(errors="replace")
             return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
-        host = await self.runtime.address(sandbox_id)
+        host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
         return await (_http(host, check.http) if check.http is not None else _health(host, check.grpc))
+
+    async def _address(self, sandbox_id: str, timeout_s: float) -> str:
+        if (known := self._addresses.get(sandbox_id)) is not None:
+            return known
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self.runtime.address(sandbox_id)
+        except TimeoutError as error:
+            raise NotAskedError(f"the runtime has not told its address within {timeout_s:g} s") from error
+        except CallError as error:
+            raise NotAskedError(str(error)) from error
+        if len(self._addresses) >= _MOST_KNOWN:
+            self._addresses.clear()
+        self._addresses[sandbox_id] = found
+        return found
 
 
 async def _http(host: str, check: HttpCheck) -> ServiceAnswer:

@@ -58,6 +58,8 @@ class DiskBounds(Struct, eq=False):
             changes = await self.box.hold_disks(self.state.bounds)
             if changes:
                 self.shared.log.debug("disks_bounded", changes=[one.new for one in changes])
+            return
+        self._lifted = False
 
     def read(self, reading: SignalReading | None) -> None:
         """What a look has found; None: nothing."""

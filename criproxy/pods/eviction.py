@@ -7,6 +7,9 @@ would take an online pod.
 What each would give back is read when one has to go: its working set, or the CPU or disk IO that it uses within a
 second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same time
 Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
+
+One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
+eviction, keeps the next from going until it has ended, or for `HOLD_S`. Where memory is scarce, none is given any.
 """
 
 import asyncio
@@ -54,7 +57,11 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 
 
 class PodEviction(Struct):
-    """`last`: who went last, and why, by resource. `_tried`: the sandboxes that were to be stopped, and when."""
+    """`last`: who went last, and why, by resource.
+
+    `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `HOLD_S`, or until
+    they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+    """
 
     shared: PodsShared
     box: Box
@@ -70,7 +77,7 @@ class PodEviction(Struct):
         for its own grace period, where memory is scarce.
         """
         now_s = self.shared.clock.boottime_s()
-        self._tried = {one: at_s for one, at_s in self._tried.items() if now_s - at_s < HOLD_S}
+        self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
         try:
             return await self._evict(order, setting, now_s)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
@@ -79,6 +86,8 @@ class PodEviction(Struct):
             return None
 
     async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
+        if order.resource != MEMORY and self._is_one_leaving():
+            return None
         sandboxes, candidates = await self._candidates(order.resource)
         covers = self.shared.holds.hold_offs.covers
         victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred)
@@ -98,13 +107,19 @@ class PodEviction(Struct):
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
         at = await self.stopper.evict_first(leaves, within_s=EVICT_S, grace_s=GRACE_S if at_once else None)
         sandbox_id, pod, why = leaves[at or 0]
-        self._tried[sandbox_id] = now_s
+        again_s = now_s + HOLD_S
+        self._tried[sandbox_id] = again_s if at is None else min(again_s, self.stopper.ends_s(sandbox_id))
         self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
         if at is None:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
         return victims[at or 0].candidate.owner
+
+    def _is_one_leaving(self) -> bool:
+        """Whether one that was to be stopped still has the time that it was given."""
+        running = {one.id for one in self.shared.inventory.running_pods}
+        return bool(self.stopper.leaving & self._tried.keys() & running)
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
         """One that a busy runtime does not stop in time is going all the same: it is counted, and the next may go."""

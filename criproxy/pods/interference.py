@@ -57,8 +57,9 @@ from criproxy.control.interference.service_checks import (
     SERVICE_CHECK,
     Hearing,
     at_rest,
+    excused,
     heard,
-    in_an_experiment,
+    in_a_case,
     worst_of,
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
@@ -208,6 +209,9 @@ class InterferenceWatch(Struct):
         else:
             with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
                 shown = await self._read(now_s)
+            if self._unseen.last:  # what the look before has shown holds no more
+                self.disks.read(None)
+                self.guard.acquit(False)
         await self._tick(now_s, shown, pods)
 
     async def _read(self, now_s: float) -> dict[str, float]:
@@ -232,7 +236,7 @@ class InterferenceWatch(Struct):
         seen = {one.name: observed(one, levels[one.name]) for one in known}
         cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
         self._own_limits = any(seen[one.name][1] for one in cpu)
-        if cpu:
+        if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = now_s
         self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
         shown = {name: value for name, (value, _) in seen.items() if value is not None}
@@ -244,14 +248,14 @@ class InterferenceWatch(Struct):
         if name not in responder.detectors:
             return
         signals, asked = self.services.signals(), self.services.services()
-        bar, since_s = responder.bars(now_s)[name], responder.trial_counts_from_s(name)
+        bar, case = responder.bars(now_s)[name], responder.ladder.case
         self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
-        if since_s is not None:
-            yield in_an_experiment(signals, self._hearing, since_s)
-        elif signals and responder.answers(name):
-            yield worst_of(signals)
+        if case is not None and case.detector == name:
+            word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
+            yield word
         elif signals:
-            word, self._hearing = at_rest(signals, self._hearing)
+            law = worst_of if responder.answers(name) else at_rest
+            word, self._hearing = law(signals, self._hearing)
             yield word
         elif asked:
             yield SignalValue(name, "%", gap=f"{asked[0].pod}: {asked[0].problem or 'it has not answered of late'}")
@@ -315,6 +319,9 @@ class InterferenceWatch(Struct):
             self.shared.counters.count("ladder_transitions", one.resource, one.after)
         for name in decision.exonerated:
             self.shared.counters.count("exonerations", name)
+        if SERVICE_CHECK in decision.exonerated:
+            rest = self._responder.detectors[SERVICE_CHECK].rest
+            self._hearing = excused(self.services.signals(), self._hearing, rest)
         self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
         self._close(decision.closed)
         self.services.hurry("" if self._responder.trial_counts_from_s(SERVICE_CHECK) is None else self._hearing.accuser)

@@ -41,11 +41,17 @@ class TooLargeError(Exception):
     """An answer of more than `MOST_BYTES`."""
 
 
+class NotAskedError(Exception):
+    """The service was not reached, for a reason that is not its own: the runtime does not answer."""
+
+
 class AsksServices(Protocol):
     """Asks one service, and takes no longer than the check's time-out."""
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
-        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError."""
+        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError, and
+        NotAskedError.
+        """
 
 
 class AskedService(Struct):
@@ -74,7 +80,9 @@ class ServiceChecks(Struct):
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _hurried: str = ""
     _known_well: frozenset[str] = frozenset()
-    """Sandboxes that a process before this one has found well."""
+    """Sandboxes whose service was well before they were asked for the first time, or again: by a process before this
+    one, or before a while in which nobody was asked.
+    """
 
     def configure(self, active: bool) -> None:
         self.active = active
@@ -99,7 +107,7 @@ class ServiceChecks(Struct):
     @property
     def well(self) -> frozenset[str]:
         """The sandboxes whose service has been well at least once."""
-        return frozenset(id for id, one in self._services.items() if one.was_well)
+        return self._known_well | {id for id, one in self._services.items() if one.was_well}
 
     def recall(self, well: Collection[str]) -> None:
         """These were well before a restart, so that what they say counts at once."""
@@ -124,12 +132,13 @@ class ServiceChecks(Struct):
     def look(self) -> None:
         """Begin with those that are due. Never waits, never raises."""
         if not self.active or not self.inventory.running_pods:
-            self._services = {}
+            self._known_well, self._services = self.well, {}
             return
         unbounded = self.unbounded.pods()
         online = {id: pod for id, pod in self.inventory.outside.items() if id not in unbounded}
         known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
         self._services = {id: one for id, one in known.items() if one is not None}
+        self._known_well = frozenset()
         now_s = self.clock.boottime_s()
         for place, (id, service) in enumerate(self._services.items()):
             if service.check is None:
@@ -165,6 +174,9 @@ class ServiceChecks(Struct):
             service.percent = None
             service.problem = f"its answer has more than {MOST_BYTES} bytes: it is asked again in {PUT_OFF_S:.0f} s"
             return
+        except NotAskedError as error:
+            service.problem = f"it could not be asked: {error}"
+            return
         except TimeoutError:
             outcome = ServiceAnswer(False, f"no answer within {check.timeout_s:g} s")
         except (OSError, ValueError) as error:
@@ -177,13 +189,16 @@ class ServiceChecks(Struct):
         service.read_s = self.clock.boottime_s()
 
     def _container(self, sandbox_id: str, check: ServiceCheck) -> str:
-        """The id of the one that a command is to run in; "": it is no command. Raises ValueError."""
+        """The id of the one that a command is to run in; "": it is no command. Raises ValueError.
+
+        Of one that was started again, the last: until the next listing, the one before counts as running, too.
+        """
         if check.exec is None:
             return ""
         running = self.inventory.containers_of(sandbox_id)
         wanted = check.exec.container
-        found = [one.id for one in running if not wanted or one.name == wanted]
+        found = {one.name: one.id for one in running if not wanted or one.name == wanted}
         if len(found) != 1:
-            names = ", ".join(sorted(one.name for one in running))
+            names = ", ".join(sorted({one.name for one in running}))
             raise ValueError(f"there is not exactly one container {wanted} that runs, of {names or 'none'}")
-        return found[0]
+        return next(iter(found.values()))

@@ -89,6 +89,16 @@ class PodStopper(Struct):
         """The sandboxes that were stopped, or evicted, of those that were last to be."""
         return frozenset(self._stopped) | frozenset(self._evicted)
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The sandboxes that have time now to end by themselves: after notice, or in the grace of an eviction."""
+        now_s = self.clock.boottime_s()
+        return frozenset(self._noticed) | {one for one, end_s in self._evicted.items() if now_s < end_s}
+
+    def ends_s(self, sandbox_id: str) -> float:
+        """When one that was evicted will have ended (CLOCK_BOOTTIME); infinite: it was not."""
+        return self._evicted.get(sandbox_id, math.inf)
+
     async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]], patient: Collection[str] = ()) -> None:
         """Have these leave, by sandbox id, for these reasons.
 
@@ -96,8 +106,7 @@ class PodStopper(Struct):
         `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
         """
         self.forget_others(wanted.keys())
-        now_s = self.clock.boottime_s()
-        leaving = {one for one, end_s in self._evicted.items() if now_s < end_s} | self._stopped | self._noticed.keys()
+        leaving = self.leaving | self._stopped
         # At once: one that will not stop must not keep the others.
         stops = [
             self._leave(one, pod, why, patient=one in patient)
@@ -131,7 +140,7 @@ class PodStopper(Struct):
         end_s = self.clock.boottime_s() + within_s
         for at, (sandbox_id, pod, why) in enumerate(victims):
             now_s = self.clock.boottime_s()
-            before_s = self._evicted.get(sandbox_id, math.inf)
+            before_s = self.ends_s(sandbox_id)
             if at == 0 and before_s <= now_s:
                 break
             try:

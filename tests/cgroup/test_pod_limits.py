@@ -1,5 +1,6 @@
 """Processes of the box, and what a pod had by kubelet's own cgroup: in force in the box, with every driver."""
 
+import asyncio
 import errno
 import shutil
 from dataclasses import dataclass
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
 from criproxy.model import UNLIMITED, LimitChange
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
@@ -246,3 +249,15 @@ def test_limits_of_a_pod_that_goes_while_they_are_read_are_none_and_not_the_lowe
         node.driver.pod_limits(path)
 
     assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("mid", [True, False])
+def test_what_a_pod_of_a_tier_has_is_not_carried_again_and_again(node: Node, mid: bool) -> None:
+    place = parse_kubelet_parent(node.set_by_kubelet())
+    box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}, tiers=True), lambda: UNLIMITED, FakeClock())
+
+    async def carried_twice() -> list[tuple[str, ...]]:
+        await box.admit(place, 0, mid=mid)
+        return [await box.carry() for _ in range(2)]
+
+    assert asyncio.run(carried_twice()) == [(), ()]

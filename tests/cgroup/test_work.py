@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +40,8 @@ class FakeCounters:
 
 
 class Site:
-    def __init__(self, root: Path) -> None:
-        self.root, self.counters = root, FakeCounters()
+    def __init__(self, root: Path, counters: FakeCounters | None = None) -> None:
+        self.root, self.counters = root, counters or FakeCounters()
         (root / "online").write_text("0-1\n")
         tree = Tree()
         access = FileAccess(2, {"": str(root)}, (str(root),), tree)
@@ -134,3 +135,34 @@ def test_kernel_counts_or_says_why_not() -> None:
         counters.close(pair)
     finally:
         os.close(cgroup)
+
+
+class RealDescriptors(FakeCounters):
+    """Each counter takes a descriptor, as the kernel's does."""
+
+    def open(self, cgroup: int, cpu: int) -> tuple[int, int]:
+        pair = os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY)
+        self.open_pairs[pair] = str(cpu)
+        return pair
+
+    def close(self, pair: tuple[int, int]) -> None:
+        super().close(pair)
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+def test_counters_leave_descriptors_to_the_sockets_and_files_of_everybody_else(tmp_path: Path) -> None:
+    site = Site(tmp_path, RealDescriptors())
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4 * len(os.listdir("/proc/self/fd")) + 64
+    pods = {f"p{number}": site.pod(f"p{number}") for number in range(most)}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        reading = site.reader.read(pods)
+        taken = len(site.counters.open_pairs) * 2
+    finally:
+        site.reader.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+    assert isinstance(reading, WorkReading)
+    assert 0 < taken <= most // 2

@@ -528,6 +528,16 @@ def test_renewed_decision_is_in_force_before_the_next_tick(node):
     assert len(node.observer.seen) == 19
 
 
+def test_renewed_decision_gives_no_more_than_the_floor_once_no_sample_has_come_for_a_horizon(node):
+    """A look that finds harm must not raise the box to what was predicted a minute ago."""
+    node.ticks(20)
+    node.box.usage_error = OSError("gone")
+    node.ticks(61)
+    node.loop.see(HarmSeen({"cpu": 0.9}))
+    asyncio.run(node.loop.renew())
+    assert node.box.limits == FLOORS
+
+
 def test_static_limit_gives_way_to_proven_harm_too():
     node = Node(replace(SETTINGS, policy=laws(StaticSettings(3.0, 0.5), StaticSettings(8 * GIB, GIB))))
     node.ticks(3)

@@ -1,16 +1,20 @@
 """What each part is set to, by the config, the schedule and how the daemon was started."""
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
 from criproxy.control.guardlaw import GuardLaw
-from criproxy.control.interference.ladder import LadderSettings
+from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
 from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
+from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
@@ -201,6 +205,13 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
     assert set_so.ladder.budget.most == 2
 
 
+def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
+    config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
+    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
+
+    assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
+
+
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
 def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
     config = Config(interference=Interference(trial_s=trial_s))
@@ -237,3 +248,16 @@ def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not
         held_off = replace(one, held_off="repair")
         assert (held_off.relieves, held_off.stops_by(), held_off.reconciler().when_off) == (False, frozenset(), None)
         assert held_off.modes.new_pod is one.modes.new_pod
+
+
+@pytest.mark.parametrize(
+    ("on_disable", "disks", "cache"),
+    [("release", DisksUse.LIFTED, CacheLimits()), ("evict", DisksUse.LEFT, None)],
+)
+def test_pods_that_are_to_be_stopped_as_colocation_is_off_stay_bounded_until_they_have_gone(
+    on_disable: Literal["release", "evict"], disks: DisksUse, cache: CacheLimits | None
+) -> None:
+    """As with CPU and memory: a disruption budget may keep them for long, and nobody looks for harm meanwhile."""
+    off = settings(Colocation(on_disable=on_disable))
+
+    assert (off.interference().disks, off.cache()) == (disks, cache)

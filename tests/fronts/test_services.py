@@ -12,8 +12,10 @@ from grpc import aio
 from criproxy.control.interference.service_checks import ExecCheck, GrpcCheck, HttpCheck, ServiceAnswer, ServiceCheck
 from criproxy.fronts.cri import cri_pb2 as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
+from criproxy.fronts.http2.client.connection import CallError
+from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.services import ServiceAsker
-from criproxy.pods.service_checks import MOST_BYTES, TooLargeError
+from criproxy.pods.service_checks import MOST_BYTES, NotAskedError, TooLargeError
 from integration.lab.ports import free_ports
 
 NODE, POD = 2, 0
@@ -215,5 +217,62 @@ def test_output_of_a_command_that_is_too_large_is_not_looked_at() -> None:
     async def test() -> None:
         with pytest.raises(TooLargeError):
             await ask(ServiceCheck(exec=ExecCheck(("yes",))), Link(output=b"1" * (MOST_BYTES + 1)))
+
+    run(test)
+
+
+# --- a runtime that does not answer ----------------------------------------------------------------------------------
+
+
+class AwayLink(Link):
+    """It ends each call so, while it is `away`; None: it never ends."""
+
+    def __init__(self, code: Code | None = Code.UNAVAILABLE) -> None:
+        super().__init__()
+        self.code, self.away = code, True
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        if not self.away:
+            return await super().call(method, request, timeout_s)
+        if self.code is None:
+            await asyncio.Event().wait()
+        raise CallError(method, self.code or Code.UNKNOWN, "the runtime is restarted")
+
+
+COMMAND = ServiceCheck(exec=ExecCheck(("true",)))
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.UNKNOWN, None])
+def test_pod_whose_address_the_runtime_does_not_tell_was_not_asked(code: Code | None) -> None:
+    async def test() -> None:
+        with pytest.raises(NotAskedError):
+            await ask(ServiceCheck(http=HttpCheck(80), timeout_s=0.1), AwayLink(code))
+
+    run(test)
+
+
+def test_service_is_asked_on_while_the_runtime_is_away() -> None:
+    async def test() -> None:
+        link = AwayLink()
+        asker = ServiceAsker(PodsRuntime(link))  # type: ignore[arg-type]
+        async with server(b"HTTP/1.1 200 OK\r\n\r\n") as port:
+            check = ServiceCheck(http=HttpCheck(port))
+            link.away = False
+            await asker.ask(check, "s1", "")
+            link.away = True
+            assert (await asker.ask(check, "s1", "")).well
+            with pytest.raises(NotAskedError):
+                await asker.ask(check, "s2", "")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(Code.UNAVAILABLE, NotAskedError), (Code.NOT_FOUND, CallError)], ids=["away", "no-container"]
+)
+def test_command_that_the_runtime_does_not_take_was_not_run(code: Code, error: type[Exception]) -> None:
+    async def test() -> None:
+        with pytest.raises(error):
+            await ask(COMMAND, AwayLink(code))
 
     run(test)

@@ -42,6 +42,8 @@ class Bench:
     running_pods: tuple[Sandbox, ...] = (SMALL, LARGE)
     disk_bytes_per_s: dict[str, int] = field(default_factory=dict)
     tiers: bool = False
+    containers: tuple[ListedContainer, ...] = ()
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
@@ -71,7 +73,10 @@ class Bench:
         return self.notices.get(sandbox_id, 0)
 
     def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
-        return ()
+        return self.containers
+
+    async def give_notice(self, container_id: str, notice_s: int) -> None:
+        await self.ends.wait()
 
     async def stop(self, sandbox_id: str) -> None:
         if self.fails:
@@ -228,6 +233,7 @@ class Api:
     def __init__(self, *names: str, away: bool = False, pods: Mapping[str, KnownPod] | None = None) -> None:
         self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
         self.pods = pods or {}
+        self.ends_s = 16.0
 
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
         return self.pods
@@ -238,7 +244,7 @@ class Api:
             return None
         if pod.name not in self.names:
             raise BudgetError("none")
-        return 16.0
+        return self.ends_s
 
 
 def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:
@@ -305,6 +311,17 @@ def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -
     assert (len(api.asked), bench.stopped) == (1, ["s2"])
 
 
+def test_evicted_pod_that_kubelet_does_not_end_in_time_goes_before_any_other() -> None:
+    """Where memory is nearly gone, kubelet may be as slow as all else: others must not go in its stead."""
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api)
+    bench.evict()
+    bench.clock.advance(api.ends_s)
+    bench.evict()
+
+    assert ([name for name, *_ in api.asked], bench.stopped) == (["job2"], ["s2"])
+
+
 def test_no_more_than_a_few_are_asked_for() -> None:
     api = Api()
     many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
@@ -323,3 +340,63 @@ def test_pod_of_the_low_tier_goes_before_the_one_that_uses_more(tiers: bool, gon
 
     assert asyncio.run(bench.eviction.evict(ORDER, ON_OVER_LIMIT)) is not None
     assert bench.stopped == gone
+
+
+# --- one, then it is looked again ------------------------------------------------------------------------------------
+
+
+OF_CPU = replace(ORDER, resource=CPU, signal="cpu_pressure")
+
+
+def test_none_goes_for_cpu_while_an_evicted_pod_has_its_grace_period() -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api)
+    bench.evict(OF_CPU)
+    bench.clock.advance(10.0)
+    meanwhile = bench.evict(OF_CPU)
+    bench.running_pods = (LARGE,)
+    later = bench.evict(OF_CPU)
+
+    assert (meanwhile, later) == (None, "")
+    assert [name for name, *_ in api.asked] == ["job1", "job2"]
+
+
+def test_none_goes_for_cpu_while_a_pod_has_its_notice() -> None:
+    bench = Bench(notices={"s1": 60}, containers=(ListedContainer("c1", "s1", "main", True),))
+
+    async def orders() -> list[list[str]]:
+        stopped = []
+        for _ in range(3):
+            await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+            bench.clock.advance(10.0)
+            stopped.append(list(bench.stopped))
+        bench.ends.set()
+        await asyncio.sleep(0.01)
+        await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        return [*stopped, bench.stopped]
+
+    assert asyncio.run(orders()) == [[], [], [], ["s1", "s2"]]
+
+
+def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_minute() -> None:
+    api = Api("job1", "job2")
+    api.ends_s = 3600.0
+    bench = Bench(evicts=api)
+    bench.evict(OF_CPU)
+    bench.clock.advance(HOLD_S - 2.0)
+    meanwhile = bench.evict(OF_CPU)
+    bench.clock.advance(2.0)
+    bench.cores = {"/offline/podu2": 0.5}
+    later = bench.evict(OF_CPU)
+
+    assert (meanwhile, later) == (None, "")
+    assert [name for name, *_ in api.asked] == ["job1", "job2"]
+
+
+def test_where_memory_is_scarce_nobody_waits_for_the_last_one() -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api)
+    bench.evict()
+    bench.evict()
+
+    assert [name for name, *_ in api.asked] == ["job2", "job1"]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import structlog
@@ -11,8 +12,9 @@ from structlog.testing import capture_logs
 from criproxy.control.clock import Clock
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
 from criproxy.model import Pod, PodRef
+from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, ServiceChecks, TooLargeError
+from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, NotAskedError, ServiceChecks, TooLargeError
 from tests.fakes.clock import FakeClock
 
 HTTP = '{"http": {"port": 80}, "threshold": 100, "hold_s": 7, "every_s": 5, "timeout_s": 1}'
@@ -121,6 +123,23 @@ def test_failing_service_is_harm_only_once_it_was_well() -> None:
     run(test)
 
 
+def test_service_that_could_not_be_asked_is_not_failing_but_unknown_in_the_end() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(6)
+        bench.says = NotAskedError("the runtime is restarted")
+        await bench.seconds(6)
+        soon = bench.percents()
+        await bench.seconds(12)
+        assert (soon, bench.percents()) == ([50.0], [])
+        assert bench.checks.services()[0].problem == "it could not be asked: the runtime is restarted"
+        bench.says = ServiceAnswer(True, "60")
+        await bench.seconds(6)
+        assert (bench.percents(), bench.checks.services()[0].problem) == ([60.0], "")
+
+    run(test)
+
+
 def test_service_that_was_well_before_a_restart_is_believed_at_once() -> None:
     async def test() -> None:
         before, after = (Bench({"s1": pod("web"), "s2": pod("api")}) for _ in range(2))
@@ -132,6 +151,31 @@ def test_service_that_was_well_before_a_restart_is_believed_at_once() -> None:
         await after.seconds(5)
         assert [(one.pod.name, one.percent) for one in after.checks.signals()] == [("web", 200.0)]
         assert after.checks.well == {"s1"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("idle", ["inactive", "no-offline-pod"])
+def test_service_that_was_well_before_a_while_without_offline_pods_is_believed_at_once(idle: str) -> None:
+    """As after a hold-off: what offline pods do then begins before the service is asked again."""
+
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(5)
+        pods = bench.running_pods
+        bench.running_pods = () if idle == "no-offline-pod" else pods
+        bench.checks.configure(idle != "inactive")
+        await bench.seconds(3)
+        known = bench.checks.well
+        bench.running_pods = pods
+        bench.checks.configure(True)
+        bench.says = ServiceAnswer(True, "250")
+        await bench.seconds(2)
+        assert known == {"s1"}, "a restart meanwhile keeps it, too"
+        assert bench.percents() == [250.0]
+        bench.outside = {}
+        await bench.seconds(1)
+        assert bench.checks.well == frozenset(), "pods that go are forgotten"
 
     run(test)
 
@@ -253,6 +297,23 @@ def test_command_runs_in_the_container_that_is_named(names: tuple[str, ...], ask
         await bench.seconds(1)
         assert bench.asked == asked
         assert problem in bench.checks.services()[0].problem
+
+    run(test)
+
+
+def test_command_runs_in_the_container_that_was_started_last() -> None:
+    """Kubelet keeps the last one that ended, and only a listing, each minute, says that it does not run."""
+    node: Any = None
+    inventory = Inventory(node, node)
+    for id in ("c-before", "c-now"):
+        inventory.container_created(id, "s1", "main")
+        inventory.container_started(id)
+
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", EXEC)})
+        bench.containers = inventory.containers_of("s1")
+        await bench.seconds(1)
+        assert bench.asked == [("s1", "c-now")]
 
     run(test)
 

@@ -108,6 +108,8 @@ def step(last: DiskCounters | None, this: DiskCounters | None, state: DisksState
     suspects = suspected(last, this, order.others) if read and last is not None and this is not None else frozenset()
     found = {}
     for number in {*state.of, *order.held, *(this.box if this is not None else ())}:
+        if this is not None and number not in this.node:  # it has gone: another may have its number one day
+            continue
         past = state.of.get(number, DiskPast())
         rates = _rates(number, last, this, seconds) if read and last is not None and this is not None else None
         if rates is not None:

@@ -46,7 +46,8 @@ convicts of it is no squeeze.
 in the samples, counts neither as calm nor as harm, and a state that was stored goes on where it stood. `harm_s` runs
 while a convicting signal is high, also within its hysteresis, and starts anew on each rung; `calm_s` runs while all of
 them are low. A signal that is not reported is neither, until it has been silent for `lost_s`: then it is taken for
-calm, as without evidence nothing is held back for ever.
+calm, as without evidence nothing is held back for ever. So is one that stays within its hysteresis for so long: it is
+no harm, and what is usual may have changed.
 
 **Evictions** keep to a budget whatever the signals say: see `Budget`. An order counts from the moment it is given.
 
@@ -222,7 +223,8 @@ class Conviction(Struct, frozen=True):
 class RungState(Struct, frozen=True):
     """A resource's rung and clocks; see the module. `convictions` and `closings` count how often it came there.
 
-    `floor_s`: for how long it has been at its floor. `relapses`: how often harm came back while it was eased.
+    `floor_s`: for how long it has been at its floor. `near_s`: for how long the signals that are high have been within
+    their hysteresis. `relapses`: how often harm came back while it was eased.
     """
 
     rung: Rung = Rung.OPEN
@@ -233,6 +235,7 @@ class RungState(Struct, frozen=True):
     silent_s: float = 0.0
     open_s: float = 0.0
     floor_s: float = 0.0
+    near_s: float = 0.0
     relapses: int = 0
     convictions: int = 0
     closings: int = 0
@@ -519,7 +522,9 @@ class _Step:
         seconds, settings = self._seconds, self._settings
         state = replace(state, floor_s=state.floor_s + seconds if state.share <= 0.0 else 0.0)
         high = [self._high(one, resource) for one in state.by]
-        if any(high):
+        near = any(high) and not self._is_harmed(state.by, resource)
+        state = replace(state, near_s=state.near_s + seconds if near else 0.0)
+        if any(high) and state.near_s < settings.lost_s:
             share = state.share if self._trying else round(state.share - _part(seconds, settings.to_floor_s), 6)
             state = replace(
                 state,
@@ -549,6 +554,10 @@ class _Step:
         if reading is None or detector is None:
             return None
         return (reading.emergency or reading.high) and self._to_account_for(detector, resource)
+
+    def _is_harmed(self, by: Iterable[Conviction], resource: str) -> bool:
+        """Whether a signal that convicts is above its bar, and not just within its hysteresis."""
+        return any(self._height(one) > 1.0 and self._high(one, resource) for one in by)
 
     def _seen_at_floor(self, one: Conviction, seconds: float) -> Conviction:
         """The mean of its excess over the `seconds` since it counts, or over about the last `close_after_s`."""
@@ -653,7 +662,7 @@ class _Step:
             emergency=name in self._emergencies,
             any_emergency=bool(self._emergencies),
             experiment=self._trying,
-            harmed=any(self._height(one) > 1.0 and self._high(one, name) for one in state.by),
+            harmed=self._is_harmed(state.by, name),
             disproved=bool(state.by) and all(map(self._is_disproved, state.by)),
         )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Final
 
 from msgspec import Struct
 
@@ -20,6 +21,8 @@ from criproxy.control.interference.ladder import (
     standing,
     step,
 )
+
+_ALL: Final = by_name(DETECTORS)
 
 
 class ResponderState(Struct, frozen=True):
@@ -103,6 +106,8 @@ class Responder:
         self._detectors = by_name(tuple(detectors))
         self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
         self._ladder = LadderState()
+        self._unused: Mapping[str, MonitorState] = {}
+        """Of detectors that are not at work now, what they had learned."""
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
@@ -181,7 +186,8 @@ class Responder:
         self._ladder = not_evicted(self._ladder)
 
     def state(self) -> ResponderState:
-        return ResponderState({name: monitor.state() for name, monitor in self._monitors.items()}, self._ladder)
+        at_work = {name: monitor.state() for name, monitor in self._monitors.items()}
+        return ResponderState({**self._unused, **at_work}, self._ladder)
 
     def load(self, state: ResponderState, shift_s: float = 0.0) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours; a detector that it does not know starts anew.
@@ -189,6 +195,8 @@ class Responder:
         Raises ValueError when what a detector had learned does not fit; the ladder is on its rung all the same.
         """
         self._ladder = shifted(state.ladder, shift_s)
+        others = _ALL.keys() - self._monitors.keys() if shift_s == 0.0 else frozenset[str]()
+        self._unused = {name: one for name, one in state.monitors.items() if name in others}
         for name, monitor in self._monitors.items():
             if name in state.monitors:
                 monitor.load(state.monitors[name], shift_s)

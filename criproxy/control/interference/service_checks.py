@@ -21,9 +21,14 @@ above its bar: so a service is kept back until it has been high for its own `hol
 of the others counts.
 
     at rest         the worst service that is low, or high for its `hold_s`
-    an experiment   the last word of the one that raised the alarm (`accuser`), given since what the box has lost takes
-                    effect; an older one would acquit the box whatever the experiment does. None: nothing is known
+    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was given
+                    since what the box has lost takes effect: an older one would acquit the box whatever the experiment
+                    does. None: nothing is known
     convicted       the worst, held or not
+
+A service that is unwell for a reason of its own, whatever the box does, must not outshout all others for as long as it
+is. So whose word the box was found not to be the cause of is *excused*: until it is within its threshold again, it is
+heard only when it is more than twice as far above the detector's `rest`.
 
 Pure.
 """
@@ -35,6 +40,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from criproxy.control.interference.signals import SignalValue
 from criproxy.model import PodRef
@@ -165,11 +171,15 @@ class ServiceSignal(Struct, frozen=True):
 class Hearing(Struct, frozen=True):
     """What is remembered of services: since when (boottime) those are high that are, by pod UID, and the `accuser`.
 
-    The accuser is the pod UID of the one whose word was shown last while nothing was tried; "": none was.
+    The accuser is the pod UID of the one whose word was shown last while nothing was tried nor convicted, `said_by` of
+    the one whose word was shown last; "": none was. `excused`: up to which percentage those are not heard that are, by
+    pod UID.
     """
 
     high_since_s: Mapping[str, float] = {}
     accuser: str = ""
+    said_by: str = ""
+    excused: Mapping[str, float] = {}
 
 
 def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
@@ -179,34 +189,59 @@ def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: 
         for one in signals
         if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
     }
-    return Hearing(since, before.accuser)
+    unwell = {one.pod.uid for one in signals if one.percent > 100.0}
+    still = {uid: percent for uid, percent in before.excused.items() if uid in unwell}
+    return replace(before, high_since_s=since, excused=still)
 
 
 def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
     """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
-    waiting = [one for one in signals if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
-    known = [one for one in signals if one not in waiting]
-    if not known:
-        one = max(waiting, key=_percent)
-        gap = f"{one.pod} says {one.percent:.0f} %, and not for {one.hold_s:g} s yet"
-        return SignalValue(SERVICE_CHECK, "%", gap=gap), hearing
-    worst = max(known, key=_percent)
-    return _word_of(worst), Hearing(hearing.high_since_s, worst.pod.uid)
+    count = _that_count(signals, hearing)
+    waiting = [one for one in count if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    known = [one for one in count if one not in waiting]
+    if known:
+        worst = max(known, key=_percent)
+        return _word_of(worst), replace(hearing, accuser=worst.pod.uid, said_by=worst.pod.uid)
+    if not waiting:
+        return _all_excused(signals), hearing
+    one = max(waiting, key=_percent)
+    gap = f"{one.pod} says {one.percent:.0f} %, and not for {one.hold_s:g} s yet"
+    return SignalValue(SERVICE_CHECK, "%", gap=gap), hearing
 
 
-def in_an_experiment(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float) -> SignalValue:
-    """What the accuser has said since `since_s` (boottime)."""
+def in_a_case(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float | None) -> tuple[SignalValue, Hearing]:
+    """What the accuser has said since `since_s` (boottime); None: at all, as no experiment is made now."""
     word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
     if word is None:
-        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more")
-    if word.read_s < since_s:
-        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began")
-    return _word_of(word)
+        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more"), hearing
+    if since_s is not None and word.read_s < since_s:
+        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began"), hearing
+    return _word_of(word), replace(hearing, said_by=word.pod.uid)
 
 
-def worst_of(signals: Sequence[ServiceSignal]) -> SignalValue:
+def worst_of(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
     """The worst, held or not; of at least one."""
-    return _word_of(max(signals, key=_percent))
+    count = _that_count(signals, hearing)
+    if not count:
+        return _all_excused(signals), hearing
+    worst = max(count, key=_percent)
+    return _word_of(worst), replace(hearing, said_by=worst.pod.uid)
+
+
+def excused(signals: Sequence[ServiceSignal], hearing: Hearing, rest: float) -> Hearing:
+    """The box was found not to be the cause of the word that was shown last. `rest`: the detector's."""
+    found = {one.pod.uid: rest + 2.0 * (one.percent - rest) for one in signals if one.pod.uid == hearing.said_by}
+    return replace(hearing, excused={**hearing.excused, **found})
+
+
+def _that_count(signals: Sequence[ServiceSignal], hearing: Hearing) -> list[ServiceSignal]:
+    return [one for one in signals if one.percent > hearing.excused.get(one.pod.uid, -math.inf)]
+
+
+def _all_excused(signals: Sequence[ServiceSignal]) -> SignalValue:
+    one = max(signals, key=_percent)
+    gap = f"{one.pod} says {one.percent:.0f} %, and the box was found not to be the cause"
+    return SignalValue(SERVICE_CHECK, "%", gap=gap)
 
 
 def _word_of(one: ServiceSignal) -> SignalValue:

@@ -33,7 +33,7 @@ PRIORITY: Final = "colocation.criproxy.io/priority"
 class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
 
-    For memory, `use` is anonymous memory; where nobody has a share of his own, `fair_share` is 0. `owner` is the uid or
+    For memory, `use` is the working set; where nobody has a share of his own, `fair_share` is 0. `owner` is the uid or
     name of what owns it (its Job), "": nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
     """
 

@@ -154,3 +154,17 @@ def test_gap_in_the_readings_or_a_counter_that_went_back_teaches_nothing() -> No
 
     assert disk.calm == learned
     assert step(None, None, disk.state, CALM) == disk.state
+
+
+def test_disk_that_has_gone_is_forgotten_with_its_bound() -> None:
+    """Volumes come and go for weeks, and another one may have its number."""
+    disk = Disk()
+    disk.seconds(10, (10, 100), (80, 800), CALM)
+    disk.seconds(3, (10, 100), (80, 800), with_share(0.0))
+    bounded = disk.state.bounds
+    gone = DiskCounters(disk.t_s + 1.0, {}, {}, {})
+    state = step(disk._last, gone, disk.state, HARM)
+
+    assert bounded == {SDA: FLOOR}
+    assert state == DisksState()
+    assert step(disk._last, None, disk.state, HARM).of.keys() == {SDA}, "what was not read says nothing"

@@ -17,8 +17,9 @@ from criproxy.control.interference.service_checks import (
     ServiceSignal,
     at_rest,
     check_of,
+    excused,
     heard,
-    in_an_experiment,
+    in_a_case,
     percent_of,
     problem_of,
     worst_of,
@@ -186,10 +187,30 @@ def test_service_that_waits_is_named() -> None:
 def test_experiment_is_judged_by_what_the_one_that_raised_the_alarm_says_meanwhile(
     signals: list[ServiceSignal], value: float | None, gap: str
 ) -> None:
-    found = in_an_experiment(signals, Hearing(accuser="u-a"), 10.0)
+    found, _ = in_a_case(signals, Hearing(accuser="u-a"), 10.0)
     assert (found.value, found.most, found.gap) == (value, value, gap)
 
 
 def test_worst_counts_at_once_after_a_conviction() -> None:
-    found = worst_of([said("a", 300, 0), said("b", 80, 0)])
+    found, _ = worst_of([said("a", 300, 0), said("b", 80, 0)], Hearing())
     assert (found.value, found.note) == (300, "said by shop/a")
+
+
+def test_between_two_experiments_of_a_case_only_the_accuser_counts() -> None:
+    found, hearing = in_a_case([said("a", 150, 1.0), said("b", 400, 1.0)], Hearing(accuser="u-a"), None)
+    assert (found.value, hearing.said_by) == (150, "u-a")
+
+
+def test_excused_service_is_heard_when_it_is_far_worse_or_was_well_again() -> None:
+    loud, others = said("a", 200, 0, 0.0), said("b", 70, 0, 0.0)
+    _, hearing = at_rest([loud, others], Hearing())
+    hearing = excused([loud, others], hearing, 50.0)
+    still = at_rest([loud, others], heard([loud, others], hearing, 150.0, 148.0))[0]
+    alone = at_rest([loud], hearing)[0]
+    worse = at_rest([said("a", 360, 0, 0.0), others], hearing)[0]
+    again = at_rest([loud, others], heard([said("a", 90, 0), others], hearing, 150.0, 148.0))[0]
+
+    assert [one.value for one in (still, alone, worse, again)] == [70, None, 360, 200]
+    assert alone.gap == "shop/a says 200 %, and the box was found not to be the cause"
+    assert worst_of([loud, others], hearing)[0].value == 70
+    assert worst_of([loud], hearing)[0].value is None
