@@ -69,21 +69,16 @@ def parse_flat_keyed(text: str) -> dict[str, int]:
 
 def node_working_set_bytes(meminfo: str) -> int:
     """The node's memory in use but for inactive page cache, as kubelet counts it. Source: proc(5), /proc/meminfo."""
-    kilobytes = {}
-    for line in meminfo.splitlines():
-        key, _, rest = line.partition(":")
-        if key in ("MemTotal", "MemFree", "Inactive(file)"):
-            kilobytes[key] = int(rest.split()[0])
-    return max(0, kilobytes["MemTotal"] - kilobytes["MemFree"] - kilobytes["Inactive(file)"]) * 1024
+    total, free, inactive = (memory_bytes(meminfo, key) for key in ("MemTotal", "MemFree", "Inactive(file)"))
+    if total is None or free is None or inactive is None:
+        raise KeyError("/proc/meminfo lacks MemTotal, MemFree or Inactive(file)")
+    return max(0, total - free - inactive)
 
 
 def memory_bytes(meminfo: str, key: str) -> int | None:
     """A line of /proc/meminfo; None: this kernel has none. Source: proc(5), /proc/meminfo."""
-    for line in meminfo.splitlines():
-        name, _, rest = line.partition(":")
-        if name == key:
-            return int(rest.split()[0]) * 1024
-    return None
+    _, found, rest = f"\n{meminfo}".partition(f"\n{key}:")  # of fifty lines, each second
+    return int(rest.split(maxsplit=1)[0]) * 1024 if found else None
 
 
 def parse_pressure(text: str) -> dict[str, float]:

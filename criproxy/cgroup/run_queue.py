@@ -12,6 +12,8 @@ it says something in the next reading only. The cgroups below kubepods are liste
 
 What is read is /proc/TID/schedstat, for which the kernel waits for no lock that a starved process could hold. A
 thread's id is enough, although `ls /proc` shows processes only (measured: the same values as in /proc/PID/task/TID).
+The file stays open for as long as the thread is looked at: to open it costs five times what reading it does, and one
+that is open is never of another thread that has got the id meanwhile.
 """
 
 import errno
@@ -56,6 +58,8 @@ class RunQueueSampler:
         self._list = "tasks" if access.version == 1 else "cgroup.threads"
         self._watched: dict[int, str] = {}
         """By thread id, the cgroup that the thread was found in."""
+        self._opened: dict[int, int] = {}
+        """By thread id, the descriptor of its times."""
         self._last: dict[int, ThreadTimes] = {}
         self._cgroups: list[str] = []
         self._next = self._round = 0
@@ -75,11 +79,18 @@ class RunQueueSampler:
         fresh = known | self._times({tid: cgroup for tid, cgroup in found.items() if tid not in known})
         self._last = {tid: again[tid] for tid in kept} | fresh
         self._watched = {tid: times.cgroup for tid, times in self._last.items()}
+        self._close_others()
         return RunQueue(self._clock(), again | fresh)
 
     def forget(self) -> None:
         """Begin anew: nothing is looked at meanwhile."""
         self._watched, self._last, self._cgroups, self._next = {}, {}, [], 0
+        self._close_others()
+
+    def _close_others(self) -> None:
+        """Close the files of all that is not looked at any more."""
+        for tid in self._opened.keys() - self._watched.keys():
+            self._tree.close(self._opened.pop(tid))
 
     def _why_not(self) -> str:
         """Our own times tell: whoever reads has run."""
@@ -99,13 +110,21 @@ class RunQueueSampler:
         found = {}
         for tid, cgroup in threads.items():
             try:
-                times = files.parse_schedstat(self._tree.read(f"{self._proc}/{tid}/schedstat"))
+                times = files.parse_schedstat(self._schedstat(tid))
             except CgroupError as error:
-                if error.errno in _ENDED:
-                    continue
-                raise
+                if error.errno not in _ENDED:
+                    raise
+                if tid in self._opened:  # the id may be another thread's already
+                    self._tree.close(self._opened.pop(tid))
+                continue
             found[tid] = ThreadTimes(cgroup, *(times or (0.0, 0.0)))
         return found
+
+    def _schedstat(self, tid: int) -> str:
+        file, fd = f"{self._proc}/{tid}/schedstat", self._opened.get(tid)
+        if fd is None:
+            fd = self._opened[tid] = self._tree.open(file)
+        return self._tree.read_open(fd, file)
 
     def _found(self, online: str, most: int) -> dict[int, str]:
         """The next fresh threads, and their cgroups; a reading begins one round at most."""

@@ -159,7 +159,7 @@ class SignalReader:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def _room(self) -> MemoryRoom:
-        meminfo = self._tree.read(f"{self._proc}/meminfo")
+        meminfo = self._tree.read_often(f"{self._proc}/meminfo")
         capacity = files.memory_bytes(meminfo, "MemTotal") or 0
         kubelets = capacity - files.node_working_set_bytes(meminfo)
         return MemoryRoom(capacity, files.memory_bytes(meminfo, "MemAvailable"), kubelets)

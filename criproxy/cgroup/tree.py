@@ -27,6 +27,9 @@ def if_there() -> Iterator[None]:
 _AT_ONCE_BYTES: Final = 1 << 14
 """More than most files have, and less than what malloc asks the kernel for."""
 
+_LINKS_OF_A_LEAF: Final = 2
+"""Of a file system that does not count directories' links (btrfs, overlayfs), they are 1."""
+
 _MOST_OPEN: Final = 128
 """Descriptors of a thread that stay open: some twenty of one box."""
 
@@ -71,6 +74,23 @@ class Tree:
             os.close(stale)
             return self.read(file)
         return text.decode().strip() if len(text) < _AT_ONCE_BYTES else self.read(file)
+
+    def open(self, file: str) -> int:
+        """A descriptor of it, for `read_open`; whoever has it closes it (`close`)."""
+        try:
+            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _failed(f"read {file}", error) from error
+
+    def read_open(self, fd: int, file: str) -> str:
+        """What a file that was opened holds now, if that is little. `file`: how to name it when that fails."""
+        try:
+            return os.pread(fd, _AT_ONCE_BYTES, 0).decode().strip()
+        except OSError as error:
+            raise _failed(f"read {file}", error) from error
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
 
     def _opened(self) -> dict[str, int]:
         """By file, the descriptors that stay open; another box's, and those of many, are closed."""
@@ -139,7 +159,14 @@ class Tree:
             raise _failed(f"remove cgroup {directory}", error) from error
 
     def children(self, directory: str) -> tuple[str, ...]:
-        """Names of the cgroups directly below; none when the directory does not exist."""
+        """Names of the cgroups directly below; none when the directory does not exist.
+
+        Most have none, which their links tell without a list of all their files: a directory's own two, and one of each
+        directory in it. Source: fs/kernfs/inode.c, kernfs_refresh_inode.
+        """
+        with contextlib.suppress(OSError):
+            if os.stat(directory).st_nlink == _LINKS_OF_A_LEAF:
+                return ()
         return tuple(entry.name for entry in self._entries(directory) if entry.is_dir(follow_symlinks=False))
 
     def files(self, directory: str, prefix: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ _LARGE_BYTES: Final = 512 * 1024
 DEFERRED_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
     "criproxy.kubelet.attachment",
-    "criproxy.fronts.cri.cri_pb2",
+    "criproxy.fronts.cri.lean_messages",
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",
@@ -80,6 +80,12 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     return_memory()
+    trim()
+
+
+def tidy() -> None:
+    """Much was made anew at once: have what nobody needs any more go. It takes some ms, in which nothing else runs."""
+    gc.collect()
     trim()
 
 

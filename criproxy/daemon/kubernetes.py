@@ -19,7 +19,7 @@ import structlog
 
 from criproxy.config import Config, Loaded, Override, load, load_above
 from criproxy.control.clock import Clock
-from criproxy.daemon.footprint import trim, without
+from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 POLICY_FILE: Final = "policy.json"
 """Beside the predictor's checkpoint."""
-
-LIBYAML: Final = "yaml._yaml"
-"""0.4 MiB, for a kubeconfig that takes some ms without."""
 
 _BEGIN_S: Final = 2.0
 """The first calls are not to share the interpreter with the imports."""
@@ -139,8 +136,6 @@ class KubernetesPart:
 
     def _find(self) -> "tuple[Credential, str]":
         """Blocks. Raises CredentialError or OSError."""
-        with without(LIBYAML):
-            import criproxy.kube.node_side  # noqa: F401 - here, in a thread: it takes its time
         from criproxy.kube.credential import KUBECONFIG, Credential, node_name
         from criproxy.kubelet.process import client
 
@@ -148,7 +143,10 @@ class KubernetesPart:
         self._kubeconfig = self._config.kubernetes.kubeconfig or kubelets or str(KUBECONFIG)
         credential = Credential(Path(self._kubeconfig))
         name = node_name(credential.access(), given)
-        trim()  # to import all this leaves 0.7 MiB behind
+        tidy()  # what has read the kubeconfig goes before the others come, which take its place
+        import criproxy.kube.node_side  # noqa: F401 - here, in a thread: it takes its time
+
+        tidy()
         self._trouble = ""
         return credential, name
 
@@ -235,8 +233,7 @@ def remembered(config: Config) -> Override | None:
     file = policy_file(config)
     if not os.path.lexists(file):  # nothing is imported for it
         return None
-    with without(LIBYAML):
-        from criproxy.kube.policy import NONE, PolicyError, PolicyFile
+    from criproxy.kube.policy import NONE, PolicyError, PolicyFile
 
     try:
         policy = PolicyFile(file).read()

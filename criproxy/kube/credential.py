@@ -56,6 +56,8 @@ class Credential:
     def __init__(self, file: Path = KUBECONFIG) -> None:
         self.file: Final = file
         self._access: Access | None = None
+        self._text = ""
+        """Of which the present one's config was made."""
         self._signature: _Signature = ()
         self.read_times = 0
 
@@ -67,14 +69,16 @@ class Credential:
         if self._access is not None and self._look(self._access.config) == self._signature:
             return self._access
         try:
-            config = parse(_text(self.file), str(self.file))
+            text = _text(self.file)
+            known = self._access  # kubelet rotates its certificate, and leaves its kubeconfig as it is
+            config = known.config if known and text == self._text else parse(text, str(self.file))
             signature = self._look(config)
             self._access = Access(config, _context(config), _token(config), _node(config.certificate))
         except (OSError, KubeconfigError) as error:  # ssl.SSLError is an OSError
             if self._access is None:
                 raise CredentialError(_in_words(error, self.file)) from error
         else:
-            self._signature = signature  # as it was before the files were read
+            self._text, self._signature = text, signature  # as it was before the files were read
             self.read_times += 1
         return self._access
 

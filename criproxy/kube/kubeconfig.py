@@ -6,14 +6,24 @@ Source: client-go, tools/clientcmd/api/v1 Config; Kubernetes, "Organizing Cluste
 import base64
 import binascii
 import posixpath
-from typing import Annotated, Any, Final
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-import yaml
 from msgspec import Struct, field
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 MAX_BYTES: Final = 1 << 20
+
+_YAML: Final = "yaml"
+_LIBYAML: Final = "yaml._yaml"
+_yaml_passes: Final = threading.Lock()
 
 Inline = Annotated[str, msgspec.Meta(max_length=MAX_BYTES)]
 
@@ -105,10 +115,9 @@ def parse(text: str, file: str) -> Kubeconfig:
     Raises KubeconfigError, which never shows a value: some are secrets.
     """
     try:
-        found = msgspec.convert(yaml.load(text, Loader=_LOADER), _Document)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise KubeconfigError(f"{file} is no YAML{f' (line {mark.line + 1})' if mark else ''}: correct it") from error
+        found = msgspec.convert(_loaded(text, file), _Document)
+    except KubeconfigError:
+        raise
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise KubeconfigError(f"{file}: {str(error)[:200]}: is it a kubeconfig?") from error
     context = _named(found.contexts, found.current_context, "context", file).context
@@ -131,7 +140,36 @@ def parse(text: str, file: str) -> Kubeconfig:
     )
 
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _loaded(text: str, file: str) -> Any:
+    try:
+        with _yaml() as yaml:
+            try:
+                return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            except yaml.YAMLError as error:
+                mark = getattr(error, "problem_mark", None)
+                line = f" (line {mark.line + 1})" if mark else ""
+                raise KubeconfigError(f"{file} is no YAML{line}: correct it") from error
+    except ImportError as error:  # an upgrade may have removed it
+        raise KubeconfigError(f"{file} can't be read, as {error}: install PyYAML, and restart criproxy") from error
+
+
+@contextmanager
+def _yaml() -> Iterator["ModuleType"]:
+    """PyYAML for as long as this lasts, unless it was there before. Raises ImportError.
+
+    It takes 0.7 MiB, and libyaml 0.4 more, for a file that is read once in months and takes some ms without that.
+    """
+    with _yaml_passes:
+        before = set(sys.modules)
+        if _LIBYAML not in before:
+            sys.modules[_LIBYAML] = None  # type: ignore[assignment]  # Source: Python, the import system, module cache
+        try:
+            import yaml
+
+            yield yaml
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == _YAML and name not in before]:
+                del sys.modules[name]
 
 
 def _named(found: list[Any], name: str, kind: str, file: str) -> Any:

@@ -294,6 +294,34 @@ def test_run_queue_goes_on_without_what_has_ended(unpressed: Node) -> None:
     assert set(unpressed.read().run_queue.threads) == {101}
 
 
+def test_run_queue_that_has_another_thread_s_id_by_now_is_read_anew(unpressed: Node) -> None:
+    unpressed.threads(CONTAINER, 101)
+    unpressed.read()
+    shutil.rmtree(unpressed.root / "101")
+    unpressed.threads(CONTAINER, 101)
+    unpressed.thread(101, 7_000_000_000)
+
+    assert unpressed.read().run_queue.threads == {101: ThreadTimes(CONTAINER, 7.0, 0.0)}
+
+
+def test_run_queue_keeps_the_files_open_of_those_that_it_looks_at_alone(unpressed: Node) -> None:
+    def opened() -> int:
+        names = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        return sum(name.startswith(str(unpressed.root)) and name.endswith("schedstat") for name in names)
+
+    for tid in range(1000, 1000 + 5 * MOST_THREADS):
+        unpressed.make(f"{ONLINE}/burstable/pod{tid}")
+        unpressed.threads(f"{ONLINE}/burstable/pod{tid}", tid)
+    most = 0
+    for _ in range(8):
+        unpressed.read()
+        most = max(most, opened())
+
+    assert 0 < most <= MOST_THREADS
+    unpressed.reader._run_queue.forget()
+    assert opened() == 0
+
+
 def test_run_queue_is_not_looked_at_where_there_is_pressure(v2: Node) -> None:
     v2.threads(CONTAINER, 101)
 

@@ -101,3 +101,22 @@ def test_kill_lets_a_pid_be_that_is_told_no_longer(child: subprocess.Popen[bytes
     Tree().kill(lambda: next(told))
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.1)
+
+
+def test_directory_without_others_in_it_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, listed, real = Tree(), list[str](), os.scandir
+    for name in ("a/b", "a/c", "d"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "a/b/cpu.max").touch()
+
+    def scandir(directory: str) -> object:
+        listed.append(directory)
+        return real(directory)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert sorted(tree.children(str(tmp_path))) == ["a", "d"]
+    assert sorted(tree.children(f"{tmp_path}/a")) == ["b", "c"]
+    assert [tree.children(f"{tmp_path}/{name}") for name in ("a/b", "d", "none")] == [(), (), ()]
+    (tmp_path / "d/e").mkdir()
+    assert tree.children(f"{tmp_path}/d") == ("e",)
+    assert listed == [str(tmp_path), f"{tmp_path}/a", f"{tmp_path}/none", f"{tmp_path}/d"]

@@ -51,23 +51,40 @@ def test_daemon_that_begins_to_listen_has_no_protobuf_yet() -> None:
     assert not {"google._upb._message", "criproxy.fronts.cri.cri_pb2"} & found
 
 
+def test_daemon_has_no_messages_that_protobuf_makes_in_python() -> None:
+    loaded = "from criproxy.fronts.cri import messages\nmessages.VersionRequest()\nfootprint.settle()"
+    found = modules_after(DAEMON + loaded)
+    assert "google._upb._message" in found, "this protobuf has none in C: what is looked for here has to be there"
+    assert not {"google.protobuf.internal.python_message", "google.protobuf.text_format"} & found
+    import_later = "import google.protobuf.internal.python_message as late\nassert late.InitMessage"
+    assert "google.protobuf.text_format" in modules_after(f"{DAEMON}{loaded}\n{import_later}")
+
+
 KUBECONFIG = """
-from criproxy.daemon.footprint import without
-from criproxy.daemon.kubernetes import LIBYAML
-with without(LIBYAML):
-    import criproxy.kube.node_side
+import criproxy.kube.node_side
 from criproxy.kube.kubeconfig import parse
 cluster = "{name: c, cluster: {server: 'https://a:6443'}}"
 context = "{name: x, context: {cluster: c, user: u}}"
 text = f"clusters: [{cluster}]\\nusers: [{{name: u, user: {{token: t}}}}]\\ncontexts: [{context}]\\ncurrent-context: x"
 assert parse(text, "f").port == 6443
+assert parse(text, "f").port == 6443
+"""
+
+SOUGHT = """
+class Sought:
+    def find_spec(self, name, path=None, target=None):
+        sought.append(name)
+sought = []
+sys.meta_path.insert(0, Sought())
+{then}
+assert "yaml" in sought and "yaml._yaml" not in sought, sought
 """
 
 
-def test_node_side_of_kubernetes_reads_a_kubeconfig_without_libyaml() -> None:
-    found = modules_after(KUBECONFIG)
-    assert "yaml" in found
-    assert "yaml._yaml" not in found
+def test_node_side_of_kubernetes_has_yaml_only_while_it_reads_a_kubeconfig_and_never_libyaml() -> None:
+    found = modules_after(SOUGHT.format(then=KUBECONFIG))
+    assert not {name for name in found if name.partition(".")[0] in ("yaml", "_yaml")}
+    assert {"yaml", "yaml.loader"} <= modules_after(f"import yaml\n{KUBECONFIG}"), "it was there before"
 
 
 def test_messages_are_those_of_protobuf() -> None:

@@ -156,6 +156,12 @@ class FakeKernel(Tree):
         """Nothing stays open: what is removed here does not answer ENODEV."""
         return self.read(file)
 
+    def read_open(self, fd: int, file: str) -> str:
+        """A file of a process that has ended answers ESRCH. Source: fs/proc/base.c, proc_single_show."""
+        if not os.fstat(fd).st_nlink:
+            raise _error(errno.ESRCH, file)
+        return super().read_open(fd, file)
+
     def write(self, file: str, value: str) -> None:
         directory, name = os.path.split(file)
         if not os.path.exists(file):

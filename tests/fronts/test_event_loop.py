@@ -221,3 +221,61 @@ def test_signal_ends_the_wait() -> None:
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(scenario())
+
+
+def test_direct_call_is_made_once_without_a_round_of_asyncio() -> None:
+    async def scenario() -> tuple[int, list[float]]:
+        use_timerfd()
+        loop, made = asyncio.get_running_loop(), list[float]()
+        assert isinstance(loop, EventLoop)
+        over = loop.create_future()
+
+        def call() -> None:
+            made.append(loop.time())
+            if len(made) == 5:
+                over.set_result(None)
+            else:
+                assert loop.call_directly(0.002, call)
+
+        began_s = loop.time()
+        assert loop.call_directly(0.01, call)
+        assert not loop.call_directly(0.0, made.clear), "one waits already"
+        await asyncio.sleep(0)
+        before = len(selections)
+        async with asyncio.timeout(20):
+            await over
+        await asyncio.sleep(0.01)
+        return len(selections) - before, [at_s - began_s for at_s in made]
+
+    selections: list[float | None] = []
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, EventLoop)
+        select_once = loop.waits.select
+        loop.waits.select = lambda timeout=None: selections.append(timeout) or select_once(timeout)  # type: ignore
+        rounds, made_s = runner.run(scenario())
+    assert len(made_s) == 5
+    assert made_s[0] >= 0.01
+    assert rounds < 5, "the five calls took none"
+
+
+def test_direct_call_has_no_timer_before_there_are_timerfds() -> None:
+    async def scenario() -> bool:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, EventLoop)
+        return loop.call_directly(0.0, pytest.fail)
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(scenario()) is False
+
+
+def test_timers_are_closed_with_the_loop() -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(asyncio.sleep(0))
+        runner.get_loop().use_timerfd()  # type: ignore[attr-defined]
+        assert opened() > before + 2
+    assert opened() == before

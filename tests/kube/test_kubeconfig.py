@@ -1,12 +1,14 @@
 """Kubeconfigs as kubeadm and others write them, and credentials from them."""
 
 import base64
+import sys
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy.kube import credential
 from criproxy.kube.credential import Credential, CredentialError
 from criproxy.kube.kubeconfig import KubeconfigError, Pem, parse
 
@@ -129,3 +131,24 @@ def test_credential_is_read_anew_when_the_certificate_is_another_one(authority):
 def test_token_that_would_break_a_header_is_refused(authority, token):
     with pytest.raises(CredentialError, match="token"):
         Credential(authority.kubeconfig(1, token=token)).access()
+
+
+def test_kubeconfig_that_is_as_it_was_is_not_parsed_again(tmp_path, monkeypatch):
+    """Kubelet rotates its certificate, or here its token, and leaves the kubeconfig as it is."""
+    parsed, file, token = [], tmp_path / "kubelet.conf", tmp_path / "token"
+    monkeypatch.setattr(credential, "parse", lambda *given: parsed.append(given) or parse(*given))
+    file.write_text(config(user={"tokenFile": "token"}))
+    found = Credential(file)
+    for text in ("one", "two-2"):
+        token.write_text(text)
+        assert found.access().token == text
+    assert len(parsed) == 1
+    file.write_text(config({"server": "https://other:6443"}, {"tokenFile": "token"}))
+    assert found.access().config.host == "other"
+    assert len(parsed) == 2
+
+
+def test_kubeconfig_where_yaml_is_no_more_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(KubeconfigError, match="install PyYAML"):
+        parse("a: b", FILE)
