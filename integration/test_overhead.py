@@ -61,8 +61,8 @@ class Node:
 
 
 @pytest.fixture
-def node(containerd: Containerd, client: CriClient, request: pytest.FixtureRequest) -> Iterator[Node]:
-    proxy = Criproxy(containerd.directory, containerd.socket, request.param)
+def node(containerd: Containerd, client: CriClient) -> Iterator[Node]:
+    proxy = Criproxy(containerd.directory, containerd.socket, config())
     proxy.log.unlink(missing_ok=True)
     proxy.start()
     with CriClient(proxy.socket) as through:
@@ -70,10 +70,12 @@ def node(containerd: Containerd, client: CriClient, request: pytest.FixtureReque
     proxy.stop()
 
 
-@pytest.mark.parametrize("node", [config()], indirect=True)
-def test_pod_that_prints_is_told_and_a_quiet_one_is_not(node: Node, say: Callable[[str], object]) -> None:
-    node.run("quiet", QUIET)
-    loud, container = node.run("loud", NEWLINES)
+def test_pod_that_prints_is_told_and_stopped_if_asked_and_a_quiet_one_runs_on(
+    node: Node, say: Callable[[str], object]
+) -> None:
+    _, quiet = node.run("quiet", QUIET)
+    _, loud = node.run("loud", NEWLINES)
+    pid = node.client.pid(loud)
     wait_until(lambda: bool(node.problems()), WAIT_S, "the problem", node.proxy.log)
     say(node.problems()[0])
     [problem] = node.problems()
@@ -85,17 +87,11 @@ def test_pod_that_prints_is_told_and_a_quiet_one_is_not(node: Node, say: Callabl
     assert node.metric("criproxy_runtime_overloaded") == 1
     assert node.metric("criproxy_offline_log_bytes_total") > 1e6
     assert node.metric("criproxy_runtime_cpu_seconds_total") > 0
-    assert is_running(node.client.pid(container))
-    node.client.stop_and_remove(loud)
-    wait_until(lambda: not node.problems(), WAIT_S, "no problem any more", node.proxy.log)
-    assert len(node.events("runtime_no_longer_overloaded")) == 1
+    assert (is_running(pid), node.events("evict")) == (True, [])
 
-
-@pytest.mark.parametrize("node", [config(on_runtime_overload="evict")], indirect=True)
-def test_pod_that_prints_is_stopped_if_asked_and_a_quiet_one_runs_on(node: Node) -> None:
-    _, quiet = node.run("quiet", QUIET)
-    _, loud = node.run("loud", NEWLINES)
-    pid = node.client.pid(loud)
+    node.proxy.configure(config(on_runtime_overload="evict"))
     wait_until(lambda: not is_running(pid), WAIT_S, "the end of the pod that prints", node.proxy.log)
     assert [event["pod"] for event in node.events("evict")] == ["default/loud"]
+    wait_until(lambda: not node.problems(), WAIT_S, "no problem any more", node.proxy.log)
+    assert len(node.events("runtime_no_longer_overloaded")) == 1
     assert is_running(node.client.pid(quiet))

@@ -75,6 +75,13 @@ class FileAccess:
                 return None
             raise
 
+    def _held_anew(self, row: KernelFile, value: Any) -> str | None:
+        """What the file holds in a cgroup that was just made; None: it is to be read, or may be missing."""
+        column = row.column(self.version)
+        if column is None or (row.optional and column.new != column.format.text(value)):
+            return None
+        return column.new
+
     def read_if_there(self, row: KernelFile, path: str) -> Any:
         """As `read`; None, too, when the cgroup has gone."""
         with if_there():
@@ -88,9 +95,13 @@ class FileAccess:
     def write(self, row: KernelFile, path: str, value: Any) -> None:
         self.tree.write(self.file(row, path), _column(row, self.version).format.text(value))
 
-    def settle(self, row: KernelFile, path: str, value: Any) -> list[LimitChange]:
-        """Make the file hold the value; does nothing when the file is optional, and not there. Raises CgroupError."""
-        if (held := self._held(row, path)) is None:
+    def settle(self, row: KernelFile, path: str, value: Any, *, made: bool = False) -> list[LimitChange]:
+        """Make the file hold the value; does nothing when the file is optional, and not there. Raises CgroupError.
+
+        `made`: the cgroup was made just now, so what it holds need not be read, where that is known.
+        """
+        held = self._held_anew(row, value) if made else None
+        if held is None and (held := self._held(row, path)) is None:
             return []
         file, form = self.file(row, path), _column(row, self.version).format
         want, old = form.text(value), form.held(held)
@@ -103,10 +114,10 @@ class FileAccess:
             raise contested(file, want.strip(), new.strip())
         return [self._changed(file, old, new)]
 
-    def settle_lowest(self, row: KernelFile, path: str) -> list[LimitChange]:
+    def settle_lowest(self, row: KernelFile, path: str, *, made: bool = False) -> list[LimitChange]:
         """As `settle`, with the lowest value; does nothing for a row that has none."""
         column = row.column(self.version)
-        return [] if column is None or column.lowest is None else self.settle(row, path, column.lowest)
+        return [] if column is None or column.lowest is None else self.settle(row, path, column.lowest, made=made)
 
     def note(self, row: KernelFile, path: str, value: Any) -> None:
         """What the file holds now is our own doing, or none of our business."""
@@ -127,10 +138,12 @@ class FileAccess:
         finally:
             self._lowering = None
 
-    def make(self, directory: str) -> None:
-        """Make one cgroup, unless it is there already."""
-        if self.tree.mkdir(directory):
+    def make(self, directory: str) -> bool:
+        """Make one cgroup; False: it is there already."""
+        made = self.tree.mkdir(directory)
+        if made:
             self.forget(directory)
+        return made
 
     def forget(self, directory: str) -> None:
         """The cgroup is gone; one of the same name starts anew."""

@@ -188,13 +188,13 @@ class KernelDriver:
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         box, path = checked_pod(pod)
         self._expect(pod)
-        self._version.make_pod(box, path, by_systemd=is_slice(pod))
+        made = self._version.make_pod(box, path, by_systemd=is_slice(pod))
         for name, row in self._pod_files:
             value = getattr(limits, name)
             if value is not None:
-                self._access.settle(row, path, value)
+                self._access.settle(row, path, value, made=made)
             else:
-                self._access.settle_lowest(row, path)
+                self._access.settle_lowest(row, path, made=made)
         if limits.hugetlb:
             self._version.enable_huge_pages(box)
         self._access.settle_family(rows.HUGE_PAGES, path, limits.hugetlb)

@@ -57,12 +57,16 @@ class Format(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A file in one version of cgroups. `properties` of a value; None: systemd is not asked to write this file."""
+    """A file in one version of cgroups. `properties` of a value; None: systemd is not asked to write this file.
+
+    `new`: what a cgroup that was just made holds; None: it is to be read.
+    """
 
     name: str
     format: Format
     lowest: Any = None
     properties: Callable[[Any], Properties] | None = None
+    new: str | None = None
 
 
 class KernelFile(Struct, frozen=True):
@@ -144,7 +148,10 @@ def _keyed(key: str) -> Format:
 
 
 def _v1(
-    interface: BaseFileInterface, lowest: Any = None, properties: Callable[[Any], Properties] | None = None
+    interface: BaseFileInterface,
+    lowest: Any = None,
+    properties: Callable[[Any], Properties] | None = None,
+    new: str | None = None,
 ) -> Column:
     """The column of a file of v1 that cgroupspy knows."""
 
@@ -153,7 +160,7 @@ def _v1(
         return frozenset(found) if isinstance(found, set) else found
 
     form = Format(lambda value: str(interface.sanitize_set(value)), value)
-    return Column(interface.filename.decode(), form, lowest, properties)
+    return Column(interface.filename.decode(), form, lowest, properties, new)
 
 
 # --- properties of systemd -------------------------------------------------------------------------------------------
@@ -182,8 +189,8 @@ CPU_IDLE: Final = KernelFile(
 """While it is set, the kernel refuses any write of the weight (EINVAL). On v1 it exists since Linux 5.15."""
 
 CPU_WEIGHT: Final = KernelFile(
-    v1=_v1(IntegerFile("cpu.shares"), lowest=2, properties=_property("CPUShares")),
-    v2=Column("cpu.weight", _NUMBER, lowest=1, properties=_property("CPUWeight")),
+    v1=_v1(IntegerFile("cpu.shares"), lowest=2, properties=_property("CPUShares"), new="1024"),
+    v2=Column("cpu.weight", _NUMBER, lowest=1, properties=_property("CPUWeight"), new="100"),
 )
 
 
@@ -212,7 +219,7 @@ DISK_WEIGHTS: Final = (IO_WEIGHT, IO_BFQ_WEIGHT)
 
 CPU_QUOTA: Final = KernelFile(
     v1=Column("cpu.cfs_quota_us", _CORES_V1, properties=_quota_properties),
-    v2=Column("cpu.max", _CORES, properties=_quota_properties),
+    v2=Column("cpu.max", _CORES, properties=_quota_properties, new=f"max {CFS_PERIOD_US}"),
 )
 """In cores. On v1, as far as `CPU_PERIOD` is ours."""
 
@@ -231,6 +238,7 @@ MEMORY_PROTECTED: Final = KernelFile(
         "memory.low",
         Format(lambda on: "max" if on else "0", lambda text: text != "0"),
         properties=lambda on: {"MemoryLow": INFINITY if on else 0},
+        new="0",
     )
 )
 """Whether reclaim takes the memory of its siblings first. In the box it holds against the box's other pods alone: what
@@ -250,8 +258,8 @@ MEMORY_FORCE_EMPTY: Final = KernelFile(v1=Column("memory.force_empty", _ORDER), 
 SWAP_MAX: Final = KernelFile(v2=Column("memory.swap.max", _COUNT, properties=_property("MemorySwapMax")), optional=True)
 
 PIDS_MAX: Final = KernelFile(
-    v1=Column("pids.max", _COUNT, properties=_property("TasksMax")),
-    v2=Column("pids.max", _COUNT, properties=_property("TasksMax")),
+    v1=Column("pids.max", _COUNT, properties=_property("TasksMax"), new="max"),
+    v2=Column("pids.max", _COUNT, properties=_property("TasksMax"), new="max"),
     optional=True,
 )
 """Processes and threads: below what is there, nothing ends, and nothing new starts. A root has no such file.

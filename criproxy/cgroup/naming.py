@@ -6,12 +6,16 @@ The box is a sibling of kubelet's `kubepods`, because weights compare siblings o
 
 import enum
 import re
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
 
 BOX: Final = "offline"
 _QOS_CLASSES: Final = ("besteffort", "burstable")
+_KEPT: Final = 512
+"""Paths whose parts are kept: a start of a pod, and each look at it, takes the same few apart again and again."""
+
 _LONGEST: Final = 1024
 _LONGEST_UNIT: Final = 255
 # No dot in a pod's name: with one it could end in ".slice", which has another meaning.
@@ -76,6 +80,7 @@ def pod_names(uid: str) -> tuple[str, str]:
     return f"pod{uid}", f"pod{uid.replace('-', '_')}"
 
 
+@lru_cache(_KEPT)
 def parse_kubelet_parent(cgroup_parent: str) -> PodParent:
     """Take apart the cgroup_parent that kubelet sends for a pod.
 
@@ -113,6 +118,7 @@ def driver_of_process(cgroups: str) -> Driver | None:
     return None
 
 
+@lru_cache(_KEPT)
 def parse_placement(placement: str) -> PodParent:
     """Take apart a cgroup_parent that `PodParent.in_box` made. Raises ValueError on everything else."""
     _check_length(placement)
@@ -123,6 +129,7 @@ def parse_placement(placement: str) -> PodParent:
     return PodParent(parse_box(head), _pod_name(name, placement))
 
 
+@lru_cache(_KEPT)
 def parse_box(path: str) -> BoxPath:
     """The box that `BoxPath.path` names. Raises ValueError on everything else."""
     _check_length(path)

@@ -103,7 +103,7 @@ class SignalReader:
             if error.errno in (*GONE, errno.EOPNOTSUPP):
                 return Missing(self._why_no_pressure(row, online))
             raise
-        return Stall(self._clock(), totals_s["some"], totals_s.get("full", 0.0))
+        return Stall(self._clock(), totals_s["some"])
 
     def _why_no_pressure(self, row: KernelFile, online: str) -> str:
         """A kernel without PSI has no such files, or they can't be read. Source: kernel/sched/psi.c."""

@@ -59,11 +59,14 @@ class V1Hierarchies:
         if self.access.read(rows.HIERARCHICAL_MEMORY, box) is False:  # EBUSY: there are children already
             self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
-    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
+    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> bool:
+        """Whether it is new in all hierarchies, and nobody has written to it yet."""
+        new = not by_systemd
         for root in self.access.roots:
             if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
                 self._make_all(root, box)
-            self._make(root, box, pod)
+            new = self._make(root, box, pod) and new
+        return new
 
     def enable_huge_pages(self, box: str) -> None:
         """A hierarchy has its controllers everywhere."""
@@ -82,13 +85,14 @@ class V1Hierarchies:
             self._make(root, parent, f"{parent}/{name}")
             parent = f"{parent}/{name}"
 
-    def _make(self, root: str, parent: str, path: str) -> None:
-        self.access.make(root + path)
+    def _make(self, root: str, parent: str, path: str) -> bool:
+        made = self.access.make(root + path)
         if root == self._cpuset:
             # A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's.
             for row in (rows.CPUS, rows.MEMORY_NODES):
                 if not self.access.read(row, path):
                     self.access.write(row, path, self.access.read(row, parent))
+        return made
 
     # --- cpusets ---------------------------------------------------------------------------------------------------
 

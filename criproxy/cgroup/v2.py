@@ -73,9 +73,9 @@ class V2Hierarchy:
             return _CONTROLLERS.intersection(available).issubset(enabled)
         return False
 
-    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> None:
-        if not by_systemd:
-            self.access.make(self.mount + pod)
+    def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> bool:
+        """Whether it is new, and nobody has written to it yet."""
+        return not by_systemd and self.access.make(self.mount + pod)
 
     def enable_huge_pages(self, box: str) -> None:
         """A controller that systemd does not know."""

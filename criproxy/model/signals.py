@@ -16,14 +16,13 @@ class Missing(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """For how long some task, or all that were not idle, waited for a resource (PSI), since the cgroup was made.
+    """For how long some task waited for a resource (PSI), since the cgroup was made.
 
-    `full_s` is 0.0 where the kernel does not say it. Source: Documentation/accounting/psi.rst.
+    Source: Documentation/accounting/psi.rst.
     """
 
     read_s: float
     some_s: float
-    full_s: float = 0.0
 
 
 class Throttling(Struct, frozen=True):

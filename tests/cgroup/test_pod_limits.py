@@ -175,6 +175,28 @@ def test_another_share_of_processes_leaves_a_squeeze_in_force(node: Node) -> Non
 # --- pods ------------------------------------------------------------------------------------------------------------
 
 
+def test_new_cgroup_of_a_pod_is_read_only_where_it_was_written(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pods: the second one's start tells of nothing but itself."""
+    node.tick()
+    node.driver.ensure_pod(node.pod, PodLimits())
+    reads, read = list[str](), node.kernel.read
+
+    def noted(file: str) -> str:
+        reads.append(file)
+        return read(file)
+
+    monkeypatch.setattr(node.kernel, "read", noted)
+    other = node.pod.replace("poda", "podb")
+
+    node.driver.ensure_pod(other, PodLimits(pids=UNLIMITED, cpu_cores=UNLIMITED if node.is_v2 else None))
+
+    of_pod = [Path(file).name for file in reads if "podb" in file and "cpuset" not in file]
+    written = "cpu.weight" if node.is_v2 else "cpu.shares"
+    assert of_pod == [written] if not node.by_systemd else written in of_pod
+    assert node.text(other, written) in ("1", "2")
+    assert node.text(other, "pids.max") == "max"
+
+
 def test_pod_has_in_the_box_what_kubelet_set_on_its_own_cgroup(node: Node) -> None:
     node.tick()
     cpu = {"cpu.weight": "20", "cpu.max": "50000 100000"} if node.is_v2 else {"cpu.shares": "512"}
