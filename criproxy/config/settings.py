@@ -217,7 +217,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
             "kernel has cpu.idle and a signal for CPU is at work, all of the node less the reserve, until there is "
             "evidence of harm (evidence). Once the box is found to harm online, the prediction holds, and then less."
         ),
-    ] = "prediction"
+    ] = "evidence"
     static_cores: Annotated[Cores, doc('The limit under control.policy = "static".')] | None = None
 
 
