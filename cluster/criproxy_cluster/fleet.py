@@ -140,7 +140,7 @@ class Fleet:
             entry.stage = Stage.WAITING
         else:
             entry.stage = Stage.IN_FORCE if report.in_force else Stage.REFUSED
-        entry.drained = entry.stage is Stage.IN_FORCE and not entry.view.lent
+        entry.drained = entry.stage is Stage.IN_FORCE and entry.view.empty
         self._put_in(name, entry)
         judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
         entry.memory = judgement.memory
