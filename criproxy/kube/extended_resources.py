@@ -255,14 +255,17 @@ def _reasons(
 
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
-    """Whether it has to be known what the pods were promised: something may sink, and not on purpose."""
+    """Whether it has to be known what the pods were promised: less than that may be published, and not on purpose."""
     if offered.withheld:
         return False
     return (
         last is None
         or last.raised
         or bool(offered.held)
-        or any(amount < last.quantities.get(name, 0) for name, amount in wanted(offered, settings).items())
+        or any(
+            name not in last.quantities or amount < last.quantities[name]
+            for name, amount in wanted(offered, settings).items()
+        )
     )
 
 
@@ -274,6 +277,7 @@ def publication(
     why_now: str,
 ) -> Publication:
     """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no."""
+        or bool(last.withheld)  # 0 was published whatever pods were promised, and some may run on
     want = wanted(offered, settings)
     bound_to = {} if offered.withheld else allocated
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
