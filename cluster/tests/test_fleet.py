@@ -356,6 +356,39 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
 
 
+def test_a_switch_is_not_done_before_all_nodes_were_looked_at():
+    fleet = fleet_of(2)
+    off = policy(enabled=False)
+    concerned = fleet.set_policy("night", off)
+    assert fleet.status("night")["off"]["done"] is False, "none was"
+
+    text, version = text_of((off,))
+    fleet.see(node("n0", {}, text, report={"version": version, "inForce": True}))
+    look_at(fleet, ["n0"])
+    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "one of two was"
+    fleet.changed_policies()
+    look_at(fleet, concerned)
+    assert (fleet.status("night")["off"]["done"], fleet.status("night")["nodes"]) == (False, 2)
+
+    fleet.see(node("n1", {}, text, report={"version": version, "inForce": True}))
+    fleet.see(node("n2"))
+    look_at(fleet, ["n1"])
+    assert fleet.status("night")["off"]["done"] is False, "one has come since"
+    fleet.changed_policies()
+    fleet.forget("n2")
+    assert fleet.changed_policies() == ["night"]
+    assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
+
+
+def test_a_policy_that_goes_takes_no_node_from_another_s_figures():
+    fleet = fleet_of(3)
+    fleet.set_policy("cluster", policy("cluster", enabled=False))
+    look_at(fleet, fleet.set_policy("night", policy()))
+
+    concerned = fleet.set_policy("night", None)
+    assert len(concerned) == fleet.status("cluster")["nodes"] == 3
+
+
 def test_a_node_s_label_switches_it_off():
     fleet = Fleet()
     fleet.see(node("n0", {SWITCH: "off"}))
