@@ -255,10 +255,10 @@ def _upgrade(options: argparse.Namespace) -> int:
 
 def _withdraw(options: argparse.Namespace) -> int:
     from criproxy.commands.withdraw import NotWithdrawnError, withdraw
-    from criproxy.config import load
+    from criproxy.daemon.kubernetes import load_first
 
-    try:
-        _print(withdraw(load(options.config).config))
+    try:  # as criproxy had it: the cluster's policy may say what is published, and by which names
+        _print(withdraw(load_first(options.config, dry_run=False).config))
     except NotWithdrawnError as error:
         return _fail(f"not withdrawn: {error}")
     return 0

@@ -87,6 +87,7 @@ class Controller:
         self._problems: dict[str, tuple[int, str]] = {}
         self._written: dict[str, Json] = {}
         self._listed = asyncio.Event()
+        self._nodes_seen = asyncio.Event()
         self._next_write_s = 0.0
 
     async def run(self) -> None:
@@ -186,6 +187,7 @@ class Controller:
 
     def _nodes_listed(self, names: set[str]) -> None:
         self._fleet.forget_all_but(names)
+        self._nodes_seen.set()
 
     def _node_changed(self, event: str, item: NodeObject) -> None:
         name = item.metadata.name
@@ -248,7 +250,8 @@ class Controller:
         asyncio.get_running_loop().call_later(pause_s(failures), lambda: self._queue.put(name, first=False))
 
     async def _tell(self) -> None:
-        """The status of policies."""
+        """The status of policies, which says nothing true before all nodes were seen."""
+        await self._nodes_seen.wait()
         while True:
             for name in self._fleet.changed_policies():
                 status = self._status(name)

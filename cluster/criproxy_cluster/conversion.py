@@ -11,7 +11,8 @@ How it works
   What was asked for stays in an annotation (`names.RESOURCES`), which the node's hook reads: the container runtime is
   told of CPU and memory only. An author may also ask for extended resources, of these or of another system's names, in
   the container or as Koordinator's annotation has it. They win over CPU and memory in the same container, which is what
-  a LimitRange adds.
+  a LimitRange adds: to its requests, to its limits or to both.
+- Of CPU and memory themselves, nothing is left; huge pages stay, with a request of 0 beside them that makes them valid.
 - A pod that asks for nothing asks for the least, or it would be placed on nodes that lend nothing.
 - A quantity that can't be meant is refused, with what to write instead.
 - It gets our priority class, unless it has one of the priorities that are meant for offline pods: with a high one it
@@ -31,7 +32,7 @@ plugin/pkg/admission/{runtimeclass,priority}/admission.go, pkg/apis/core/validat
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
@@ -181,18 +182,22 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
 def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:
     """Changes `resources`, and returns what is to be recorded of them.
 
-    `spare` is used when they say nothing of CPU and memory. `before` is what was recorded, perhaps by somebody else: it
-    is believed when it makes what is there.
+    `spare` is used when they name no extended resource. `before` is what was recorded, perhaps by somebody else: it is
+    believed when it makes what is there.
     """
-    if not any(_mentions(_table(resources.get(kind), f"{where}.resources.{kind}")) for kind in _KINDS):
+    if not any(_table(resources.get(kind), f"{where}.resources.{kind}").keys() & _EXTENDED for kind in _KINDS):
         for kind in _KINDS:
-            if said := {name: text for name, text in _table(spare.get(kind), where).items() if name in _KNOWN}:
+            if said := {name: text for name, text in _table(spare.get(kind), where).items() if name in _EXTENDED}:
                 resources[kind] = {**(resources.get(kind) or {}), **said}
-    asked = {kind: _asked(resources.get(kind) or {}, f"{where}.resources.{kind}", settings) for kind in _KINDS}
-    asked["requests"] = {**asked["limits"], **asked["requests"]}
     old = {kind: dict(resources.get(kind) or {}) for kind in _KINDS}
+    extended = {_EXTENDED[name] for table in old.values() for name in table if name in _EXTENDED}
+    asked = {kind: _asked(old[kind], f"{where}.resources.{kind}", settings, extended) for kind in _KINDS}
+    asked["requests"] = {**asked["limits"], **asked["requests"]}
+    named = dict.fromkeys(asked["requests"], "0") if _has_huge_pages(old) else {}
     for kind, table in _extended(asked, settings).items():
         kept = {name: text for name, text in old[kind].items() if name not in _KNOWN}
+        if kind == "requests":
+            kept |= named
         wanted = {name: _as_it_was(text, old[kind].get(name)) for name, text in table.items()}
         if kept or wanted or kind in resources:
             resources[kind] = {**kept, **wanted}
@@ -202,18 +207,23 @@ def _convert(where: str, resources: Json, spare: Json, before: Json, settings: C
     return recorded
 
 
-def _mentions(table: Json) -> bool:
-    return any(name in _KNOWN for name in table)
+def _has_huge_pages(resources: Json) -> bool:
+    """Then it has to name CPU or memory, though it be with 0, or the API server refuses the pod.
+
+    Source: pkg/apis/core/validation, "HugePages require cpu or memory".
+    """
+    return any(name.startswith("hugepages-") for kind in _KINDS for name in resources.get(kind) or {})
 
 
-def _asked(table: Json, where: str, settings: ConversionSettings) -> Asked:
-    """CPU in cores and memory in bytes, by the first name that is there: the published one, the plain, any other."""
+def _asked(table: Json, where: str, settings: ConversionSettings, extended: Collection[str] = ()) -> Asked:
+    """CPU in cores and memory in bytes, by the first name that is there: the published one, any other system's, the
+    plain one. Of `extended`, by no plain one: the container names them otherwise, here or in its other table.
+    """
     found: Asked = {}
-    for presets in ((settings.names,), None, PRESETS.values()):
-        named = (("cpu", "cpu", 0), ("memory", "memory", 0)) if presets is None else _named(presets)
-        for what, name, per_core in named:
-            if what not in found and name in table:
-                found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
+    plain = [(what, what, 0) for what in ("cpu", "memory") if what not in extended]
+    for what, name, per_core in (*_named((settings.names, *PRESETS.values())), *plain):
+        if what not in found and name in table:
+            found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
     return found
 
 
@@ -223,7 +233,8 @@ def _named(presets: Any) -> Iterator[tuple[str, str, int]]:
         yield "memory", names.memory, 0
 
 
-_KNOWN: Final = frozenset({"cpu", "memory", *(name for _, name, _ in _named(PRESETS.values()))})
+_EXTENDED: Final = {name: what for what, name, _ in _named(PRESETS.values())}
+_KNOWN: Final = frozenset({"cpu", "memory", *_EXTENDED})
 
 
 def _understood(what: str, name: str, per_core: int, text: Any, where: str) -> tuple[str, Fraction]:
@@ -297,7 +308,9 @@ def _makes(record: Json, resources: Json, settings: ConversionSettings) -> bool:
         return False
     now = {
         kind: {
-            name: str(rounded_up(amount(text))) for name, text in (resources.get(kind) or {}).items() if name in _KNOWN
+            name: str(rounded_up(amount(text)))
+            for name, text in (resources.get(kind) or {}).items()
+            if name in _EXTENDED
         }
         for kind in _KINDS
     }
@@ -317,6 +330,8 @@ def _ask_for_the_least(what: str, spec: Json, record: Json, settings: Conversion
         # A limit of 0 is none; with one, the request may not be above it.
         if least[kind] or name in (resources.get(kind) or {}):
             resources[kind] = {**(resources.get(kind) or {}), **(least[kind] or least["requests"])}
+    if _has_huge_pages(resources):
+        resources["requests"][what] = "0"
     entry = record.setdefault(str(first.get("name", "")), {})
     entry["requests"] = {**entry.get("requests", {}), what: LEAST[what][0]}
     if what in entry.get("limits", {}):

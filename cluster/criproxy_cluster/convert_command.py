@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 
@@ -27,6 +27,26 @@ class ManifestError(ValueError):
     """The file can't be read or converted; the message names it and the remedy."""
 
 
+def _number(loader: Any, node: yaml.ScalarNode) -> Any:
+    if ":" in node.value:
+        return loader.construct_scalar(node)
+    return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
+
+
+def _text(loader: Any, node: yaml.ScalarNode) -> Any:
+    return loader.construct_scalar(node)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain words as kubectl does: 53:53 is no number to the base of 60, and 2024-01-01 no date, but texts."""
+
+    yaml_constructors: ClassVar[Any] = {
+        **yaml.SafeLoader.yaml_constructors,
+        **{f"tag:yaml.org,2002:{kind}": _number for kind in ("int", "float")},
+        **{f"tag:yaml.org,2002:{kind}": _text for kind in ("timestamp", "value")},  # "value": a plain =
+    }
+
+
 def convert(file: str, settings: ConversionSettings) -> tuple[str, tuple[str, ...]]:
     """The manifest as YAML, and what its author should know. "-" is the standard input. Raises ManifestError."""
     notes: list[str] = []
@@ -47,7 +67,7 @@ def read_documents(file: str) -> list[Any]:
     if len(data) > MAX_BYTES:
         raise ManifestError(f"{file}: it has more than {MAX_BYTES >> 20} MiB: split it")
     try:
-        return [document for document in yaml.safe_load_all(data) if document is not None]
+        return [document for document in yaml.load_all(data, Loader=_Loader) if document is not None]
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         words = " ".join(str(error).split())
         raise ManifestError(f"{file}: it is neither YAML nor JSON: {words[:300]}: correct it") from error

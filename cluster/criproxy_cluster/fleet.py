@@ -61,6 +61,8 @@ class Fleet:
         self._due: list[tuple[float, str]] = []
         self._texts: dict[tuple[tuple[str, ...], bool], tuple[str, str] | None] = {}
         self._unusable: frozenset[str] = frozenset()
+        self._unseen: set[str] = set()
+        """Nodes that were not looked at since they came, or since a policy changed that concerns them."""
         self.looks = 0
 
     def __len__(self) -> int:
@@ -72,6 +74,7 @@ class Fleet:
         entry = self._nodes.get(node.name)
         if entry is None:
             self._nodes[node.name] = _Entry(node)
+            self._unseen.add(node.name)
         else:
             entry.view = node
 
@@ -79,6 +82,7 @@ class Fleet:
         entry = self._nodes.pop(name, None)
         if entry is not None:
             self._take_out(name, entry)
+            self._was_looked_at(name)
 
     def forget_all_but(self, names: set[str]) -> None:
         """After a list of all nodes."""
@@ -102,9 +106,11 @@ class Fleet:
             for node, entry in self._nodes.items()
             if name in entry.policies or any(selector.selects(entry.view.labels) for selector in selectors)
         ]
+        self._unseen.update(concerned)
         if policy is None:
             for node in concerned:
-                self._take_out(node, self._nodes[node])
+                entry = self._nodes[node]
+                entry.policies = tuple(other for other in entry.policies if other != name)
             self._tallies.pop(name, None)
             self._changed.discard(name)
         return concerned
@@ -140,14 +146,22 @@ class Fleet:
             entry.stage = Stage.WAITING
         else:
             entry.stage = Stage.IN_FORCE if report.in_force else Stage.REFUSED
-        entry.drained = entry.stage is Stage.IN_FORCE and not entry.view.lent
+        entry.drained = entry.stage is Stage.IN_FORCE and entry.view.empty
         self._put_in(name, entry)
+        self._was_looked_at(name)
         judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
         entry.memory = judgement.memory
         if judgement.due_s is not None and judgement.due_s != entry.due_s:
             heapq.heappush(self._due, (judgement.due_s, name))
         entry.due_s = judgement.due_s
         return judgement
+
+    def _was_looked_at(self, name: str) -> None:
+        """With the last one, it can be said whether a switch is done."""
+        before = len(self._unseen)
+        self._unseen.discard(name)
+        if before and not self._unseen:
+            self._changed.update(policy.name for policy in self._ordered if policy.off)
 
     def due(self, now_s: float) -> Iterator[str]:
         """The nodes whose time has come."""
@@ -198,7 +212,7 @@ class Fleet:
             "refusedBy": refused,
         }
         if policy.off:
-            status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched}
+            status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched and not self._unseen}
         return status
 
     def nodes_of(self, policy: str) -> Iterator[NodeView]:

@@ -46,6 +46,9 @@ CONDITION: Final = "ColocationReady"
 HELD: Final = "Held"
 """The condition's reason while offline pods are held back, as they hurt online ones."""
 
+OCCUPIED: Final = "Occupied"
+"""The condition's reason while nothing is lent, and offline pods run on."""
+
 SWITCH: Final = f"{PREFIX}switch"
 """A Node's label, written by people: "off" drains the node and publishes nothing, whatever its policies say."""
 

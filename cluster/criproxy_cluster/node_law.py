@@ -11,10 +11,13 @@ should be, nothing is written.
 | the policy's annotation | when its text is another one, unless `names.MANAGED` = "false" | when no policy selects it |
 | a label for each controller with an evicted pod | as the node's annotation says, `LONGEST_S` at most | then |
 | the taint, PreferNoSchedule | while the node holds offline pods back | when it has not for `CALM_S` |
-| 0 of all that is published, and why | when the condition is no newer for `AWAY_S` | the node itself publishes again |
+| 0 of all that is published, and why | when one that lends has said nothing for `AWAY_S` | the node publishes again |
 
 The taint is PreferNoSchedule: online pods go elsewhere if they can, and start here all the same if not. Offline pods
 are kept out by what the node publishes.
+
+A node that says it lends nothing any more (`kubernetes.publish = false`, criproxy removed) says no more after that, and
+what is published there is another system's. One that was away is no longer held back, so its taint goes in time.
 
 A node is away when its condition does not change, by the controller's clock; the node's clock may be wrong. A
 controller that has just begun believes the time in it, but for `TRUST_S` before the end: a node whose clock is behind
@@ -137,7 +140,7 @@ def _kept_out(node: NodeView, now_s: float, now_wall_s: float, due: list[float])
 
 def _is_uid(text: str) -> bool:
     """Whether it can be a label's name: the node's annotation may hold anything."""
-    return 0 < len(text) <= 63 and text.isascii() and text.replace("-", "").isalnum() and text[0] + text[-1] != "--"
+    return 0 < len(text) <= 63 and text.isascii() and text.replace("-", "").isalnum() and "-" not in (text[0], text[-1])
 
 
 def _tainted(node: NodeView) -> bool:
@@ -161,13 +164,12 @@ def _taints(node: NodeView, memory: Memory, now_s: float, due: list[float]) -> l
 
 
 def _away(node: NodeView, memory: Memory, now_s: float, now_wall_s: float, due: list[float]) -> Json | None:
-    if node.beat is None or not node.lent:  # not ours, or nothing that could mislead the scheduler
+    if node.beat is None or not node.lends:  # nothing there is ours
         return None
     ends_s = memory.beat_s + AWAY_S
     if now_s < ends_s:
         due.append(ends_s)
         return None
-    nothing = dict.fromkeys(node.lent, "0")
     condition = {
         "type": CONDITION,
         "status": "Unknown",
@@ -175,7 +177,9 @@ def _away(node: NodeView, memory: Memory, now_s: float, now_wall_s: float, due: 
         "message": f"criproxy on the node has said nothing for {AWAY_S / 60:.0f} minutes: 0 of each is published",
         "lastTransitionTime": rfc3339(now_wall_s),
     }
-    return {"status": {"capacity": nothing, "allocatable": nothing, "conditions": [condition]}}
+    nothing = dict.fromkeys(node.lent, "0")
+    amounts = {"capacity": nothing, "allocatable": nothing} if nothing else {}
+    return {"status": {**amounts, "conditions": [condition]}}
 
 
 def _wall_s(text: str | None) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import CONDITION, EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESETS
+from criproxy_cluster.names import CONDITION, EVICTED, EVICTED_FROM, OCCUPIED, POLICY, POLICY_STATUS, PRESETS
 from criproxy_cluster.quantities import amount
 
 _LENT: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
@@ -88,8 +88,15 @@ class NodeView(Struct, frozen=True):
     """The names of which it publishes more than 0."""
     beat: str | None
     """When its criproxy last wrote the condition."""
+    lends: bool
+    """Whether the condition says that it lends. What is published while it does not is somebody else's."""
     reason: str
     """The condition's."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it lends nothing, and no offline pod runs on."""
+        return not (self.lent or self.lends) and self.reason != OCCUPIED
 
     @property
     def kept_out(self) -> frozenset[str]:
@@ -114,6 +121,7 @@ def view(node: NodeObject) -> NodeView:
         taints=node.spec.taints or (),
         lent=tuple(sorted(lent)),
         beat=condition.lastHeartbeatTime if condition else None,
+        lends=condition is not None and condition.status == "True",
         reason=intern(condition.reason) if condition else "",
     )
 

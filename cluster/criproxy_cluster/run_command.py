@@ -30,11 +30,14 @@ STOP_S: Final = 10
 
 
 class RunSettings(Struct, frozen=True):
-    """`certificates`: a folder with tls.crt and tls.key; None: they are our own, in a Secret."""
+    """`certificates`: a folder with tls.crt and tls.key; None: they are our own, in a Secret.
+
+    `address` "": all that there are, as a Pod of an IPv6 cluster has no other.
+    """
 
     conversion: ConversionSettings = ConversionSettings()
     port: int = 9443
-    address: str = "0.0.0.0"
+    address: str = ""
     certificates: Path | None = None
 
 

@@ -103,6 +103,24 @@ def test_a_policy_reaches_its_nodes_and_says_what_came_of_it(kube, log):
     asyncio.run(scenario())
 
 
+def test_a_switch_is_not_said_to_be_done_before_its_nodes_were_seen(kube, log, monkeypatch):
+    """As another replica begins to lead: it lists the policies first, and 10,000 nodes take their time."""
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.3)
+    monkeypatch.setattr(module, "STATUS_S", 0.02)
+
+    async def scenario():
+        lends = {CPU: "4000"}
+        kube.put("nodes", node("n1", {"pool": "night"}, capacity=lends, allocatable=lends))
+        put_policy(kube, "night", enabled=False, selector=NIGHT["selector"])
+        kube.fail("GET .*/nodes$", 503)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 1)
+
+    asyncio.run(scenario())
+    told = [json.loads(line)["object"].get("status") for _, kind, line in kube.history if kind == "colocationpolicies"]
+    assert [one["off"]["done"] for one in told if one] == [False]
+
+
 def test_a_label_takes_effect_within_a_second_and_writes_one_node(kube, log):
     async def scenario():
         for number in range(50):

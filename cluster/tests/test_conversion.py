@@ -80,6 +80,10 @@ AMOUNTS = {
         {CPU: "1000", "cpu": "7", MEMORY: "4Mi", "memory": "1Gi"},
         {CPU: "1000", MEMORY: "4Mi"},
     ),
+    "another system's before cpu, which a LimitRange adds": (
+        {"gocrane.io/cpu": "2", "cpu": "100m", "gocrane.io/memory": "4Mi", "memory": "1Gi"},
+        {CPU: "2000", MEMORY: "4194304"},
+    ),
     "others stay": (
         {"cpu": "1", "memory": "4Mi", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
         {CPU: "1000", MEMORY: "4194304", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
@@ -110,6 +114,24 @@ def test_containers_of_every_kind_are_converted(kind):
 
     assert [resources(found, n, kind)["requests"] for n in (0, 1)] == [{CPU: "1000", MEMORY: "4194304"}] * 2
     assert recorded(found)["y"] == {"requests": {"cpu": "1", "memory": "4Mi"}}
+
+
+def test_a_limit_range_s_limit_is_not_below_an_extended_request():
+    """It gives a container limits of CPU and memory that has none, whatever its requests are."""
+    added = {"cpu": "500m", "memory": "512Mi"}
+    found = converted(pod(container(requests={CPU: "2000", MEMORY: "4Gi", **added}, limits=added)), BATCH)
+
+    assert resources(found) == {"requests": {CPU: "2000", MEMORY: "4Gi"}, "limits": {}}
+    assert recorded(found)["c"] == {"requests": {"cpu": "2000m", "memory": "4294967296"}}
+
+
+def test_huge_pages_stay_valid_beside_a_request_of_nothing():
+    asked = {"cpu": "1", "memory": "4Mi", "hugepages-2Mi": "4Mi"}
+    found = converted(pod(container(requests=asked, limits=asked)), BATCH)
+
+    lent = {CPU: "1000", MEMORY: "4194304", "hugepages-2Mi": "4Mi"}
+    assert resources(found) == {"requests": {**lent, "cpu": "0", "memory": "0"}, "limits": lent}
+    assert recorded(found)["c"]["requests"] == {"cpu": "1", "memory": "4Mi"}
 
 
 def test_what_was_asked_for_stays_in_the_annotation():
@@ -281,6 +303,14 @@ def test_koordinator_s_annotation_speaks_for_a_container_that_says_nothing():
     assert resources(found, 1)["requests"][CPU] == "1000"
 
 
+def test_koordinator_s_annotation_speaks_for_a_container_to_which_a_limit_range_has_added():
+    spec = json.dumps({"containers": {"c": {"requests": {CPU: "500"}}}})
+    added = {"cpu": "2", "memory": "4Mi"}
+    found = converted(pod(container(requests=added, limits=added), annotations={EXTENDED_SPEC: spec}), BATCH)
+
+    assert resources(found) == {"requests": {CPU: "500", MEMORY: "4194304"}, "limits": {MEMORY: "4194304"}}
+
+
 def test_koordinator_s_annotation_that_cannot_be_read_is_refused():
     with pytest.raises(ConversionError, match="extended-resource-spec"):
         converted(pod(annotations={EXTENDED_SPEC: "{"}), BATCH)
@@ -355,7 +385,9 @@ batch_cpus = st.sampled_from(["1k", "1500", 20, "0"])
 @st.composite
 def tables(draw):
     table = {}
-    for name, values in (("cpu", cpus), ("memory", memories), (CPU, batch_cpus), ("nvidia.com/gpu", st.just("1"))):
+    other = ("gocrane.io/cpu", st.sampled_from(["1", "2"]))
+    more = ((name, st.just("1")) for name in ("nvidia.com/gpu", "hugepages-2Mi"))
+    for name, values in (("cpu", cpus), ("memory", memories), (CPU, batch_cpus), other, *more):
         if draw(st.booleans()):
             table[name] = draw(values)
     return table
@@ -397,7 +429,9 @@ def test_nothing_asks_for_online_s_cpu_and_memory_and_no_request_is_above_its_li
     given = [*before["spec"]["containers"], *before["spec"]["initContainers"]]
     for old, one in zip(given, (*found["spec"]["containers"], *found["spec"]["initContainers"]), strict=True):
         requests, limits = (one.get("resources", {}).get(kind, {}) for kind in ("requests", "limits"))
-        assert not {"cpu", "memory"} & (requests.keys() | limits.keys())
+        assert not {"cpu", "memory"} & limits.keys()
+        assert not any(amount(requests.get(name, 0)) for name in ("cpu", "memory"))
+        assert "hugepages-2Mi" in {**requests, **limits} or not {"cpu", "memory"} & requests.keys()
         if "requests" not in old.get("resources", {}):  # else it may be above the limit as it came
             assert all(amount(requests[name]) <= amount(limits[name]) for name in (CPU, MEMORY) if name in limits)
     for one in found["spec"]["containers"]:

@@ -73,6 +73,21 @@ def test_several_documents_lists_and_others_are_kept_in_order(tmp_path, capsys):
     assert err.count("Pod web: it is not offline and stays as it is") == 2
 
 
+def test_plain_words_stay_what_kubectl_takes_them_for(tmp_path, capsys):
+    text = """
+        kind: Pod
+        metadata: {name: p, creationTimestamp: 2024-01-01T00:00:00Z, annotations: {day: 2024-01-01}}
+        spec: {containers: [{name: c, args: [53:53, 20:30:40.5, =, 0x10, 1.5, 12]}]}
+    """
+    file = tmp_path / "pod.yaml"
+    file.write_text(text)
+
+    found = yaml.load(run(["convert", str(file)], capsys)[1], Loader=yaml.BaseLoader)  # as it is written
+    assert found["metadata"]["creationTimestamp"] == "2024-01-01T00:00:00Z"
+    assert found["metadata"]["annotations"] == {"day": "2024-01-01"}
+    assert found["spec"]["containers"][0]["args"] == ["53:53", "20:30:40.5", "=", "16", "1.5", "12"]
+
+
 def test_json_from_the_input_is_converted(monkeypatch, capsys):
     data = json.dumps({"kind": "Pod", **yaml.safe_load(POD)}).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))

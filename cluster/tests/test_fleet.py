@@ -13,11 +13,23 @@ WALL = 1_800_000_000.0
 CPU = "kubernetes.io/batch-cpu"
 
 
-def node(name="n1", labels=None, policy=None, *, report=None, evicted=None, taints=(), lent=None, beat=None, reason=""):
+def node(
+    name="n1",
+    labels=None,
+    policy=None,
+    *,
+    report=None,
+    evicted=None,
+    taints=(),
+    lent=None,
+    beat=None,
+    reason="",
+    lends="True",
+):
     annotations = {"colocation.criproxy.io/policy": policy, "colocation.criproxy.io/evicted": evicted}
     if report is not None:
         annotations["colocation.criproxy.io/policy-status"] = json.dumps(report)
-    conditions = (Condition("ColocationReady", "True", reason, beat),) if beat else ()
+    conditions = (Condition("ColocationReady", lends, reason, beat),) if beat else ()
     status = NodeStatus(lent or {}, lent or {}, conditions)
     meta = Meta(name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v})
     return view(NodeObject(meta, NodeSpec(tuple(taints)), status))
@@ -124,7 +136,7 @@ def test_a_policy_that_cannot_be_used_says_why(spec, message):
 def test_a_node_that_has_what_it_should_have_is_not_written():
     found = judge(node(policy="p", beat="x", lent={CPU: "0"}), None, "p", 0.0, WALL)
 
-    assert (found.patch, found.status, found.due_s, found.why) == (None, None, None, ())
+    assert (found.patch, found.status, found.due_s, found.why) == (None, None, AWAY_S, ())
 
 
 @pytest.mark.parametrize(("have", "wanted"), [(None, "p"), ("old", "p"), ("old", None)])
@@ -157,7 +169,13 @@ def test_an_evicted_pod_s_controller_has_a_label_until_its_time_is_over():
     assert judge(node(evicted=json.dumps({"u3": rfc3339(WALL + 9e6)})), None, None, 0.0, WALL).due_s == LONGEST_S
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"u1": 3}', '{"u1": "tomorrow"}', '{"-": "2099-01-01T00:00:00Z"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"u1": 3}', '{"u1": "tomorrow"}', '{"-": "2099-01-01T00:00:00Z"}'),
+        *('{"-u1": "2099-01-01T00:00:00Z"}', '{"u1-": "2099-01-01T00:00:00Z"}'),  # no label's name, which 422 answers
+    ],
+)
 def test_an_evicted_annotation_that_cannot_be_read_keeps_nobody_out(text):
     assert judge(node(evicted=text), None, None, 0.0, WALL).patch is None
 
@@ -212,6 +230,39 @@ def test_another_system_s_numbers_are_left_alone():
     first = judge(seen, None, None, 0.0, WALL)
 
     assert judge(seen, first.memory, None, 1e6, WALL + 1e6).status is None
+
+
+@pytest.mark.parametrize(
+    ("lends", "reason"),
+    [
+        pytest.param("False", "Withheld", id="kubernetes.publish = false"),
+        pytest.param("False", "Away", id="withdrawn"),
+        pytest.param("Unknown", "Away", id="made 0 here before"),
+    ],
+)
+def test_numbers_of_another_system_are_left_alone_where_criproxy_lends_nothing_any_more(lends, reason):
+    seen = node(beat=rfc3339(WALL), lends=lends, reason=reason, lent={CPU: "4000"})
+    first = judge(seen, None, None, 0.0, WALL)
+
+    later = judge(seen, first.memory, None, AWAY_S, WALL + AWAY_S)
+    assert (later.status, later.due_s) == (None, None)
+
+
+def test_a_held_node_that_goes_away_loses_its_taint_though_it_lent_nothing():
+    taints = [Taint(PRESSURE, None, "PreferNoSchedule")]
+    held = node(beat=rfc3339(WALL), reason="Held", taints=taints, lent={CPU: "0"})
+    first = judge(held, None, None, 0.0, WALL)
+    assert first.due_s == AWAY_S
+
+    away = judge(held, first.memory, None, AWAY_S, WALL + AWAY_S)
+    assert away.status
+    (condition,) = away.status["status"]["conditions"]
+    assert away.status == {"status": {"conditions": [condition]}}, "nothing is published that could be made 0"
+
+    seen = node(beat=rfc3339(WALL), lends=condition["status"], reason=condition["reason"], taints=taints)
+    calm = judge(seen, away.memory, None, AWAY_S + 1.0, WALL)
+    over = judge(seen, calm.memory, None, AWAY_S + 1.0 + CALM_S, WALL)
+    assert over.patch and over.patch["spec"] == {"taints": []}
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -292,9 +343,50 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     look_at(fleet, ["n0", "n1"])
     assert fleet.status("night")["off"] == {"nodes": 1, "done": False}
 
-    fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}))
+    fleet.see(node("n1", {}, text, report=done, lent={"example.com/spare": "100"}, beat="1"))
+    look_at(fleet, ["n1"])
+    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "by a name of its own"
+
+    fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}, beat="2", lends="False", reason="Occupied"))
+    look_at(fleet, ["n1"])
+    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "a budget keeps a pod"
+
+    fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}, beat="3", lends="False", reason="Withheld"))
     look_at(fleet, ["n1"])
     assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
+
+
+def test_a_switch_is_not_done_before_all_nodes_were_looked_at():
+    fleet = fleet_of(2)
+    off = policy(enabled=False)
+    concerned = fleet.set_policy("night", off)
+    assert fleet.status("night")["off"]["done"] is False, "none was"
+
+    text, version = text_of((off,))
+    fleet.see(node("n0", {}, text, report={"version": version, "inForce": True}))
+    look_at(fleet, ["n0"])
+    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "one of two was"
+    fleet.changed_policies()
+    look_at(fleet, concerned)
+    assert (fleet.status("night")["off"]["done"], fleet.status("night")["nodes"]) == (False, 2)
+
+    fleet.see(node("n1", {}, text, report={"version": version, "inForce": True}))
+    fleet.see(node("n2"))
+    look_at(fleet, ["n1"])
+    assert fleet.status("night")["off"]["done"] is False, "one has come since"
+    fleet.changed_policies()
+    fleet.forget("n2")
+    assert fleet.changed_policies() == ["night"]
+    assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
+
+
+def test_a_policy_that_goes_takes_no_node_from_another_s_figures():
+    fleet = fleet_of(3)
+    fleet.set_policy("cluster", policy("cluster", enabled=False))
+    look_at(fleet, fleet.set_policy("night", policy()))
+
+    concerned = fleet.set_policy("night", None)
+    assert len(concerned) == fleet.status("cluster")["nodes"] == 3
 
 
 def test_a_node_s_label_switches_it_off():

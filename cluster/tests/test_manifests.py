@@ -70,6 +70,18 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     assert not marks & deployment["spec"]["template"]["metadata"]["labels"].items(), "it would wait for itself"
 
 
+def test_a_namespace_that_enforces_the_restricted_standard_takes_the_replicas():
+    """Source: Kubernetes, "Pod Security Standards", Restricted."""
+    (deployment,) = of_kind("Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all("emptyDir" in volume for volume in spec["volumes"])
+
+
 def test_names_are_those_of_the_code():
     assert {one["metadata"]["name"] for one in of_kind("Secret")} == {SECRET}
     assert {one["metadata"]["name"] for one in of_kind("Lease")} == {LEASE}

@@ -4,6 +4,7 @@ import pytest
 
 from criproxy.hooks import batch, offline
 from criproxy.kube import evictions, extended_resources, policy, publisher
+from criproxy.kube.extended_resources import Offer
 from criproxy.model import Asked
 from criproxy_cluster import conversion, names
 
@@ -35,6 +36,17 @@ def test_the_class_is_the_node_s() -> None:
     assert (offline.DEFAULT_RULE.key, offline.DEFAULT_RULE.value) in marks
     labels = {(rule.key, rule.value) for rules in offline.PRESETS.values() for rule in rules if rule.subject == "label"}
     assert labels <= marks
+
+
+@pytest.mark.parametrize(
+    ("offered", "ours"),
+    [
+        pytest.param(Offer({}, held="online waits"), names.HELD, id="held"),
+        pytest.param(Offer({}, withheld="off", pods=1), names.OCCUPIED, id="occupied"),
+    ],
+)
+def test_a_reason_is_the_node_s(offered: Offer, ours: str) -> None:
+    assert publisher.reason(offered) == ours
 
 
 def test_what_the_webhook_records_is_what_the_node_s_hook_reads() -> None:

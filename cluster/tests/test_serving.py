@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import socket
 import ssl
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -45,10 +46,10 @@ class Holds:
 
 
 @asynccontextmanager
-async def serving(source, log):
+async def serving(source, log, settings=SETTINGS):
     certificate = ServerCertificate(source, log)
     await certificate.look()
-    server = WebhookServer(SETTINGS, certificate, log)
+    server = WebhookServer(settings, certificate, log)
     running = asyncio.create_task(server.run())
     while not server.port:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -81,6 +82,20 @@ def test_a_review_is_answered_over_tls(log):
             for path, status in (("/healthz", 200), ("/readyz", 200), ("/other", 404), ("/convert", 405)):
                 url = f"https://127.0.0.1:{server.port}{path}"
                 assert (await client.get(url, extensions={"sni_hostname": NAME})).status_code == status
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_is_reached_by_ipv4_and_by_ipv6(log):
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as free:
+        port = free.getsockname()[1]
+
+    async def scenario():
+        pair = tls()
+        async with serving(Holds(pair), log, RunSettings(port=port)), trusting(pair.authorities) as client:
+            for host in ("127.0.0.1", "[::1]"):
+                found = await client.get(f"https://{host}:{port}/healthz", extensions={"sni_hostname": NAME})
+                assert found.status_code == 200
 
     asyncio.run(scenario())
 

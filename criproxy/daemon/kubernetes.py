@@ -51,6 +51,9 @@ class Offering(Protocol):
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
         """None: nothing was, yet."""
 
+    def offline_pods(self) -> int:
+        """How many run in the box."""
+
 
 class KubernetesPart:
     """The part. `changed` is called when another policy holds; it must not block."""
@@ -156,10 +159,10 @@ class KubernetesPart:
         from criproxy.kube.extended_resources import offer
 
         found = self._offering.decided() if self._offering else None
-        if found is None:
+        if self._offering is None or found is None:
             return None
         snapshot, decision, modes = found
-        return snapshot.t_s, offer(snapshot, decision, modes)
+        return snapshot.t_s, offer(snapshot, decision, modes, pods=self._offering.offline_pods())
 
     # --- for whoever has pods leave ---------------------------------------------------------------------------------
 

@@ -107,12 +107,18 @@ class Lendable(Struct, frozen=True):
 class Offer(Struct, frozen=True):
     """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
 
-    `held`: why it lends no more than its pods were promised already; "": it does.
+    `held`: why it lends no more than its pods were promised already; "": it does. `pods`: so many offline pods run.
     """
 
     lendable: Mapping[str, Lendable]
     withheld: str = ""
     held: str = ""
+    pods: int = 0
+
+    @property
+    def occupied(self) -> bool:
+        """Whether offline pods run on though nothing is lent: they may be about to leave, and not all may go yet."""
+        return bool(self.withheld and self.pods)
 
 
 class PublishSettings(Struct, frozen=True):
@@ -127,7 +133,7 @@ class PublishSettings(Struct, frozen=True):
 class Published(Struct, frozen=True):
     """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
 
-    `raised`: something was published above what is wanted, as pods were promised it.
+    `raised`: something was published above what is wanted, as pods were promised it. `occupied`: see `Offer`.
     """
 
     quantities: Mapping[str, int]
@@ -137,6 +143,7 @@ class Published(Struct, frozen=True):
     quiet_until_s: float
     raised: bool = False
     withheld: str = ""
+    occupied: bool = False
 
 
 class Publication(Struct, frozen=True):
@@ -147,20 +154,24 @@ class Publication(Struct, frozen=True):
     why_now: str
     raised: bool = False
     withheld: str = ""
+    occupied: bool = False
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
 
 
-def offer(snapshot: Snapshot, decision: Decision, modes: Modes, *, drained: str = "") -> Offer:
-    """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not."""
+def offer(snapshot: Snapshot, decision: Decision, modes: Modes, *, drained: str = "", pods: int = 0) -> Offer:
+    """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not.
+
+    `pods`: how many of them run.
+    """
     found = {
         name: lendable(RESOURCES[name], sample, decision.resources[name])
         for name, sample in snapshot.of.items()
         if name in decision.resources
     }
     held = next((modes.why[mode] or in_words(mode) for mode in _HELD if mode in modes), "")
-    return Offer(found, drained or withheld(modes), held)
+    return Offer(found, drained or withheld(modes), held, pods)
 
 
 def withheld(modes: Modes) -> str:
@@ -248,6 +259,8 @@ def _reasons(
             yield f"somebody else has set {name} to {seen.get(name, 'nothing')}"
     if bool(offered.withheld) != bool(last.withheld):
         yield "the node lends again" if last.withheld else f"nothing is lent: {offered.withheld}"
+    if offered.occupied != last.occupied:
+        yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if now_s >= last.due_s:
         yield f"the last report is {now_s - last.at_s:.0f} s old"
     if last.raised and now_s >= last.at_s + ALLOCATED_S:
@@ -255,14 +268,18 @@ def _reasons(
 
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
-    """Whether it has to be known what the pods were promised: something may sink, and not on purpose."""
+    """Whether it has to be known what the pods were promised: less than that may be published, and not on purpose."""
     if offered.withheld:
         return False
     return (
         last is None
         or last.raised
+        or bool(last.withheld)  # 0 was published whatever pods were promised, and some may run on
         or bool(offered.held)
-        or any(amount < last.quantities.get(name, 0) for name, amount in wanted(offered, settings).items())
+        or any(
+            name not in last.quantities or amount < last.quantities[name]
+            for name, amount in wanted(offered, settings).items()
+        )
     )
 
 
@@ -279,7 +296,12 @@ def publication(
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
     gone = {name: None for name in (last.quantities if last else ()) if name not in want}
     return Publication(
-        {**gone, **quantities}, want, why_now, raised=quantities != dict(want), withheld=offered.withheld
+        {**gone, **quantities},
+        want,
+        why_now,
+        raised=quantities != dict(want),
+        withheld=offered.withheld,
+        occupied=offered.occupied,
     )
 
 
@@ -293,13 +315,15 @@ def published(made: Publication, settings: PublishSettings, now_s: float, luck: 
         quiet_until_s=now_s + QUIET_S * (1.0 + luck),
         raised=made.raised,
         withheld=made.withheld,
+        occupied=made.occupied,
     )
 
 
 def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:
     """What is published and why, in a sentence for each name."""
     if offered.withheld:
-        return f"0 of each, as nothing is lent: {offered.withheld}"
+        still = f"; offline pods that run on: {offered.pods}" if offered.occupied else ""
+        return f"0 of each, as nothing is lent: {offered.withheld}{still}"
     parts = []
     for resource in settings.resources:
         known = offered.lendable.get(resource.of)

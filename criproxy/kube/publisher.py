@@ -5,6 +5,7 @@ import random
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.config.settings import Kubernetes
@@ -53,6 +54,13 @@ def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
     """The names that a config says."""
     own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
     return own or PRESETS[settings.names]
+
+
+def reason(offered: Offer) -> str:
+    """The condition's. By "Occupied" the cluster's side knows that a switch is not done yet."""
+    if offered.withheld:
+        return "Occupied" if offered.occupied else "Withheld"
+    return "Held" if offered.held else "Lending"
 
 
 class OfferSource(Protocol):
@@ -162,7 +170,7 @@ class Publisher:
         made_s, offered = found
         age_s = self._clock.boottime_s() - made_s
         if age_s > STALE_S and not offered.withheld:
-            return Offer(offered.lendable, withheld=f"nothing was decided for {age_s:.0f} s", held=offered.held)
+            return replace(offered, withheld=f"nothing was decided for {age_s:.0f} s")
         return offered
 
     async def _publish(self, offered: Offer, why_now: str) -> None:
@@ -202,7 +210,7 @@ class Publisher:
         return Condition(
             type=CONDITION,
             status=status,
-            reason="Withheld" if made.withheld else "Held" if offered.held else "Lending",
+            reason=reason(offered),
             message=why(offered, preview, self._settings)[:MAX_MESSAGE],
             last_heartbeat_time=now,
             last_transition_time=self._ready[1],

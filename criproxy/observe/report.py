@@ -126,7 +126,7 @@ class Reporter(Struct, frozen=True):
         metrics.set(
             guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
             runtime_ready=self.link.ready,
-            offline_sandboxes=len(self.inventory.running_pods),
+            offline_sandboxes=self.offline_pods(),
             misplaced_containers=len(self.placement_check.unbounded),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
@@ -226,6 +226,10 @@ class Reporter(Struct, frozen=True):
         """The last tick's sample, what is in force by it, and the modes; None before the first."""
         last = self.recorder.last
         return None if last is None else (*last, self._modes())
+
+    def offline_pods(self) -> int:
+        """How many run in the box."""
+        return len(self.inventory.running_pods)
 
     # --- what they are made of --------------------------------------------------------------------------------------
 

@@ -188,6 +188,9 @@ class NothingDecided:
     def decided(self) -> None:
         return None
 
+    def offline_pods(self) -> int:
+        return 0
+
 
 def _ref(pod: Any) -> PodRef:
     return PodRef(pod["metadata"]["uid"], pod["metadata"]["namespace"], pod["metadata"]["name"])

@@ -2,12 +2,15 @@
 
 import pytest
 
+from criproxy.cli import main
 from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
+from criproxy.daemon.kubernetes import POLICY_FILE
+from criproxy.kube.policy import Policy, PolicyFile
 from criproxy.observe import client
 from tests.fakes.apiserver import FakeApiServer, Pki
 
-CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+CPU, MEMORY, MID = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", "kubernetes.io/mid-cpu"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,31 @@ def test_node_lends_nothing_and_its_condition_says_that_criproxy_is_away(tmp_pat
         ("ColocationReady", "False", "Away")
     ]
     assert words == f"node node1 lends nothing: {CPU}, {MEMORY} are 0"
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        pytest.param({}, {CPU: "0", MEMORY: "0", MID: "2000"}, id="none"),
+        pytest.param({"names": "mid"}, {CPU: "4000", MEMORY: "1073741824", MID: "0"}, id="other names"),
+        pytest.param({"publish": False}, {CPU: "4000", MEMORY: "1073741824", MID: "2000"}, id="not published"),
+    ],
+)
+def test_policy_that_held_last_says_what_was_published(policy, left, tmp_path, authority, api):
+    lent = {CPU: "4000", MEMORY: "1073741824", MID: "2000"}
+    api.put_node(status={"capacity": lent, "allocatable": lent})
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f"""
+        proxy.listen = "{tmp_path}/criproxy.sock"
+        control.checkpoint = "{tmp_path}/state/checkpoint.json"
+        kubernetes = {{ enabled = true, kubeconfig = "{authority.kubeconfig(api.port)}" }}
+        """
+    )
+    PolicyFile(tmp_path / "state" / POLICY_FILE).write(Policy("1", "night", {"kubernetes": policy}))
+
+    assert main(["withdraw", "--config", str(file)]) == 0
+    assert {name: api.nodes["node1"]["status"]["allocatable"][name] for name in left} == left
 
 
 def test_node_that_publishes_nothing_asks_nobody(tmp_path):

@@ -38,12 +38,15 @@ def api(authority):
 
 class Offering:
     def __init__(self, clock):
-        self.clock, self.modes = clock, Modes({})
+        self.clock, self.modes, self.pods = clock, Modes({}), 0
 
     def decided(self):
         sample = snapshot(self.clock.boottime_s(), (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB))
         settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
         return sample, decide(sample, predictions(None, None), PolicyState(), settings)[0], self.modes
+
+    def offline_pods(self):
+        return self.pods
 
 
 class Bench:
@@ -98,13 +101,13 @@ def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(
     async def scenario():
         await bench.until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
         shown = bench.part.status()
-        bench.offering.modes = Modes({Mode.DISABLED: ""})
+        bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), 2
         await bench.until(lambda: batch_cpu(api) == "0")
         return shown
 
     shown = bench.run(scenario)
     assert (shown.node, shown.trouble, shown.published["kubernetes.io/batch-cpu"]) == ("node1", "", 1500)
-    assert "disabled" in bench.part.status().why
+    assert "disabled" in bench.part.status().why and bench.part.status().why.endswith("that run on: 2")
 
 
 def test_switching_off_the_publishing_withdraws_what_was_published_once(bench, api):

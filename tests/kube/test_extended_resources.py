@@ -247,6 +247,15 @@ def test_pods_are_not_asked_for_while_numbers_rise():
     assert needs_allocated(offered(4.0), None, SETTINGS), "what stands there from before is not known"
 
 
+def test_pods_are_asked_for_when_the_node_lends_again_as_they_may_run_on():
+    last = taken(offered(4.0, withheld="closed"))
+    assert needs_allocated(offered(4.0), last, SETTINGS)
+
+
+def test_pods_are_asked_for_when_a_name_comes_anew_as_they_may_have_been_promised_it_before():
+    assert needs_allocated(offered(4.0), taken(offered(4.0)), PublishSettings(PRESETS["crane"]))
+
+
 def test_number_that_pods_hold_up_is_looked_at_again():
     last = taken(offered(1.0), taken(offered(4.0)), now_s=0.0, allocated={BATCH_CPU: 3000}.items())
     assert ask(offered(1.0), last, ALLOCATED_S - 1.0) == ""

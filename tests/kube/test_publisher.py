@@ -145,6 +145,35 @@ def test_withheld_is_zero_at_once_and_comes_back(bench, api):
     assert bench.condition()["status"] == "True"
 
 
+def test_node_that_lends_nothing_says_whether_offline_pods_run_on(bench):
+    bench.look()
+    bench.source.lend(4.0, withheld="disabled", pods=2)
+    bench.look(1)
+    assert bench.condition()["reason"] == "Occupied"
+    assert bench.condition()["message"] == "0 of each, as nothing is lent: disabled; offline pods that run on: 2"
+    bench.source.lend(4.0, withheld="disabled", pods=1)
+    bench.look(30)
+    assert bench.patches() == 2, "each that leaves is not worth a patch"
+    bench.source.lend(4.0, withheld="disabled")
+    bench.look(30)
+    assert (bench.condition()["reason"], bench.patches()) == ("Withheld", 3)
+    bench.source.lend(4.0, pods=2)
+    bench.look(30)
+    assert bench.condition()["reason"] == "Lending"
+
+
+def test_node_that_lends_again_lends_no_less_than_its_pods_were_promised(bench, api):
+    """The box of a closed schedule may only be squeezed: its pods are still there."""
+    bench.look()
+    api.pods = [pod("a", "3000")]
+    bench.source.lend(4.0, withheld="closed")
+    assert bench.look(1)[BATCH_CPU] == "0"
+    bench.source.lend(1.0)
+    assert bench.look(30)[BATCH_CPU] == "3000"
+    api.pods = []
+    assert bench.look(31)[BATCH_CPU] == "1000"
+
+
 def test_what_was_decided_long_ago_counts_no_more(bench, clock):
     bench.look()
     bench.source.made_s = clock.now
