@@ -104,8 +104,8 @@ class V2Hierarchy:
         return self.access.settle(rows.CPUS, box, cpus)
 
     def _unconfine(self, box: str) -> list[LimitChange]:
-        """An empty cpuset follows whatever is above it. A box with processes is refused one (ENOSPC): until it has none,
-        it has what is above it by number. Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.
+        """An empty cpuset follows whatever is above it. A box with processes is refused one (ENOSPC): until they have
+        ended, it has what is above it by number. Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.
         """
         try:
             changes = self.access.settle(rows.CPUS, box, frozenset())
