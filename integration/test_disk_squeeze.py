@@ -18,15 +18,10 @@ from typing import Any
 
 import pytest
 
-from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import version
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.harm import HarmedNode, harmed_node
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
-from integration.lab.usage import Cgroup
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -61,37 +56,20 @@ LITTLE = "while :; do dd if=/data/online of=/dev/null bs=4k count=1 iflag=direct
 
 
 @dataclass
-class Node:
-    root: str
-    data: Path
+class Node(HarmedNode):
+    """`number`: the slow disk's; `out`: where online writes how long its reads took."""
+
     out: Path
-    client: CriClient
-    proxy: Criproxy
     number: str
 
-    @property
-    def box(self) -> Cgroup:
-        return Cgroup(f"{self.root}/offline")
-
     def start(self, **more: Any) -> None:
-        config: Config = {
-            "colocation": {"enabled": True},
+        self.configure({
             "control": {"policy": "static"},
             "cpu": {"static_cores": 1.0},
             "memory": {"static_bytes": 512 * MIB},
             "guard": {"enabled": False},
             **more,
-        }
-        self.proxy.configure(config)
-        self.proxy.start()
-
-    def run(self, kind: str, script: str) -> Pod:
-        qos = "burstable" if kind == "online" else "besteffort"
-        parent = kubelet_cgroup.make(f"{self.root}/kubepods/{qos}/pod{kind}")
-        pod = self.client.run_pod(kind, uid=kind, labels={"colocation.criproxy.io/class": kind}, cgroup_parent=parent)
-        mounts = {Path("/data"): self.data, Path("/out"): self.out}
-        self.client.run_container(pod, "main", ("sh", "-c", script), mounts=mounts)
-        return pod
+        })  # fmt: skip
 
     def limit(self) -> str:
         """What the kernel holds the box to on the disk; "": nothing."""
@@ -104,22 +82,13 @@ class Node:
         found = [line for line in lines if line.startswith(f"{self.number} ")]
         return int(re.findall(r"rbytes=(\d+)", found[0])[0]) if found else 0
 
-    def moves(self) -> list[tuple[str, str]]:
-        return [(one["resource"], one["new"]) for one in self.proxy.events() if one["event"] == "ladder"]
-
-    def harm(self) -> Any:
-        return self.proxy.status()["interference"]
-
-    def pressure(self) -> float:
-        return next((one["value"] for one in self.harm()["signals"] if one["name"] == "io_pressure"), 0.0) or 0.0
-
     def watch(self, seconds: float) -> "Watched":
         """What online's reads take, and offline reads, for a while."""
         (self.out / "reads").unlink(missing_ok=True)  # whoever writes there makes it anew
         read, began_s, pressures = self.read_bytes() if self.is_there() else 0, time.monotonic(), []
         while time.monotonic() - began_s < seconds:
             time.sleep(1.0)
-            pressures.append(round(self.pressure()))
+            pressures.append(round(self.value("io_pressure")))
         elapsed_s = time.monotonic() - began_s
         moved = (self.read_bytes() - read if self.is_there() else 0) / elapsed_s / MIB
         return Watched(self.reads_ms(), moved, pressures)
@@ -148,19 +117,14 @@ class Watched:
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    root = kubelet_cgroup.make(cgroup_root(lab))
     (data := lab / "data").mkdir()
     (out := lab / "out").mkdir()
-    proxy = Criproxy(lab, containerd.socket, {})
     with ExitStack() as stack:
         make_disk(data, stack)
-        runtime = stack.enter_context(CriClient(containerd.socket))
-        stack.callback(runtime.remove_all_pods)
-        client = stack.enter_context(CriClient(proxy.socket))
         device = DISK.stat().st_rdev
-        yield Node(root, data, out, client, proxy, f"{os.major(device)}:{os.minor(device)}")
+        node = stack.enter_context(harmed_node(lab, {Path("/data"): data, Path("/out"): out}))
+        number = f"{os.major(device)}:{os.minor(device)}"
+        yield Node(node.root, node.client, node.proxy, node.mounts, out, number)
 
 
 def make_disk(data: Path, stack: ExitStack) -> None:
@@ -181,12 +145,12 @@ def make_disk(data: Path, stack: ExitStack) -> None:
 
 def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a_kill(node: Node, say: Say) -> None:
     node.start(interference={"evict_after_s": 3600.0})
-    node.run("online", CALM)
+    node.run("online", ("sh", "-c", CALM))
     wait_until((node.out / "reads").exists, WAIT_S, "online's first read")
     alone = node.watch(15.0)
     say(f"alone: {alone}")
     (node.out / "reads").unlink()
-    node.run("offline", HOG)
+    node.run("offline", ("sh", "-c", HOG))
     began_s = time.monotonic()
     wait_until(lambda: ("io", "tried") in node.moves(), WAIT_S, "the experiment", node.proxy.log)
     hurt, tried_s = node.reads_ms(), time.monotonic() - began_s
@@ -194,7 +158,7 @@ def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a
     wait_until(lambda: ("io", "squeezed") in node.moves(), WAIT_S, "the verdict", node.proxy.log)
     say(f"tried {tried_s:.0f} s after the hog began, guilty after {time.monotonic() - began_s:.0f} s")
     say(f"until then the slowest reads of online took {[round(one) for one in hurt[-5:]]} ms of {len(hurt)}")
-    say(f"{node.harm()['moves'][0]['transition']['reason']}")
+    say(node.last_reason())
     cured = node.watch(60.0)
     say(f"bounded: {cured}; {node.limit()}; {node.harm()['disks']}; {node.moves()}")
     node.proxy.kill()
@@ -216,7 +180,7 @@ def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a
 def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node: Node, say: Say) -> None:
     """Somebody's own limit on another disk, or on this one, stays."""
     node.start()
-    node.run("offline", LITTLE)
+    node.run("offline", ("sh", "-c", LITTLE))
     wait_until(node.is_there, WAIT_S, "the box")
     file = node.box.file("io", "io.max")
     node.proxy.kill()
@@ -235,17 +199,15 @@ def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node:
 
 def test_online_that_fills_the_disk_by_itself_costs_the_box_nothing_for_good(node: Node, say: Say) -> None:
     node.start()
-    node.run("offline", LITTLE)
-    node.run("online", HOG)
-    wait_until(lambda: node.pressure() > 10.0, WAIT_S, "online to wait", node.proxy.log)
+    node.run("offline", ("sh", "-c", LITTLE))
+    node.run("online", ("sh", "-c", HOG))
+    wait_until(lambda: node.value("io_pressure") > 10.0, WAIT_S, "online to wait", node.proxy.log)
     limits = []
     for _ in range(40):
         time.sleep(1.0)
         limits.append(node.limit())
-    say(
-        f"io_pressure {node.pressure():.0f} %; box bounded in {sum(map(bool, limits))} of {len(limits)} looks; "
-        f"{node.moves()}"
-    )
+    pressure = node.value("io_pressure")
+    say(f"io_pressure {pressure:.0f} %; box bounded in {sum(map(bool, limits))} of {len(limits)} looks; {node.moves()}")
 
     assert ("io", "squeezed") not in node.moves()
     assert limits[-1] == ""

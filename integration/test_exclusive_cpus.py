@@ -14,7 +14,7 @@ import pytest
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import Kubelet, PodStatus, static_pod
 from integration.lab.process import wait_until
@@ -39,11 +39,12 @@ STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
 class Node:
     """Kubelet, criproxy and containerd."""
 
-    def __init__(self, lab: Path) -> None:
+    def __init__(self, lab: Path, config: Config | None = None) -> None:
+        """`config`: more of criproxy's."""
         self.containerd = Containerd(lab)
         root_dir = Kubelet(lab, self.containerd.socket).root_dir
-        config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": {"root_dir": str(root_dir)}}
-        self.criproxy = Criproxy(lab, self.containerd.socket, config)
+        own: Config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": {"root_dir": str(root_dir)}}
+        self.criproxy = Criproxy(lab, self.containerd.socket, {**own, **(config or {})})
         self.kubelet = Kubelet(lab, self.criproxy.socket, settings=STATIC)
         self.box = Tree(f"{self.kubelet.cgroup_root}/offline")
 

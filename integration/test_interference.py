@@ -8,28 +8,18 @@ What online reads again and again is not flooded away on an emulated node: the k
 unless many times the free memory is read between two uses.
 """
 
-import contextlib
-import http.server
 import json
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from criproxy.cgroup.files import memory_bytes
 from criproxy.control.interference.service_checks import ANNOTATION
-from integration.lab import cri_client_pb2 as cri
-from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import version
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.harm import HarmedNode, harmed_node, own_word
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS, Cgroup
@@ -38,7 +28,6 @@ pytestmark = pytest.mark.timeout(2400)
 
 Say = Callable[[str], object]
 
-CLASS = "colocation.criproxy.io/class"
 CPU_SIGNAL = "run_queue_delay" if version() == 1 else "cpu_pressure"
 MIB = 1 << 20
 WAIT_S = 300.0
@@ -52,69 +41,16 @@ FLOOD_MIB, LIMIT_MIB, FLOOR_MIB, HARM_MIB = 4096, 1200, 64, 300
 """Of page cache: what an offline pod reads, the box's limit and floor, and how much more of it online calls harm."""
 
 
-@dataclass
-class Node:
-    root: str
-    data: Path
-    client: CriClient
-    proxy: Criproxy
-
-    @property
-    def box(self) -> Cgroup:
-        return Cgroup(f"{self.root}/offline")
-
-    def configure(self, config: Config) -> None:
-        self.proxy.configure({"colocation": {"enabled": True}, **config})
-        self.proxy.start()
-
-    def run(
-        self,
-        name: str,
-        command: tuple[str, ...],
-        cores: float | None = None,
-        annotations: Mapping[str, str] | None = None,
-    ) -> Pod:
-        """Its name begins with its class."""
-        kind = name.partition("-")[0]
-        qos = "burstable" if kind == "online" else "besteffort"
-        parent = kubelet_cgroup.make(f"{self.root}/kubepods/{qos}/pod{name}")
-        pod = self.client.run_pod(name, uid=name, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent)
-        limited = None
-        if cores is not None:
-            limited = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=int(cores * 100_000))
-        self.client.run_container(pod, "main", command, resources=limited, mounts={Path("/data"): self.data})
-        return pod
-
-    def moves(self) -> list[tuple[str, str]]:
-        return [(one["resource"], one["new"]) for one in self.proxy.events() if one["event"] == "ladder"]
-
-    def rung(self, resource: str) -> str:
-        return str(self._rung(resource)["rung"])
-
-    def is_below_the_prediction(self, resource: str) -> bool:
-        """Convicted, and held to less than the prediction since: the experiment's floor is over."""
-        found = self._rung(resource)
-        return found["rung"] in ("squeezed", "closed") and found["share"] < 1.0
-
-    def _rung(self, resource: str) -> Any:
-        return next(one for one in self.harm()["rungs"] if one["resource"] == resource)
-
-    def harm(self) -> Any:
-        return self.proxy.status()["interference"]
-
-    def signal(self, name: str) -> Any:
-        return next((one for one in self.harm()["signals"] if one["name"] == name), None)
-
-
 @pytest.fixture
-def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    root = kubelet_cgroup.make(cgroup_root(lab))
+def node(lab: Path) -> Iterator[HarmedNode]:
+    """Containers see an empty directory of the host's in /data."""
     (data := lab / "data").mkdir()
-    proxy = Criproxy(lab, containerd.socket, {})
-    with CriClient(proxy.socket) as client:
-        yield Node(root, data, client, proxy)
+    with harmed_node(lab, {Path("/data"): data}) as node:
+        yield node
+
+
+def data_of(node: HarmedNode) -> Path:
+    return node.mounts[Path("/data")]
 
 
 def is_squeezed(box: Cgroup) -> bool:
@@ -123,7 +59,9 @@ def is_squeezed(box: Cgroup) -> bool:
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["ladder", "guard-alone"])
-def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(node: Node, say: Say, enabled: bool) -> None:
+def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(
+    node: HarmedNode, say: Say, enabled: bool
+) -> None:
     """At a watermark of 1.0, where the guard alone takes such waiting for harm as long as the node is full."""
     node.configure({
         "control": {"policy": "static"},
@@ -172,32 +110,13 @@ def page_cache_mib() -> float:
     return size / MIB
 
 
-@contextlib.contextmanager
-def own_word(measure: Callable[[], float]) -> Iterator[int]:
-    """A server of online's, on the node's network, whose pages are this measure; its port."""
-
-    class Word(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(f"{measure():.0f}\n".encode())
-
-        def log_message(self, *_: object) -> None:
-            """Not into the test's output."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Word) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
 @pytest.mark.skipif(version() == 1, reason="without memory.high no experiment is made of memory, as it could kill")
 @pytest.mark.skipif(not is_throwaway(), reason="it mounts a disk of its own")
 def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_so_after_a_kill(
-    node: Node, say: Say
+    node: HarmedNode, say: Say
 ) -> None:
     """Harm is what online itself calls so: the page cache that has come since. CPU is suspected first, and innocent."""
-    make_disk(node.data)
+    make_disk(data_of(node))
     node.configure({
         "control": {"policy": "static"},
         "cpu": {"static_cores": 1.0},
@@ -211,10 +130,10 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
         node.run("online", IDLE, annotations={ANNOTATION: json.dumps(check)})
         node.run("offline", IDLE)
         node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
-        wait_until(lambda: is_well(node), WAIT_S, "the service's word", node.proxy.log)
+        wait_until(node.is_well, WAIT_S, "the service's word", node.proxy.log)
         node.run("offline-flood", FLOOD)
         began_s = time.monotonic()
-        wait_until(lambda: not is_well(node), WAIT_S, "harm", node.proxy.log)
+        wait_until(lambda: not node.is_well(), WAIT_S, "harm", node.proxy.log)
         harmed_s = time.monotonic()
         wait_until(lambda: ("memory", "squeezed") in node.moves(), WAIT_S, "the conviction", node.proxy.log)
         say(
@@ -227,7 +146,7 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
             "the harm to go on, so that it is squeezed further",
         )
         limit = node.box.memory_limit_bytes()
-        wait_until(lambda: is_well(node), WAIT_S, "the cure", node.proxy.log)
+        wait_until(node.is_well, WAIT_S, "the cure", node.proxy.log)
         say(f"cured {time.monotonic() - harmed_s:.0f} s after the harm began")
         node.proxy.kill()
         before = node.box.memory_high_bytes()
@@ -248,9 +167,3 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
     assert after < limit, "nothing is lifted for long"
     assert sorted(words)[len(words) // 2] < HARM_MIB
     assert "evict" not in [one["event"] for one in node.proxy.events()]
-
-
-def is_well(node: Node) -> bool:
-    """What the online pod says of itself; nothing is not well."""
-    percents = [one["percent"] for one in node.proxy.status()["services"]]
-    return percents != [] and all(one is not None and one <= 100.0 for one in percents)

@@ -97,14 +97,21 @@ def node(lab: Path) -> Iterator[Node]:
 
 
 def test_online_pods_start_beside_a_fork_bomb_in_an_offline_pod(node: Node, say: Say) -> None:
+    began_s = time.monotonic()
+    node.run("online", "alone", ("sleep", "100000"))
+    alone_s = time.monotonic() - began_s
     node.run("offline", "bomb", bomb(BOMB))
     held = node.settled(node.box)
     say(f"the bomb wanted {BOMB} processes and got {held}; the box may have {node.limit(node.box)}, the node {NODE}")
 
+    starts_s = []
     for number in range(3):
+        began_s = time.monotonic()
         pod = node.run("online", f"online-{number}", ("sleep", "100000"))
+        starts_s.append(time.monotonic() - began_s)
         container = node.client.run_container(pod, "second", ("sleep", "100000"))
         assert node.client.exec_sync(container, ["echo", "well"]).stdout == b"well\n"
+    say(f"an online pod started in {alone_s:.1f} s before, beside it in {[round(one, 1) for one in starts_s]} s")
 
     assert OF_THE_BOX * 0.9 <= held <= OF_THE_BOX
     assert node.limit(node.box) == str(OF_THE_BOX)

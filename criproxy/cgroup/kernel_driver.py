@@ -55,7 +55,7 @@ class KernelDriver:
 
     @property
     def root_cpuset(self) -> str | None:
-        return self._access.file(rows.ROOT_CPUS, "") if self._access.has(rows.ROOT_CPUS, "") else None
+        return self._access.file(rows.EFFECTIVE_CPUS, "") if self._access.has(rows.EFFECTIVE_CPUS, "") else None
 
     def cpu_times(self, box: str) -> CpuTimes:
         node = "" if self.version == 1 else self.cpu_counter(parse_box(box).online)

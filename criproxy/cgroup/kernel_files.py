@@ -309,7 +309,7 @@ BFQ_BYTES: Final = KernelFile(v1=Column("blkio.bfq.io_service_bytes_recursive", 
 BFQ_OPERATIONS: Final = KernelFile(v1=Column("blkio.bfq.io_serviced_recursive", _BLKIO), optional=True)
 """Of disks with the BFQ scheduler. What is written through the page cache counts as the root's on v1."""
 
-ROOT_CPUS: Final = KernelFile(
+EFFECTIVE_CPUS: Final = KernelFile(
     v1=_v1(CommaDashSetFile("cpuset.effective_cpus")), v2=Column("cpuset.cpus.effective", _CPUS)
 )
 INACTIVE_CACHE: Final = KernelFile(

@@ -94,9 +94,7 @@ class V2Hierarchy:
         if cpus is UNLIMITED:
             if box not in self._confined:
                 return []
-            changes = self.access.settle(rows.CPUS, box, frozenset())
-            self._confined.discard(box)
-            return changes
+            return self._unconfine(box)
         if not cpus:
             raise no_cpus(box)
         if not self.access.has(rows.CPUS, box):
@@ -104,6 +102,20 @@ class V2Hierarchy:
             raise CgroupError(f"{file} does not exist, so offline pods can't be kept to the CPUs that kubelet leaves")
         self._confined.add(box)
         return self.access.settle(rows.CPUS, box, cpus)
+
+    def _unconfine(self, box: str) -> list[LimitChange]:
+        """An empty cpuset follows whatever is above it. A box with processes is refused one (ENOSPC): until they have
+        ended, it has what is above it by number. Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.
+        """
+        try:
+            changes = self.access.settle(rows.CPUS, box, frozenset())
+        except CgroupError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            above: Cpus = self.access.read(rows.EFFECTIVE_CPUS, box.rpartition("/")[0])
+            return self.access.settle(rows.CPUS, box, above)
+        self._confined.discard(box)
+        return changes
 
     def settle_cpu(self, box: str, cores: float | Unlimited) -> list[LimitChange]:
         return self.access.settle(rows.CPU_QUOTA, box, cores)

@@ -317,6 +317,26 @@ def test_v2_empty_cpuset_is_written_as_an_empty_line(v2: V2) -> None:
     assert [value for file, value in v2.kernel.writes if file.endswith("cpuset.cpus")] == ["0", "\n"]
 
 
+def test_v2_box_with_processes_has_all_cpus_by_number_until_they_have_ended(v2: V2) -> None:
+    """The kernel refuses it an empty cpuset. What is above it changes with CPUs that come and go."""
+    v2.driver.ensure_pod(POD, PodLimits())
+    v2.kernel.by_hand(f"cg{POD}/cgroup.procs", "7")
+    v2.driver.confine(BOX, cpus("0"))
+
+    changes = v2.driver.confine(BOX, UNLIMITED)
+    held = [v2.held]
+    again = v2.driver.confine(BOX, UNLIMITED)
+    v2.kernel.by_hand("cg/kubelet/cpuset.cpus.effective", "0-1")
+    v2.driver.confine(BOX, UNLIMITED)
+    held.append(v2.held)
+    v2.kernel.by_hand(f"cg{POD}/cgroup.procs", "")
+    v2.driver.confine(BOX, UNLIMITED)
+
+    assert [(change.old, change.new, change.drift) for change in changes] == [("0", "0-3", False)]
+    assert again == ()
+    assert [*held, v2.held] == ["0-3", "0-1", ""]
+
+
 # --- systemd -----------------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ _V2_FILES = {
         "cpu.max": "max 100000",
         "cpu.stat": "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 2500000",
     },
-    "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
+    "cpuset": {"cpuset.cpus": "", "cpuset.cpus.effective": "0-3", "cpuset.mems": ""},
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
     "io": {"io.weight": "default 100", "io.stat": "", "io.max": ""},
     "memory": {
@@ -233,6 +233,8 @@ class FakeKernel(Tree):
 
     def _cpuset(self, directory: str, name: str, value: str) -> str:
         if self.version == 2:
+            if not _numbers(value) and super().read(f"{directory}/{name}") and self._is_populated(directory):
+                raise _error(errno.ENOSPC, f"{directory}/{name}")
             return format_cpus(_numbers(value))
         if self.cpuset_v2_mode:
             return value
@@ -245,6 +247,9 @@ class FakeKernel(Tree):
             if not _numbers(Path(directory, child, name).read_text()) <= _numbers(value):
                 raise _error(errno.EBUSY, f"{directory}/{name}")
         return value
+
+    def _is_populated(self, directory: str) -> bool:
+        return any(super(FakeKernel, self).read(f"{below}/cgroup.procs") for below in self.below(directory))
 
     def _limit(self, directory: str, name: str, value: str) -> str:
         size = NO_LIMIT_V1 if value == "-1" else int(value) // 4096 * 4096
