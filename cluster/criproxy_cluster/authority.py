@@ -6,12 +6,17 @@ All is in one Secret: `ca.crt` (the authorities, newest first), `ca.key` (of the
 `next_step` says what is to be done, given the Secret and the bundle that the webhook's configuration has, which is what
 the API server trusts:
 
-1. no authority, or the newest ends within a year: a new one before the others, which stay while they are valid;
+1. no authority, or the newest ends within a year, or has not begun: a new one before the others, which stay while they
+   are valid;
 2. the configuration has another bundle: write ours into it;
-3. no certificate, or it is past two thirds of its life, or of an older authority: a new one by the newest authority.
+3. no certificate, or it is past two thirds of its life, has not begun, or is of an older authority: a new one by the
+   newest authority.
 
 A certificate is thus only ever signed by an authority that the API server trusts already, and the old one stays valid
 meanwhile: no call fails when keys are rotated. What is damaged in the Secret counts as missing.
+
+Clocks differ: what is made is valid since `EARLIER`, so that an API server whose clock is that much behind takes it.
+What a replica with a clock that was further ahead has made is replaced by the next that leads.
 """
 
 from collections.abc import Mapping
@@ -30,8 +35,7 @@ AUTHORITY_LIFE: Final = timedelta(days=3650)
 AUTHORITY_LEFT: Final = timedelta(days=365)
 CERTIFICATE_LIFE: Final = timedelta(days=90)
 CERTIFICATE_LEFT: Final = CERTIFICATE_LIFE / 3
-EARLIER: Final = timedelta(hours=1)
-"""Certificates begin so long before they are made: clocks differ."""
+EARLIER: Final = timedelta(days=1)
 
 
 class Step(Enum):
@@ -71,14 +75,15 @@ class Tls(Struct, frozen=True):
 
 def next_step(tls: Tls, trusted: bytes, now: datetime) -> Step:
     newest = _newest(tls)
-    if newest is None or newest.not_valid_after_utc - now < AUTHORITY_LEFT:
+    if newest is None or newest.not_valid_after_utc - now < AUTHORITY_LEFT or newest.not_valid_before_utc > now:
         return Step.AUTHORITY
     if trusted != tls.authorities:
         return Step.BUNDLE
     current = _certificate(tls)
-    if current is None or current.not_valid_after_utc - now < CERTIFICATE_LEFT or not _signed_by(current, newest):
+    if current is None or not _signed_by(current, newest):
         return Step.CERTIFICATE
-    return Step.NOTHING
+    due = current.not_valid_after_utc - now < CERTIFICATE_LEFT or current.not_valid_before_utc > now
+    return Step.CERTIFICATE if due else Step.NOTHING
 
 
 def with_authority(tls: Tls, now: datetime) -> Tls:

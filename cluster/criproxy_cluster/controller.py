@@ -2,13 +2,18 @@
 
 How it works
 ------------
-    watch of policies ──▶ Fleet ──▶ the nodes that it concerns ──▶ later ─┐
-    watch of nodes ─────▶ Fleet ──▶ this node ─────────────────▶ first ──┴▶ WRITERS tasks ──▶ patches
-    the heap of times ──▶ this node ───────────────────────────▶ later
+    watch of nodes ─────▶ Fleet ──▶ this node ─────────────────▶ CHANGED ──▶ PROMPT_WRITERS tasks ──────┐
+    the heap of times ──▶ this node ───────────────────────────▶ DUE ──┐                                ├──▶ patches
+    watch of policies ──▶ Fleet ──▶ the nodes that it concerns ──▶ ROLL_OUT ──▶ BACKGROUND_WRITERS tasks ┘
     each STATUS_S: the status of policies whose figures have changed
 
-A node that has changed is looked at at once, before those that a policy concerns: a label takes effect within a second
-while 10,000 nodes get another policy. Those are written no faster than `WRITES_PER_S`, for the API server's sake.
+A node that has changed has writers of its own: a label takes effect within a second while 10,000 nodes get another
+policy. Those get it in the background: no more than `WRITES_PER_S` of them, and each writer rests as long as its last
+write took. So where the API server is slow, or this process is, which has the webhook to answer too, a policy takes
+longer to reach its last node, and nobody else waits for it.
+
+Nothing here is long at work without letting the webhook answer: each node that is listed, seen or looked at is a step
+of its own, and no list has more than `PAGE` of them at once.
 
 What fails is tried again with growing pauses; a conflict is tried again after what came in between. A watch that breaks
 goes on from the last version, one that is too old (410) begins with a list, and so does one that has said nothing for
@@ -18,8 +23,10 @@ their kind is not there, as the CRD was removed, nodes keep what they have.
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from enum import Enum
 from typing import Any, Final, TypeVar
 
 from lightkube.core.async_client import AsyncClient
@@ -28,51 +35,65 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.fleet import Fleet
+from criproxy_cluster.node_law import Judgement
 from criproxy_cluster.objects import NodeObject, PolicyObject, view
 from criproxy_cluster.policies import PolicyError, parsed
 from criproxy_cluster.requests import Trouble, pause_s, trouble_of
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
 
-WRITERS: Final = 8
+PROMPT_WRITERS: Final = 4
+BACKGROUND_WRITERS: Final = 4
 WRITES_PER_S: Final = 100.0
+"""In the background."""
+
+MOST_REST_S: Final = 2.0
 STATUS_S: Final = 1.0
 SILENCE_S: Final = 330.0
 WATCH_S: Final = 280
-PAGE: Final = 500
+PAGE: Final = 100
 LISTED: Final = "LISTED"
 """Beside the events of a watch: the object was in a list."""
 
 T = TypeVar("T", NodeResource, PolicyResource)
 
 
+class Urgency(Enum):
+    """Why a node is to be written."""
+
+    CHANGED = "it has changed"
+    DUE = "its time has come"
+    ROLL_OUT = "a policy concerns it"
+
+
 class Queue:
-    """Names, each at most once; `first` ones before `later` ones."""
+    """Names, each at most once, with its highest urgency; of one urgency, those first that came first."""
 
     def __init__(self) -> None:
-        self._first: dict[str, None] = {}
-        self._later: dict[str, None] = {}
+        self._names = {urgency: OrderedDict[str, None]() for urgency in Urgency}
         self._some = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._later)
+        return sum(map(len, self._names.values()))
 
-    def put(self, name: str, *, first: bool) -> None:
-        if first:
-            self._later.pop(name, None)
-            self._first[name] = None
-        elif name not in self._first:
-            self._later[name] = None
+    def put(self, name: str, urgency: Urgency) -> None:
+        for one, names in self._names.items():
+            if one is urgency:
+                names[name] = None
+                break
+            if name in names:
+                return
+        for less in list(Urgency)[list(Urgency).index(urgency) + 1 :]:
+            self._names[less].pop(name, None)
         self._some.set()
 
-    async def get(self) -> tuple[str, bool]:
-        """The next one, and whether it was one of the first."""
-        while not (self._first or self._later):
+    async def get(self, *urgencies: Urgency) -> tuple[str, Urgency]:
+        """The next one of the first of these that has any."""
+        while True:
+            for urgency in urgencies:
+                if names := self._names[urgency]:
+                    return names.popitem(last=False)[0], urgency
             self._some.clear()
             await self._some.wait()
-        names = self._first or self._later
-        name = next(iter(names))
-        del names[name]
-        return name, names is self._first
 
 
 class Controller:
@@ -98,8 +119,10 @@ class Controller:
             parts.create_task(self._follow(NodeResource, self._nodes_listed, self._node_changed))
             parts.create_task(self._wake())
             parts.create_task(self._tell())
-            for _ in range(WRITERS):
-                parts.create_task(self._write())
+            for _ in range(PROMPT_WRITERS):
+                parts.create_task(self._write_promptly())
+            for _ in range(BACKGROUND_WRITERS):
+                parts.create_task(self._write_in_background())
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
@@ -115,6 +138,7 @@ class Controller:
                 async for event, item, seen in self._changes(kind, version):
                     version, failures = seen, 0
                     changed(event, item)
+                    await asyncio.sleep(0)  # what has come at once is not worked off at once
                 version = ""  # it was silent for too long
             except Trouble as trouble:
                 failures += 1
@@ -134,6 +158,7 @@ class Controller:
             async for item in found:
                 names.add(item.metadata.name)
                 changed(LISTED, item)
+                await asyncio.sleep(0)
             version = found.resourceVersion
         listed(names)
         return version
@@ -172,18 +197,18 @@ class Controller:
             return
         self._set_right(name)
         for node in self._fleet.set_policy(name, policy):
-            self._queue.put(node, first=False)
+            self._queue.put(node, Urgency.ROLL_OUT)
 
     def _set_right(self, name: str) -> None:
         if self._problems.pop(name, None) is not None:
             for node in self._fleet.set_unusable(frozenset(self._problems)):
-                self._queue.put(node, first=False)
+                self._queue.put(node, Urgency.ROLL_OUT)
 
     def _forget_policy(self, name: str) -> None:
         self._set_right(name)
         self._written.pop(name, None)
         for node in self._fleet.set_policy(name, None):
-            self._queue.put(node, first=False)
+            self._queue.put(node, Urgency.ROLL_OUT)
 
     def _nodes_listed(self, names: set[str]) -> None:
         self._fleet.forget_all_but(names)
@@ -196,43 +221,60 @@ class Controller:
             self._failures.pop(name, None)
         elif event == LISTED:
             self._fleet.see(view(item))
-            self._queue.put(name, first=False)
+            self._queue.put(name, Urgency.ROLL_OUT)
         elif event != "BOOKMARK":
-            self._fleet.see(view(item))
-            judgement = self._fleet.look(name, time.monotonic(), time.time())
-            if judgement is not None and judgement.writes:
-                self._queue.put(name, first=True)
+            changed = self._fleet.see(view(item))
+            if self._is_to_be_written(name):  # if all that is new is its report, it may wait for its turn in a roll-out
+                self._queue.put(name, Urgency.CHANGED if changed else Urgency.ROLL_OUT)
 
     async def _wake(self) -> None:
         """Look at nodes whose time has come."""
         while True:
             for name in self._fleet.due(time.monotonic()):
-                self._queue.put(name, first=False)
+                self._queue.put(name, Urgency.DUE)
             await asyncio.sleep(1.0)
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    async def _write(self) -> None:
+    async def _write_promptly(self) -> None:
         while True:
-            name, first = await self._queue.get()
-            judgement = self._fleet.look(name, time.monotonic(), time.time())
-            if judgement is None or not judgement.writes:
-                await asyncio.sleep(0)  # thousands of such nodes must not keep the webhook waiting
+            name, urgency = await self._queue.get(Urgency.CHANGED)
+            await self._write(name, urgency)
+
+    async def _write_in_background(self) -> None:
+        while True:
+            name, urgency = await self._queue.get(Urgency.DUE, Urgency.ROLL_OUT)
+            if not self._is_to_be_written(name):
+                await asyncio.sleep(0)
                 continue
-            if not first:
-                await self._take_turn()
-            try:
-                with trouble_of(f"node {name}"):
-                    if judgement.patch:
-                        await self._client.patch(NodeResource, name, judgement.patch, patch_type=PatchType.MERGE)
-                    if judgement.status:
-                        status = judgement.status
-                        await self._client.patch(NodeStatusResource, name, status, patch_type=PatchType.STRATEGIC)
-            except Trouble as trouble:
-                self._failed(name, trouble)
-            else:
-                self._failures.pop(name, None)
-                self._log.info("node_written", node=name, what=judgement.why)
+            await self._take_turn()
+            began_s = time.monotonic()
+            await self._write(name, urgency)
+            await asyncio.sleep(min(time.monotonic() - began_s, MOST_REST_S))
+
+    def _look(self, name: str) -> Judgement | None:
+        return self._fleet.look(name, time.monotonic(), time.time())
+
+    def _is_to_be_written(self, name: str) -> bool:
+        judgement = self._look(name)
+        return judgement is not None and judgement.writes
+
+    async def _write(self, name: str, urgency: Urgency) -> None:
+        judgement = self._look(name)
+        if judgement is None or not judgement.writes:
+            return
+        try:
+            with trouble_of(f"node {name}"):
+                if judgement.patch:
+                    await self._client.patch(NodeResource, name, judgement.patch, patch_type=PatchType.MERGE)
+                if judgement.status:
+                    status = judgement.status
+                    await self._client.patch(NodeStatusResource, name, status, patch_type=PatchType.STRATEGIC)
+        except Trouble as trouble:
+            self._failed(name, urgency, trouble)
+        else:
+            self._failures.pop(name, None)
+            self._log.info("node_written", node=name, what=judgement.why)
 
     async def _take_turn(self) -> None:
         """Waits, so that no more than `WRITES_PER_S` begin."""
@@ -240,14 +282,14 @@ class Controller:
         self._next_write_s = max(self._next_write_s, now_s) + 1.0 / WRITES_PER_S
         await asyncio.sleep(self._next_write_s - now_s)
 
-    def _failed(self, name: str, trouble: Trouble) -> None:
+    def _failed(self, name: str, urgency: Urgency, trouble: Trouble) -> None:
         if trouble.code == 404:
             self._failures.pop(name, None)
             return
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         if failures == 3:
             self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
-        asyncio.get_running_loop().call_later(pause_s(failures), lambda: self._queue.put(name, first=False))
+        asyncio.get_running_loop().call_later(pause_s(failures), lambda: self._queue.put(name, urgency))
 
     async def _tell(self) -> None:
         """The status of policies, which says nothing true before all nodes were seen."""

@@ -70,13 +70,15 @@ class Fleet:
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    def see(self, node: NodeView) -> None:
+    def see(self, node: NodeView) -> bool:
+        """Whether somebody may wait for what follows: it is new, or more is than what the node reports of itself."""
         entry = self._nodes.get(node.name)
         if entry is None:
             self._nodes[node.name] = _Entry(node)
             self._unseen.add(node.name)
-        else:
-            entry.view = node
+            return True
+        before, entry.view = entry.view, node
+        return _awaited(before) != _awaited(node)
 
     def forget(self, name: str) -> None:
         entry = self._nodes.pop(name, None)
@@ -239,3 +241,7 @@ class Fleet:
                 tally.refused[name] = "; ".join(report.problems)[:300] if report else ""
             elif by < 0:
                 tally.refused.pop(name, None)
+
+
+def _awaited(view: NodeView) -> tuple[object, ...]:
+    return view.labels, view.policy, view.evicted, view.taints, view.reason

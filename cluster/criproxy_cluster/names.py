@@ -38,7 +38,7 @@ POLICY_STATUS: Final = f"{PREFIX}policy-status"
 """A Node's annotation, written by the node: what it makes of the policy."""
 
 EVICTED: Final = f"{PREFIX}evicted"
-"""A Node's annotation, written by the node: JSON, uid of a pod's controller -> until when (RFC 3339)."""
+"""A Node's annotation, written by the node: JSON, uid of a pod's controller -> FROM/UNTIL (RFC 3339)."""
 
 CONDITION: Final = "ColocationReady"
 """A Node's condition, written by the node each few minutes."""

@@ -9,7 +9,7 @@ should be, nothing is written.
 | what | written | taken away |
 |---|---|---|
 | the policy's annotation | when its text is another one, unless `names.MANAGED` = "false" | when no policy selects it |
-| a label for each controller with an evicted pod | as the node's annotation says, `LONGEST_S` at most | then |
+| a label for each controller with an evicted pod | as long as the annotation says, `LONGEST_S` at most | then |
 | the taint, PreferNoSchedule | while the node holds offline pods back | when it has not for `CALM_S` |
 | 0 of all that is published, and why | when one that lends has said nothing for `AWAY_S` | the node publishes again |
 
@@ -19,10 +19,14 @@ are kept out by what the node publishes.
 A node that says it lends nothing any more (`kubernetes.publish = false`, criproxy removed) says no more after that, and
 what is published there is another system's. One that was away is no longer held back, so its taint goes in time.
 
-A node is away when its condition does not change, by the controller's clock; the node's clock may be wrong. A
-controller that has just begun believes the time in it, but for `TRUST_S` before the end: a node whose clock is behind
-is not taken for one that is away.
+Clocks may be wrong, the controller's too. So a node is away when its condition does not change for `AWAY_S` of a clock
+that only grows. A controller that has just begun believes the time in it, but for `TRUST_S` before the end, in which a
+node that lives writes it anew: neither a node whose clock is behind nor a controller whose clock is ahead makes a node
+away. And of the annotation of what was evicted the length of time counts, from when the controller has first seen it.
+The time of day counts where a controller that has just begun finds no label for it: there, the time may be over.
 """
+
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -41,10 +45,22 @@ from criproxy_cluster.objects import NodeView, Taint
 from criproxy_cluster.times import rfc3339, wall_s
 
 AWAY_S = 900.0
-TRUST_S = 300.0
+TRUST_S = 480.0
+"""Longer than from one report of a node to the next, which is 390 s at most (criproxy/kube/extended_resources.py)."""
+
 CALM_S = 300.0
 LONGEST_S = 3600.0
 EFFECT = "PreferNoSchedule"
+
+_NOTHING: Mapping[str, "Entry"] = {}
+"""One for all of 10,000 nodes."""
+
+
+class Entry(Struct, frozen=True):
+    """Something that was evicted: what the annotation says of it, and when that is over."""
+
+    text: str
+    ends_s: float
 
 
 class Memory(Struct, frozen=True):
@@ -55,6 +71,8 @@ class Memory(Struct, frozen=True):
     """Since when the condition is no newer."""
     calm_s: float | None = None
     """Since when a node with a taint holds nothing back."""
+    evicted: Mapping[str, Entry] = {}
+    """By the controller's uid."""
 
 
 class Judgement(Struct, frozen=True):
@@ -83,7 +101,7 @@ def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: floa
     if node.labels.get(MANAGED) != "false" and node.policy != policy:
         annotations[POLICY] = policy
         why.append("policy")
-    labels = _kept_out(node, now_s, now_wall_s, due)
+    labels = _kept_out(node, memory, now_s, due)
     if labels:
         why.append("evicted")
     taints = _taints(node, memory, now_s, due)
@@ -112,25 +130,36 @@ def remembered(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: 
     calm_s = None
     if node.reason != HELD and _tainted(node):
         calm_s = memory.calm_s if memory is not None and memory.calm_s is not None else now_s
-    return Memory(node.beat, beat_s, calm_s)
+    return Memory(node.beat, beat_s, calm_s, _evicted(node, memory, now_s, now_wall_s))
+
+
+def _evicted(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: float) -> Mapping[str, Entry]:
+    if not node.evicted:
+        return _NOTHING
+    try:
+        entries = msgspec.json.decode(node.evicted, type=dict[str, str])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return _NOTHING
+    found = {}
+    for uid, text in entries.items():
+        known = memory.evicted.get(uid) if memory is not None else None
+        if known is not None and known.text == text:
+            found[uid] = known
+        elif _is_uid(uid) and (times := _interval(text)):
+            left_s = min(times[1] - times[0], LONGEST_S)
+            if memory is None and uid not in node.kept_out:
+                left_s = min(times[1] - now_wall_s, left_s)
+            found[uid] = Entry(text, now_s + left_s)
+    return found
 
 
 def is_switched_off(node: NodeView) -> bool:
     return node.labels.get(SWITCH) == "off"
 
 
-def _kept_out(node: NodeView, now_s: float, now_wall_s: float, due: list[float]) -> Json:
-    try:
-        entries = msgspec.json.decode(node.evicted or "{}", type=dict[str, str])
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        entries = {}
-    wanted = set()
-    for uid, until in entries.items():
-        ends_s = _wall_s(until)
-        left_s = 0.0 if ends_s is None else min(ends_s - now_wall_s, LONGEST_S)
-        if left_s > 0 and _is_uid(uid):
-            wanted.add(uid)
-            due.append(now_s + left_s)
+def _kept_out(node: NodeView, memory: Memory, now_s: float, due: list[float]) -> Json:
+    wanted = {uid for uid, one in memory.evicted.items() if one.ends_s > now_s}
+    due += (memory.evicted[uid].ends_s for uid in wanted)
     have = node.kept_out
     return {
         **{f"{EVICTED_FROM}{uid}": "" for uid in sorted(wanted - have)},
@@ -187,3 +216,9 @@ def _wall_s(text: str | None) -> float | None:
         return None if text is None else wall_s(text)
     except ValueError:
         return None
+
+
+def _interval(text: str) -> tuple[float, float] | None:
+    begins, _, ends = text.partition("/")
+    begins_s, ends_s = _wall_s(begins), _wall_s(ends)
+    return None if begins_s is None or ends_s is None else (begins_s, ends_s)

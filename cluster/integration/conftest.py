@@ -2,6 +2,7 @@ import pytest
 
 from cluster.integration.objects import until
 from integration.lab import control_plane
+from integration.lab.clocks import wrong_clock
 from integration.lab.cluster_side import install
 from integration.lab.control_plane import ControlPlane
 
@@ -10,7 +11,7 @@ from integration.lab.control_plane import ControlPlane
 def plane(tmp_path_factory):
     """A control plane of the module's own, with the manifests applied, whose nodes are never found not ready."""
     directory = tmp_path_factory.mktemp("cluster")
-    made = ControlPlane(directory)
+    made = ControlPlane(directory, wrong_clock(-24))
     try:
         made.start(lifecycle=False)
         install(made)

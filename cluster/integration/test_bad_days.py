@@ -10,10 +10,12 @@ import structlog
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
-from cluster.integration.objects import POLICIES, policy, put_node, ready, until
+from cluster.integration.objects import CPU, PODS, POLICIES, pod, policy, put_node, ready, until
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.lease_law import DURATION_S, RETRY_S
-from criproxy_cluster.names import POLICY, PRESSURE
+from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
+from criproxy_cluster.times import rfc3339
+from integration.lab.clocks import wrong_clock
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
 from integration.lab.control_plane import ApiError
 
@@ -158,3 +160,126 @@ def test_controller_that_begins_while_the_crd_is_not_there_leaves_nodes_as_they_
 
     plane.kubectl("apply", "-k", str(MANIFESTS / "base"))
     until(lambda: told(plane, node) is None, 90.0)  # no policy selects it
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+HURRY = "from criproxy_cluster import node_law; node_law.AWAY_S, node_law.TRUST_S = 30.0, 16.0"
+"""For a replica: a quarter of an hour is 30 s, and a node that lives says so each 8."""
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
+
+
+def interval(hours, seconds):
+    """From now on, by a clock that is so many hours ahead."""
+    now_s = time.time() + 3600 * hours
+    return f"{rfc3339(now_s)}/{rfc3339(now_s + seconds)}"
+
+
+def said(plane, node, hours):
+    """What a node with such a clock writes with each report."""
+    made = {"type": "ColocationReady", "status": "True", "reason": "Lending"}
+    made["lastHeartbeatTime"] = rfc3339(time.time() + 3600 * hours)
+    plane.merge(f"{node}/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}, made]}})
+
+
+def lent(plane, node):
+    return plane.call("GET", node)["status"]["allocatable"][CPU]
+
+
+def evict(plane, node, uid, hours, seconds):
+    """As a node does: the annotation, and the label with it."""
+    meta = {
+        "annotations": {EVICTED: json.dumps({uid: interval(hours, seconds)})},
+        "labels": {f"{EVICTED_FROM}{uid}": ""},
+    }
+    plane.merge(node, {"metadata": meta})
+
+
+def kept_out(plane, node, uid):
+    return f"{EVICTED_FROM}{uid}" in plane.call("GET", node)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
+def test_controller_and_nodes_with_wrong_clocks_withdraw_from_those_alone_that_are_away(plane, hours):
+    """The controller begins hours ahead or behind, and nodes are as much wrong the other way; nobody goes by that."""
+    names = ("lives", "gone", "evicts", "evicted")
+    lives, gone, evicts, evicted = (put_node(plane, f"{name}-{hours % 24}", "3000") for name in names)
+    for node, wrong in ((lives, 0), (gone, 0), (evicts, -hours), (evicted, 0)):
+        said(plane, node, wrong)
+    evict(plane, evicted, "u1", 0, 300)  # before it begins
+    replica = Replica(plane, f"wrong-{hours % 24}")
+    replica.start(wrong_clock(hours), before=HURRY)
+    try:
+        until(replica.leads)
+        evict(plane, evicts, "u2", -hours, 300)
+        evict(plane, lives, "u3", -hours, 12)
+        began_s = time.monotonic()
+        gone_s = let_in_s = 0.0
+        while (now_s := time.monotonic() - began_s) < 40.0:
+            for node, wrong in ((lives, 0), (evicts, -hours), (evicted, -hours)):
+                said(plane, node, wrong)
+                assert lent(plane, node) == "3k"
+            assert kept_out(plane, evicted, "u1") and kept_out(plane, evicts, "u2"), f"let in after {now_s:.1f} s"
+            gone_s = gone_s or (lent(plane, gone) == "0" and now_s)
+            let_in_s = let_in_s or (not kept_out(plane, lives, "u3") and now_s)
+            time.sleep(1.0)
+        assert gone_s > 10.0
+        assert 10.0 < let_in_s < 20.0
+    finally:
+        replica.process.stop()
+
+
+def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
+    first, second = replicas = [Replica(plane, f"apart-{number}") for number in range(2)]
+    node = put_node(plane, "apart")
+    plane.call("POST", POLICIES, policy("apart", {"pool": "e"}, {"cpu": {"reserve_cores": 1}}))
+    try:
+        first.start(wrong_clock(2))
+        until(first.leads)
+        second.start(wrong_clock(-2))
+        before = plane.call("GET", LEASES)["spec"]["leaseTransitions"]
+        time.sleep(DURATION_S + 2 * RETRY_S)
+        assert plane.call("GET", LEASES)["spec"]["leaseTransitions"] == before
+        assert first.leads()
+        assert '"leads"' not in second.log.read_text()
+        label(plane, node, pool="e")
+        until(lambda: told(plane, node) is not None)
+
+        first.process.kill()
+        killed_s = time.monotonic()
+        until(second.leads, TAKES_OVER_S)
+        assert time.monotonic() - killed_s > DURATION_S - 2 * RETRY_S - 3.0, "the first might have acted still"
+        first.start(wrong_clock(2))
+        time.sleep(DURATION_S + RETRY_S)
+        assert second.leads()
+        assert first.log.read_text().count('"leads"') == 1
+        label(plane, node, pool=None)
+        until(lambda: told(plane, node) is None)
+    finally:
+        for one in replicas:
+            one.process.stop()
+
+
+@pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
+def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours):
+    plane.merge(f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls", {"data": None})
+    replica = Replica(plane, f"certifies-{hours % 24}")
+    replica.start(wrong_clock(hours), own_certificate=True)
+    try:
+        replica.serve()
+        until(lambda: "certificate_loaded" in replica.log.read_text())
+        requests = until(lambda: converted(plane))
+        assert requests == {CPU: "1500"}
+    finally:
+        replica.process.stop()
+
+
+def converted(plane):
+    """The requests of a marked pod; None: the webhook can't be asked (yet)."""
+    try:
+        made = plane.call("POST", f"{PODS}?dryRun=All", pod("probe", {"cpu": "1500m"}))
+    except ApiError as error:
+        print(error)
+        return None
+    return made["spec"]["containers"][0]["resources"]["requests"]

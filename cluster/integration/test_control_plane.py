@@ -159,7 +159,8 @@ def test_a_policy_a_label_a_hold_and_an_eviction_reach_the_node(plane, replica):
     uid = made["metadata"]["uid"]  # of something that is there, or the pod would be collected
     owner = {"kind": "ConfigMap", "apiVersion": "v1", "name": "maker", "uid": uid, "controller": True}
     until_s = rfc3339(time.time() + 6)
-    plane.merge(night, {"metadata": {"annotations": {EVICTED: json.dumps({uid: until_s})}}})
+    interval = f"{rfc3339(time.time())}/{until_s}"
+    plane.merge(night, {"metadata": {"annotations": {EVICTED: json.dumps({uid: interval})}}})
     until(lambda: f"{EVICTED_FROM}{uid}" in plane.call("GET", night)["metadata"]["labels"])
     back = pod("back", {"cpu": "100m"}, nodeSelector={"pool": "night"})
     back["metadata"]["ownerReferences"] = [owner]

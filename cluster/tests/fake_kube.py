@@ -38,7 +38,10 @@ class FakeKube:
         self.lock = threading.RLock()
         self.faults: list = []
         """[pattern of "METHOD path", status, how often]"""
-        self.slow_s = 0.0
+        self.slow: dict = {}
+        """Pattern of a name -> for how many seconds a patch of it lies there before it is done."""
+        self.begun: list = []
+        """The names that are patched, from when the patch has come."""
         self.page = 500
         self.absent: set = set()
         """Resources that the server does not know: a CRD that was removed."""
@@ -88,6 +91,12 @@ class FakeKube:
             self.version += 1
             self.oldest, self.history = self.version, []
             self.tell_watchers(None)
+
+    def lie(self, name):
+        self.begun.append(name)
+        for pattern, seconds in self.slow.items():
+            if re.match(pattern, name):
+                time.sleep(seconds)
 
     def fail(self, pattern, status, times=1):
         self.faults.append([pattern, status, times])
@@ -254,7 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        time.sleep(self.api.slow_s)
+        if self.command == "PATCH":
+            self.api.lie(parts.path.rpartition("/")[2])
         with self.api.lock:
             kind = self.headers.get("Content-Type", "").partition(";")[0]
             status, body = self.api.answer(self.command, parts.path, query, kind, json.loads(data or b"{}"))

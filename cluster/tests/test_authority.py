@@ -72,6 +72,14 @@ LATER = {
         NOW,
         Step.AUTHORITY,
     ),
+    "made by a clock that is two days ahead": (made(NOW + timedelta(days=2)), None, NOW, Step.AUTHORITY),
+    "a certificate by a clock that is two days ahead": (
+        with_certificate(TLS, NAMES, NOW + timedelta(days=2)),
+        None,
+        NOW,
+        Step.CERTIFICATE,
+    ),
+    "made by a clock that is an hour ahead": (made(NOW + timedelta(hours=1)), None, NOW, Step.NOTHING),
     "damaged": (Tls(b"x", b"y", b"z", b"k"), b"x", NOW, Step.AUTHORITY),
 }
 
@@ -90,3 +98,12 @@ def test_an_old_authority_is_trusted_until_it_ends():
     assert (both.certificate, both.key) == (TLS.certificate, TLS.key), "it serves until the new one is trusted"
     after = with_authority(both, NOW + AUTHORITY_LIFE + timedelta(days=1))
     assert len(x509.load_pem_x509_certificates(after.authorities)) == 2
+
+
+@pytest.mark.parametrize("hours", [-12, -1, 0, 1, 12])
+def test_what_is_made_by_a_wrong_clock_is_valid_at_once(hours):
+    tls = made(NOW + timedelta(hours=hours))
+
+    for pem in (tls.authorities, tls.certificate):
+        (found,) = x509.load_pem_x509_certificates(pem)
+        assert found.not_valid_before_utc <= NOW < found.not_valid_after_utc

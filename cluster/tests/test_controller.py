@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from criproxy_cluster import controller as module
-from criproxy_cluster.controller import Controller, Queue
+from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
+from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.leader import LEASE, Leader
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.times import rfc3339
@@ -193,7 +194,7 @@ def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, log, monkeypa
         return [{"type": "ColocationReady", "status": "True", "reason": reason, "lastHeartbeatTime": beat}]
 
     async def scenario():
-        evicted = json.dumps({"u1": rfc3339(time.time() + 3)})
+        evicted = json.dumps({"u1": f"{rfc3339(time.time() - 297)}/{rfc3339(time.time() + 3)}"})
         kube.put("nodes", node("evicts", annotations={EVICTED: evicted}))
         held = node("held", conditions=condition("Held", rfc3339(time.time())))
         held["spec"]["taints"] = [{"key": "mine", "effect": "NoSchedule"}]
@@ -293,13 +294,108 @@ def test_no_other_right_is_used(kube, log):
     asyncio.run(scenario())
 
 
-def test_a_queue_has_each_name_once_and_the_first_ones_first():
+CHANGED, DUE, ROLL_OUT = Urgency
+
+
+def test_a_queue_has_each_name_once_and_by_its_highest_urgency():
     async def scenario():
         queue = Queue()
-        for name, first in (("a", False), ("b", False), ("b", True), ("b", False), ("c", False)):
-            queue.put(name, first=first)
-        assert [await queue.get() for _ in range(3)] == [("b", True), ("a", False), ("c", False)]
+        puts = (("a", ROLL_OUT), ("b", ROLL_OUT), ("b", CHANGED), ("b", DUE), ("c", ROLL_OUT), ("c", DUE), ("d", DUE))
+        for name, urgency in puts:
+            queue.put(name, urgency)
+        assert len(queue) == 4
+        assert await queue.get(CHANGED) == ("b", CHANGED)
+        assert [await queue.get(DUE, ROLL_OUT) for _ in range(3)] == [("c", DUE), ("d", DUE), ("a", ROLL_OUT)]
         assert len(queue) == 0
+
+        waiting = asyncio.create_task(queue.get(CHANGED))
+        await asyncio.sleep(0)
+        queue.put("e", ROLL_OUT)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "what is less urgent is left to others"
+        queue.put("e", CHANGED)
+        assert await waiting == ("e", CHANGED)
+        assert len(queue) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_changed_label_waits_for_none_of_a_roll_out_whose_writes_are_stuck(kube, log):
+    """All that a policy for all has under way hangs in a slow API server."""
+
+    async def scenario():
+        for number in range(40):
+            kube.put("nodes", node(f"n{number:03}"))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 0 and kube.watchers)
+            kube.slow = {"n0[0-2]": 5.0}
+            put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+            await until(lambda: len([name for name in kube.begun if name.startswith("n0")]) >= BACKGROUND_WRITERS)
+            kube.put("nodes", node("n039", {"pool": "night"}))
+            await until(lambda: settings(kube, "n039"), 1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_roll_out_rests_as_long_as_its_writes_take(kube, log, monkeypatch):
+    monkeypatch.setattr(module, "BACKGROUND_WRITERS", 1)
+
+    async def scenario():
+        for number in range(8):
+            kube.put("nodes", node(f"n{number:03}"))
+        kube.slow = {"n00": 0.1}
+        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        async with controlling(kube, log):
+            began_s = await until(lambda: kube.begun and time.monotonic())
+            await until(lambda: settings(kube, "n007"))
+            assert time.monotonic() - began_s > 7 * 0.2, "each took 0.1 s, and 0.1 s nothing was asked"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_only_reports_waits_for_its_turn_in_a_roll_out(kube, log, monkeypatch):
+    monkeypatch.setattr(module, "WRITES_PER_S", 5.0)
+
+    async def scenario():
+        for number in range(30):
+            kube.put("nodes", node(f"n{number:03}"))
+        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n000"))
+            kube.put("nodes", node("n028", annotations={POLICY_STATUS: "{}"}, capacity={CPU: "7"}))
+            kube.put("nodes", node("n029", {SWITCH: "off"}))
+            await until(lambda: settings(kube, "n029"), 1.0)
+            assert not settings(kube, "n028")
+
+    asyncio.run(scenario())
+
+
+def test_events_that_come_at_once_are_worked_off_one_by_one(kube, log, monkeypatch):
+    """So that the webhook answers in between; counted in turns of the loop, not in time."""
+    turns, seen_in = 0, []
+    see = Fleet.see
+
+    def noted(fleet, view):
+        seen_in.append(turns)
+        return see(fleet, view)
+
+    monkeypatch.setattr(Fleet, "see", noted)
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def scenario():
+        for number in range(200):
+            kube.put("nodes", node(f"n{number:03}"))
+        turning = asyncio.create_task(count())
+        async with controlling(kube, log):
+            await until(lambda: len(seen_in) == 200)
+        assert max(seen_in.count(turn) for turn in set(seen_in)) <= 2
+        turning.cancel()
 
     asyncio.run(scenario())
 

@@ -150,30 +150,58 @@ def test_a_node_that_people_manage_keeps_its_policy():
     assert judge(node(policy="by hand", labels={MANAGED: "false"}), None, "p", 0.0, WALL).patch is None
 
 
+def interval(begins_s, ends_s):
+    """By the node's clock; seconds from what is the time in truth."""
+    return f"{rfc3339(WALL + begins_s)}/{rfc3339(WALL + ends_s)}"
+
+
 def test_an_evicted_pod_s_controller_has_a_label_until_its_time_is_over():
-    evicted = json.dumps({"u1": rfc3339(WALL + 60), "u2": rfc3339(WALL - 1), "u3": rfc3339(WALL + 9e6), "x/y": "z"})
+    entries = {"u1": interval(-240, 60), "u2": interval(-301, -1), "u3": interval(0, 9e6), "x/y": interval(0, 60)}
     labels = {f"{EVICTED_FROM}u2": "", f"{EVICTED_FROM}u9": "", "other": "1"}
-    found = judge(node(evicted=evicted, labels=labels), None, None, 100.0, WALL)
+    found = judge(node(evicted=json.dumps(entries), labels=labels), None, None, 100.0, WALL)
 
     assert found.patch == {
-        "metadata": {
-            "labels": {
-                f"{EVICTED_FROM}u1": "",
-                f"{EVICTED_FROM}u3": "",
-                f"{EVICTED_FROM}u2": None,
-                f"{EVICTED_FROM}u9": None,
-            }
-        }
+        "metadata": {"labels": {f"{EVICTED_FROM}u1": "", f"{EVICTED_FROM}u3": "", f"{EVICTED_FROM}u9": None}}
     }
     assert found.due_s == 160.0
-    assert judge(node(evicted=json.dumps({"u3": rfc3339(WALL + 9e6)})), None, None, 0.0, WALL).due_s == LONGEST_S
+    longest = node(evicted=json.dumps({"u3": interval(0, 9e6)}))
+    found = judge(longest, None, None, 0.0, WALL)
+    assert found.due_s == LONGEST_S
+    has = node(evicted=longest.evicted, labels={f"{EVICTED_FROM}u3": ""})
+    over = judge(has, found.memory, None, LONGEST_S, WALL + LONGEST_S)
+    assert over.patch == {"metadata": {"labels": {f"{EVICTED_FROM}u3": None}}}, "whatever the node says"
+    assert judge(longest, over.memory, None, LONGEST_S + 1, WALL).patch is None, "it does not come back"
+
+
+SKEWED = {"a node ahead": 3600.0, "a node behind": -3600.0, "by a day": 86400.0, "in time": 0.0}
+
+
+@pytest.mark.parametrize("skew_s", SKEWED.values(), ids=SKEWED)
+@pytest.mark.parametrize("begins", [False, True], ids=["the leader", "one that begins to lead"])
+def test_a_label_lasts_its_time_whatever_the_clocks(skew_s, begins):
+    label = {f"{EVICTED_FROM}u1": ""}
+    seen = node(evicted=json.dumps({"u1": interval(skew_s, skew_s + 300)}), labels=label)
+    before = None if begins else judge(node(), None, None, 0.0, WALL).memory
+    first = judge(seen, before, None, 10.0, WALL)
+    assert (first.patch, first.due_s) == (None, 310.0)
+    assert judge(seen, first.memory, None, 309.0, WALL + 299).patch is None
+    assert judge(seen, first.memory, None, 310.0, WALL + 300).patch == {
+        "metadata": {"labels": {f"{EVICTED_FROM}u1": None}}
+    }
+
+
+def test_a_pod_that_is_evicted_again_counts_anew():
+    label = {f"{EVICTED_FROM}u1": ""}
+    first = judge(node(evicted=json.dumps({"u1": interval(0, 300)}), labels=label), None, None, 0.0, WALL)
+    again = node(evicted=json.dumps({"u1": interval(200, 500)}), labels=label)
+    assert judge(again, first.memory, None, 200.0, WALL + 200).due_s == 500.0
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("{", "[]", '{"u1": 3}', '{"u1": "tomorrow"}', '{"-": "2099-01-01T00:00:00Z"}'),
-        *('{"-u1": "2099-01-01T00:00:00Z"}', '{"u1-": "2099-01-01T00:00:00Z"}'),  # no label's name, which 422 answers
+        *("{", "[]", '{"u1": 3}', '{"u1": "tomorrow/2099-01-01T00:00:00Z"}'),
+        *(json.dumps({name: interval(0, 60)}) for name in ("-", "-u1", "u1-")),  # no label's name, which 422 answers
     ],
 )
 def test_an_evicted_annotation_that_cannot_be_read_keeps_nobody_out(text):
@@ -223,6 +251,17 @@ def test_a_node_that_says_something_is_not_away_whatever_its_clock():
     assert first.status is None and first.due_s == TRUST_S, "a new controller waits before it believes the time"
     assert second.status is None and second.due_s == TRUST_S - 1 + AWAY_S
     assert judge(node(beat="2099-01-01T00:00:00Z", lent={CPU: "1"}), None, None, 0.0, WALL).due_s == AWAY_S
+
+
+@pytest.mark.parametrize("hour_s", [-3600.0, 3600.0], ids=["behind", "ahead"])
+def test_nodes_that_live_are_not_away_for_a_controller_that_begins_with_a_wrong_clock(hour_s):
+    """A node reports each 390 s at the latest; here just before the controller began."""
+    said = judge(node(beat=rfc3339(WALL), lent={CPU: "1"}), None, None, 0.0, WALL + hour_s)
+    later = judge(node(beat=rfc3339(WALL), lent={CPU: "1"}), said.memory, None, 400.0, WALL + hour_s + 400)
+    assert (said.status, later.status) == (None, None)
+    gone_s = later.due_s
+    assert gone_s is not None and gone_s <= AWAY_S
+    assert judge(node(beat=rfc3339(WALL), lent={CPU: "1"}), later.memory, None, gone_s, WALL).status, "it is away"
 
 
 def test_another_system_s_numbers_are_left_alone():

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.cgroup.address_filter import is_barred, remedy
 from criproxy.control.interference.service_checks import GrpcCheck, HttpCheck, ServiceAnswer, ServiceCheck
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.http2.client.connection import CallError, Connection
@@ -51,6 +52,13 @@ class ServiceAsker(Struct, frozen=True):
             return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
         host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
         return await (_http(host, check.http) if check.http is not None else _health(host, check.grpc))
+
+    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        over_the_network = check.http or check.grpc
+        if over_the_network is None:
+            return ""
+        host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
+        return f"{host}: {remedy([host])}, or the network of all pods" if is_barred(host, over_the_network.port) else ""
 
     async def _address(self, sandbox_id: str, timeout_s: float) -> str:
         if (known := self._addresses.get(sandbox_id)) is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, Protocol
@@ -29,6 +30,9 @@ _MAX_ERROR_BYTES: Final = 64 * 1024
 
 _FAILURES: Final = (OSError, ResponseError, CredentialError, StuckError)
 """Of which TimeoutError and ssl.SSLError are OSErrors."""
+
+_BY_THE_CLOCK: Final = (9, 10)
+"""A certificate is not yet valid, or no more. Source: OpenSSL, X509_V_ERR_CERT_NOT_YET_VALID, …_HAS_EXPIRED."""
 
 
 class ApiRequest(Struct, frozen=True):
@@ -222,4 +226,6 @@ async def _answer(connection: TlsConnection, reader: ResponseReader, most_bytes:
 
 
 def _in_words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _BY_THE_CLOCK:
+        return f"{error.verify_message}, by this machine's clock: is the clock right (timedatectl)?"
     return str(error) or type(error).__name__

@@ -10,8 +10,10 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
+from criproxy.cgroup.address_filter import is_barred, remedy
 from criproxy.kube.credential import Access
 
 _READ_BYTES: Final = 64 * 1024
@@ -24,6 +26,9 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
 """A peer that is gone without a word is noticed within a minute, also while nothing is sent. Source: tcp(7)."""
+
+RESOLVER: Final = Path("/etc/resolv.conf")
+_DNS: Final = 53
 
 
 class TlsConnection:
@@ -82,8 +87,14 @@ class TlsConnection:
 @asynccontextmanager
 async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float) -> AsyncIterator[TlsConnection]:
     """A connection to the first of the IP addresses that answers. Raises OSError, also when it takes too long."""
-    async with asyncio.timeout(timeout_s):
-        reader, writer = await _opened(addresses, access.config.port)
+    port = access.config.port
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await _opened(addresses, port)
+    except OSError as error:
+        if barred := [address for address in addresses if is_barred(address, port)]:
+            raise OSError(f"{' and '.join(barred)} port {port}: {remedy(barred)}") from error
+        raise
     try:
         for option in _KEEPALIVE:
             with contextlib.suppress(OSError):
@@ -101,11 +112,6 @@ async def _opened(addresses: tuple[str, ...], port: int) -> tuple[asyncio.Stream
     for address in addresses:
         try:
             return await asyncio.open_connection(address, port, limit=2 * _READ_BYTES)
-        except PermissionError as error:  # systemd's IPAddressDeny=
-            failure = OSError(
-                f"{address} port {port}: {error.strerror}: add IPAddressAllow={address} to [Service] in a drop-in of "
-                "criproxy.service"
-            )
         except OSError as error:
             failure = error
     raise failure
@@ -113,8 +119,23 @@ async def _opened(addresses: tuple[str, ...], port: int) -> tuple[asyncio.Stream
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
     """The host's IP addresses. Blocks as long as the resolver does: not for the event loop. Raises OSError."""
-    found = socket.getaddrinfo(_plain(host), port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(_plain(host), port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if barred := [server for server in name_servers() if is_barred(server, _DNS)]:
+            raise OSError(f"{host} is not resolved, as of its name server {remedy(barred)}") from error
+        raise
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def name_servers() -> list[str]:
+    """() when the file can't be read. Source: resolv.conf(5)."""
+    try:
+        lines = RESOLVER.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split() for line in lines]
+    return [line[1].partition("%")[0] for line in words if line[:1] == ["nameserver"] and len(line) > 1]
 
 
 def _plain(host: str) -> str | bytes:

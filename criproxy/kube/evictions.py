@@ -20,6 +20,9 @@ cluster's webhook has given the pods of each controller an affinity that keeps t
 time is over, the cluster's controller takes the label away; where there is none, the node does, a minute later. A pod
 that is not evicted after all takes its label with it.
 
+Clocks differ, and are set. So the annotation has a beginning and an end, of which the cluster's side takes the length
+alone; and the node counts that by a clock that only grows (CLOCK_BOOTTIME).
+
 Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/eviction.go; policy/v1
 (policy/v1beta1 before 1.22, whose servers answer 400 to v1).
 """
@@ -58,8 +61,8 @@ from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
 
 EVICTED: Final = "colocation.criproxy.io/evicted"
-"""The node's annotation: JSON, what was evicted here -> until when (RFC 3339) it should not come back. A key is the uid
-of the pod's controller, or of the pod.
+"""The node's annotation: JSON, what was evicted here -> from when until when it should not come back, FROM/UNTIL (two
+times of RFC 3339; ISO 8601 has such intervals). A key is the uid of the pod's controller, or of the pod.
 """
 
 EVICTED_FROM: Final = "evicted.colocation.criproxy.io/"
@@ -143,56 +146,63 @@ def is_unknown_version(answer: ApiAnswer) -> bool:
     return not of_pod and (answer.status in (404, 415) or (answer.status == 400 and "policy/v1" in status.message))
 
 
-def kept_out(text: str | None, key: str, until_s: float, now_s: float) -> str:
-    """The annotation's text with one more entry, without those that are over. Times are wall-clock seconds.
+class KeptOut(Struct, frozen=True):
+    """An entry of the annotation: what it says there, and when it is over (CLOCK_BOOTTIME)."""
 
-    `text` is what it was; what can't be read of it counts as nothing.
+    text: str
+    ends_s: float
+
+
+Entries = Mapping[str, KeptOut]
+
+
+def kept_out(entries: Entries, key: str, seconds: float, now_s: float, wall_s: float) -> Entries:
+    """With one more, without those that are over. `wall_s` is the time of day."""
+    left = not_over(entries, now_s)
+    made = KeptOut(f"{rfc3339(wall_s)}/{rfc3339(wall_s + seconds)}", now_s + seconds)
+    if key not in left or left[key].ends_s < made.ends_s:
+        left[key] = made
+    return dict(sorted(left.items(), key=lambda entry: entry[1].ends_s)[-MAX_EVICTED:])
+
+
+def let_in(entries: Entries, key: str, before: Entries) -> Entries:
+    """Once a pod was not evicted after all: the entry is again what it was in `before`."""
+    left = {name: one for name, one in entries.items() if name != key}
+    return {**left, key: before[key]} if key in before else left
+
+
+def not_over(entries: Entries, now_s: float) -> dict[str, KeptOut]:
+    return {name: one for name, one in entries.items() if one.ends_s > now_s}
+
+
+def next_end_s(entries: Entries) -> float | None:
+    """When the first is over (CLOCK_BOOTTIME); None: there is none."""
+    return min((one.ends_s for one in entries.values()), default=None)
+
+
+def entries_of(text: str, now_s: float, wall_now_s: float) -> Entries:
+    """What an earlier process wrote: by the time of day, but no longer than it was to last.
+
+    What can't be read counts as nothing.
     """
-    entries = {name: ends_s for name, ends_s in _entries(text).items() if ends_s > now_s}
-    entries[key] = max(until_s, entries.get(key, 0.0))
-    return _text(entries)
-
-
-def let_in(text: str | None, key: str, before: str | None) -> str:
-    """The annotation's text once a pod was not evicted after all: the entry is again what it was in `before`."""
-    entries, old = _entries(text), _entries(before)
-    entries.pop(key, None)
-    if key in old:
-        entries[key] = old[key]
-    return _text(entries)
-
-
-def without_those_over(text: str | None, now_s: float) -> str:
-    """The annotation's text without what is over. `now_s`: wall-clock seconds."""
-    return _text({name: ends_s for name, ends_s in _entries(text).items() if ends_s > now_s})
-
-
-def next_end_s(text: str | None) -> float | None:
-    """When the first entry is over (wall-clock seconds); None: there is none."""
-    return min(_entries(text).values(), default=None)
-
-
-def change(before: str | None, after: str) -> bytes:
-    """The merge patch of the Node from one text of the annotation to another: the text, and the labels that belong."""
-    old, new = _entries(before), _entries(after)
-    wanted = {**{key: None for key in old if key not in new}, **dict.fromkeys(new, "")}
-    labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if _LABEL.fullmatch(key)}
-    return msgspec.json.encode({"metadata": {"annotations": {EVICTED: after}, "labels": labels}})
-
-
-def _text(entries: Mapping[str, float]) -> str:
-    last = sorted(entries.items(), key=lambda entry: entry[1])[-MAX_EVICTED:]
-    return msgspec.json.encode({name: rfc3339(ends_s) for name, ends_s in last}).decode()
-
-
-def _entries(text: str | None) -> dict[str, float]:
     found = {}
     try:
-        for name, until in msgspec.json.decode(text or "{}", type=dict[str, str]).items():
-            found[name] = wall_s(until)
+        for name, interval in msgspec.json.decode(text, type=dict[str, str]).items():
+            begins, _, ends = interval.partition("/")
+            until_s = wall_s(ends)
+            left_s = min(until_s - wall_now_s, until_s - wall_s(begins))
+            found[name] = KeptOut(interval, now_s + left_s)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
     return found
+
+
+def change(before: Entries, after: Entries) -> bytes:
+    """The merge patch of the Node from some entries to others: the annotation, and the labels that belong."""
+    wanted = {**{key: None for key in before if key not in after}, **dict.fromkeys(after, "")}
+    labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if _LABEL.fullmatch(key)}
+    text = msgspec.json.encode({name: one.text for name, one in after.items()}).decode()
+    return msgspec.json.encode({"metadata": {"annotations": {EVICTED: text}, "labels": labels}})
 
 
 def _key(victim: EvictionTarget) -> str:
@@ -220,7 +230,8 @@ class Evictor:
         self._luck = luck
         self._log = log
         self._version = "v1"
-        self._annotation: str | None = None
+        self._entries: Entries | None = None
+        """None: nothing was evicted, and the node was not seen yet."""
         self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
 
@@ -248,7 +259,7 @@ class Evictor:
 
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
-        before = self._annotation
+        before = self._entries or {}
         try:
             await self._keep_out(victim, keep_out_s)
             made = await self._evict(victim)
@@ -297,8 +308,8 @@ class Evictor:
 
     async def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
         """Before it goes. What can't be written now is written later: nobody stays for it."""
-        now_s = self._clock.wall_s()
-        request = self._changed(kept_out(self._annotation, _key(victim), now_s + seconds, now_s))
+        now_s, wall_s = self._clock.boottime_s(), self._clock.wall_s()
+        request = self._changed(kept_out(self._entries or {}, _key(victim), seconds, now_s, wall_s))
         try:
             async with asyncio.timeout(MARK_S):
                 if (await self._client.ask(request)).meaning is Meaning.DONE:
@@ -307,12 +318,12 @@ class Evictor:
             pass
         self._tell_later(request)
 
-    def _let_in(self, victim: EvictionTarget, before: str | None) -> None:
-        self._tell_later(self._changed(let_in(self._annotation, _key(victim), before)))
+    def _let_in(self, victim: EvictionTarget, before: Entries) -> None:
+        self._tell_later(self._changed(let_in(self._entries or {}, _key(victim), before)))
 
-    def _changed(self, text: str) -> ApiRequest:
-        """The annotation is this from now on; what to write for it."""
-        patch, self._annotation = change(self._annotation, text), text
+    def _changed(self, entries: Entries) -> ApiRequest:
+        """These are the entries from now on; what to write for it."""
+        patch, self._entries = change(self._entries or {}, entries), entries
         return ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH)
 
     def _tell_later(self, request: ApiRequest) -> None:
@@ -335,8 +346,8 @@ class Evictor:
     async def run(self) -> None:
         """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
         while True:
-            ends_s = next_end_s(self._annotation)
-            left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.wall_s())
+            ends_s = next_end_s(self._entries or {})
+            left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.boottime_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._some.wait()
@@ -345,9 +356,9 @@ class Evictor:
 
     def forget_those_over(self) -> None:
         """Take away what the cluster's side, where there is one, has taken away `LATER_S` before."""
-        text = without_those_over(self._annotation, self._clock.wall_s() - LATER_S)
-        if _entries(text) != _entries(self._annotation):
-            self._tell_later(self._changed(text))
+        left = not_over(self._entries or {}, self._clock.boottime_s() - LATER_S)
+        if left != (self._entries or {}):
+            self._tell_later(self._changed(left))
 
     async def tell_all(self) -> None:
         """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
@@ -364,6 +375,6 @@ class Evictor:
 
     def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
-        if self._annotation is None and node is not None and (text := node.annotation(EVICTED)) is not None:
-            self._annotation = text
+        if self._entries is None and node is not None and (text := node.annotation(EVICTED)) is not None:
+            self._entries = entries_of(text, self._clock.boottime_s(), self._clock.wall_s())
             self._some.set()  # some of them may be over

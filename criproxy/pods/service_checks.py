@@ -8,6 +8,7 @@ While an experiment waits for a service's word, which is over within seconds, th
 """
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
@@ -52,6 +53,10 @@ class AsksServices(Protocol):
         """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError, and
         NotAskedError.
         """
+
+    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        """Why this machine does not let criproxy ask this one at all, with the remedy; "": nothing hinders it, or who
+        knows. Called once there was no answer. Raises OSError or ValueError."""
 
 
 class AskedService(Struct):
@@ -179,14 +184,27 @@ class ServiceChecks(Struct):
             return
         except TimeoutError:
             outcome = ServiceAnswer(False, f"no answer within {check.timeout_s:g} s")
+            barred = await self._hindrance(id, check)
         except (OSError, ValueError) as error:
             outcome = ServiceAnswer(False, str(error) or type(error).__name__)
+            barred = await self._hindrance(id, check)
+        else:
+            barred = ""
+        if barred:  # it says nothing of the service
+            service.percent, service.problem = None, barred
+            return
         percent = percent_of(outcome, check)
         service.was_well = service.was_well or percent < 100.0
         service.percent = percent if service.was_well else None
         problem = problem_of(outcome, check)
         service.problem = problem if service.was_well else f"{_NEVER_WELL}: {problem or f'{percent:.0f} %'}"
         service.read_s = self.clock.boottime_s()
+
+    async def _hindrance(self, id: str, check: ServiceCheck) -> str:
+        with contextlib.suppress(OSError, ValueError, NotAskedError):
+            async with asyncio.timeout(check.timeout_s):
+                return await self.asks.hindrance(check, id)
+        return ""
 
     def _container(self, sandbox_id: str, check: ServiceCheck) -> str:
         """The id of the one that a command is to run in; "": it is no command. Raises ValueError.

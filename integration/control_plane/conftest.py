@@ -6,6 +6,7 @@ import pytest
 from integration.control_plane.cluster import SOON_S, Cluster
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
+from integration.lab.clocks import wrong_clock
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ControlPlane, wait_for
 from integration.lab.criproxy import QUICK, Criproxy
@@ -18,7 +19,7 @@ def cluster(say: Callable[[str], object]) -> Iterator[Cluster]:
     with claimed() as lab:
         try:
             began_s = time.monotonic()
-            plane = ControlPlane(lab)
+            plane = ControlPlane(lab, wrong_clock(-24))
             plane.start()
             say(f"the control plane answers after {time.monotonic() - began_s:.1f} s")
             containerd = Containerd(lab)

@@ -6,7 +6,9 @@ say, the rights of the replicas' account, too.
 
 import base64
 import json
+import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,20 @@ class Replica:
     def log(self) -> Path:
         return self._folder / "log"
 
-    def start(self) -> None:
+    def start(self, env: Mapping[str, str] | None = None, *, before: str = "", own_certificate: bool = False) -> None:
+        """`env` is added to its environment, `before` is Python that it runs first.
+
+        With a certificate of its own, the API server is to find it by `serve`.
+        """
         config: dict[str, Any] = json.loads(self._plane.account_kubeconfig(SYSTEM, "criproxy-cluster").read_text())
         config["contexts"][0]["context"]["namespace"] = SYSTEM
         kubeconfig = self._folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "criproxy_cluster", "run", "--port", str(self.port)]
-        environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster")}
-        self.process = Process("criproxy-cluster", [*command, "--certificates", self._folder], self.log, environment)
+        main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
+        command = [sys.executable, "-c", main, "run", "--port", str(self.port)]
+        certificates = [] if own_certificate else ["--certificates", str(self._folder)]
+        environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
+        self.process = Process("criproxy-cluster", [*command, *certificates], self.log, environment)
 
     def leads(self) -> bool:
         return leader(self._plane).endswith(f"-{self.process.pid}")
@@ -69,3 +77,22 @@ class Replica:
         for webhook in configuration["webhooks"]:
             webhook["clientConfig"] = {"url": f"https://localhost:{self.port}/convert", "caBundle": bundle}
         self._plane.call("PUT", WEBHOOKS, configuration)
+
+    def serve(self) -> None:
+        """The API server finds this one by the Service of the manifests, at an address of this machine."""
+        services, endpoints = (f"/api/v1/namespaces/{SYSTEM}/{kind}" for kind in ("services", "endpoints"))
+        service = self._plane.merge(f"{services}/criproxy-cluster", {"spec": {"selector": None}})
+        port = {"name": service["spec"]["ports"][0].get("name", ""), "port": self.port}
+        subset = {"addresses": [{"ip": own_address()}], "ports": [port]}
+        body = {"metadata": {"name": "criproxy-cluster"}, "subsets": [subset]}
+        if self._plane.exists(f"{endpoints}/criproxy-cluster"):
+            self._plane.call("PUT", f"{endpoints}/criproxy-cluster", body)
+        else:
+            self._plane.call("POST", endpoints, body)
+
+
+def own_address() -> str:
+    """One of this machine's that is not loopback's: Endpoints may not have such. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect(("192.0.2.1", 9))
+        return str(one.getsockname()[0])

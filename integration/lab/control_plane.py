@@ -34,14 +34,15 @@ class ApiError(Exception):
 
 
 class Authority:
-    """Signs certificates, in `directory`."""
+    """Signs certificates, in `directory`, for two days. `clock`: see `ControlPlane`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: Mapping[str, str] | None = None) -> None:
         self.directory = directory
         self.ca = directory / "ca.crt"
+        self._clock = clock
         directory.mkdir(parents=True, exist_ok=True)
         subject = ("-subj", "/CN=kubernetes", "-days", "2")
-        _openssl("req", "-x509", *_EC, *subject, "-keyout", directory / "ca.key", "-out", self.ca)
+        _openssl("req", "-x509", *_EC, *subject, "-keyout", directory / "ca.key", "-out", self.ca, env=clock)
 
     def sign(self, name: str, subject: str, extension: str = "", days: int = 2) -> Path:
         """A certificate and its key in one file, NAME.pem."""
@@ -49,7 +50,7 @@ class Authority:
         wanted = ("-addext", extension) if extension else ()
         _openssl("req", *_EC, "-subj", subject, *wanted, "-keyout", key, "-out", request)
         signer = ("-CA", self.ca, "-CAkey", self.directory / "ca.key", "-CAcreateserial", "-days", str(days))
-        _openssl("x509", "-req", "-in", request, *signer, "-copy_extensions", "copy", "-out", signed)
+        _openssl("x509", "-req", "-in", request, *signer, "-copy_extensions", "copy", "-out", signed, env=self._clock)
         both = self.directory / f"{name}.pem"
         unseen = both.with_suffix(".new")
         unseen.write_bytes(signed.read_bytes() + key.read_bytes())
@@ -58,11 +59,15 @@ class Authority:
 
 
 class ControlPlane:
-    """A control plane in `directory` (a lab's). `pids` are its processes', by program."""
+    """A control plane in `directory` (a lab's). `pids` are its processes', by program.
 
-    def __init__(self, directory: Path) -> None:
+    `clock`: the environment in which its certificates are made (`clocks.wrong_clock`), so that they have begun by
+    another one's clock.
+    """
+
+    def __init__(self, directory: Path, clock: Mapping[str, str] | None = None) -> None:
         self.directory = directory.absolute() / "control-plane"
-        self.authority = Authority(self.directory / "pki")
+        self.authority = Authority(self.directory / "pki", clock)
         self._ports = dict(zip(("etcd", "peer", "api", "scheduler", "manager"), free_ports(5), strict=True))
         self._programs = find_programs()
         self._processes: dict[str, Process] = {}
@@ -268,8 +273,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _openssl(*arguments: str | Path) -> None:
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=False)
+def _openssl(*arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
+    command = ["openssl", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False)
     if done.returncode != 0:
         raise LabError(f"openssl {arguments[0]}: {done.stderr.strip()} (apt-get install openssl)")
 

@@ -1,8 +1,11 @@
-"""The service and an API server: who asks it in criproxy's place once criproxy has ended.
+"""The service and an API server: what lets criproxy reach it, and who asks it once criproxy has ended.
 
 The server is on an address of this node that is not loopback's, and speaks no TLS: who comes is counted, and sent away.
 """
 
+import json
+import re
+import shlex
 import socket
 import subprocess
 import threading
@@ -11,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from integration.lab.cgroups import version
 from integration.lab.process import wait_until
 from integration.systemd import package
-from integration.systemd.service import START_S, UNITS, journal, show, systemctl
+from integration.systemd.service import START_S, UNITS, journal, main_pid, show, systemctl
 
 ADDRESS, PORT = "10.99.99.99", 6443
 KUBECONFIG = Path("/etc/criproxy/kubelet.conf")
@@ -26,6 +30,7 @@ users: [{{name: u, user: {{token: secret}}}}]
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """
+SET_PROPERTIES = Path("/etc/systemd/system.control/criproxy.service.d")
 SOON = "[Timer]\nOnActiveSec=\nOnActiveSec=3s\nAccuracySec=1s\n"
 """For criproxy-withdraw.timer, instead of a quarter of an hour."""
 
@@ -63,6 +68,32 @@ def server() -> Iterator[Server]:
     package.configure("")
 
 
+def trouble() -> str:
+    """What status says of Kubernetes; "": criproxy does not answer yet."""
+    said = package.criproxy("status", "--json").stdout
+    return str(json.loads(said)["kubernetes"]["trouble"]) if said else ""
+
+
+@pytest.mark.skipif(version() == 1, reason="systemd bounds addresses on cgroup v2 alone")
+def test_api_server_is_reached_once_the_command_that_status_names_was_given(server: Server) -> None:
+    wait_until(lambda: "IPAddressAllow" in trouble(), START_S, "status to say what keeps criproxy from it", poll_s=1.0)
+    command = re.search(r"systemctl set-property criproxy.service (IPAddressAllow=)\"(\S+)\"", trouble())
+    assert command and command[2] == ADDRESS
+    assert command[0] in package.criproxy("status").stdout
+    assert command[0].replace('"', '\\"') in journal("criproxy.service")
+    assert server.came == 0
+
+    pid = main_pid()
+    subprocess.run(shlex.split(command[0]), check=True)
+    server.wait_asked("criproxy")
+    assert main_pid() == pid, "it needs no restart"
+    assert "IPAddressAllow" not in trouble()
+    package.restart()
+    server.wait_asked("criproxy that was restarted")
+    allowed = show("criproxy.service", "IPAddressAllow")
+    assert "127.0.0.0/8" in allowed and f"{ADDRESS}/32" in allowed
+
+
 def test_timer_waits_while_criproxy_is_away_and_asks_until_it_is_back(server: Server) -> None:
     assert show("criproxy-withdraw.timer", "ActiveState") == "inactive"
     systemctl("stop", "criproxy.service")
@@ -92,3 +123,5 @@ def test_removal_of_the_package_withdraws_or_says_that_it_could_not(server: Serv
     assert server.came > before
     assert "set what this node lends to 0 yourself" in done.stdout
     assert show("criproxy-withdraw.timer", "ActiveState") == "inactive"
+    package.dpkg("--purge", "criproxy")
+    assert not SET_PROPERTIES.exists()

@@ -221,6 +221,24 @@ def test_output_of_a_command_that_is_too_large_is_not_looked_at() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("address", "check", "hindered"),
+    [
+        pytest.param("127.255.255.255", ServiceCheck(http=HttpCheck(80, "/")), True, id="a-datagram-is-refused"),
+        pytest.param("127.0.0.1", ServiceCheck(http=HttpCheck(80, "/")), False, id="nobody-listens"),
+        pytest.param("127.255.255.255", ServiceCheck(exec=ExecCheck(("cat",))), False, id="a-command"),
+    ],
+)
+def test_hindrance_is_told_with_the_command_that_ends_it(address: str, check: ServiceCheck, hindered: bool) -> None:
+    async def test() -> None:
+        asker = ServiceAsker(PodsRuntime(Link(address=address)))  # type: ignore[arg-type]
+        said = await asker.hindrance(check, "s1")
+        assert ("set-property criproxy.service IPAddressAllow=" in said) is hindered
+        assert (address in said) is hindered
+
+    run(test)
+
+
 # --- a runtime that does not answer ----------------------------------------------------------------------------------
 
 

@@ -17,10 +17,13 @@ from criproxy.kube.evictions import (
     EvictionTarget,
     Evictor,
     Outcome,
+    change,
+    entries_of,
     kept_out,
     outcome,
 )
 from criproxy.kube.objects import Involved, Meta, Node
+from criproxy.kube.times import rfc3339
 from criproxy.model import PodRef
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
@@ -43,6 +46,11 @@ MISSING = failure(404, "NotFound", 'pods "a" not found', kind="pods")
 
 def victim(name, **fields):
     return EvictionTarget(PodRef(f"uid-{name}", "default", name), **fields)
+
+
+def interval(clock, begins_s, ends_s, name="job-0"):
+    """The annotation with one entry, by the clock of this node."""
+    return json.dumps({name: "/".join(rfc3339(clock.wall + seconds) for seconds in (begins_s, ends_s))})
 
 
 class Bench:
@@ -147,7 +155,7 @@ def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, ap
 
 
 def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock):
-    over = kept_out(None, "job-0", clock.wall - LATER_S - 1, clock.wall - 1000)
+    over = interval(clock, -1000, -LATER_S - 1)
     api.put_node(metadata={"labels": {f"{EVICTED_FROM}job-0": "", "mine": "1"}, "annotations": {EVICTED: over}})
 
     async def scenario():
@@ -172,7 +180,7 @@ def test_controller_whose_uid_can_be_no_label_gets_none(bench, api, uid):
 
 
 def test_entries_of_an_earlier_process_are_kept(bench, clock):
-    before = kept_out(None, "job-0", clock.wall + 100, clock.wall)
+    before = interval(clock, -200, 100)
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
@@ -296,14 +304,39 @@ def test_outcome(answer, expected):
     assert outcome(ApiAnswer(answer[0], json.dumps(answer[1]).encode())) is expected
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_clock_that_is_set_neither_ends_a_hint_nor_makes_it_last(bench, clock, jump_s):
+    bench.first(victim("a", controller="job-1"))
+    clock.wall += jump_s
+    clock.advance(250)
+    bench.first(victim("b"))
+    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    clock.advance(51 + LATER_S)
+    bench.evictor.forget_those_over()
+    asyncio.run(bench.evictor.tell_all())
+    assert sorted(bench.annotation()) == ["uid-b"]
+
+
+@pytest.mark.parametrize("hour_s", [-3600.0, 3600.0])
+def test_hint_of_an_earlier_process_lasts_no_longer_than_it_was_to(bench, clock, hour_s):
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: interval(clock, hour_s, hour_s + 300)})))
+    clock.advance(301 + LATER_S)
+    bench.evictor.forget_those_over()
+    asyncio.run(bench.evictor.tell_all())
+    assert bench.annotation() == {}
+
+
 @given(
-    st.none() | st.text(max_size=30) | st.dictionaries(st.text(max_size=3), st.text(max_size=20)).map(json.dumps),
-    st.lists(st.tuples(st.text("abc", min_size=1), st.integers(-100, 10_000)), min_size=1, max_size=40),
+    st.text(max_size=30) | st.dictionaries(st.text(max_size=3), st.text(max_size=20)).map(json.dumps),
+    st.lists(st.tuples(st.text("abc", min_size=1), st.integers(1, 10_000)), min_size=1, max_size=40),
 )
 def test_kept_out_is_bounded_and_holds_what_is_not_over(text, evictions):
+    entries = entries_of(text, 1e5, 1e9)
     for key, seconds in evictions:
-        text = kept_out(text, key, 1e9 + seconds, 1e9)
-    found = json.loads(text)
-    assert len(found) <= MAX_EVICTED
-    assert len(text) < 64 * 1024
-    assert set(found) <= {key for key, _ in evictions}
+        entries = kept_out(entries, key, seconds, 1e5, 1e9)
+    written = json.loads(change({}, entries))["metadata"]["annotations"][EVICTED]
+    assert len(entries) <= MAX_EVICTED
+    assert len(written) < 64 * 1024
+    assert set(entries) <= {key for key, _ in evictions}
+    again = entries_of(written, 1e5, 1e9)
+    assert {name: one.ends_s for name, one in again.items()} == {name: one.ends_s for name, one in entries.items()}

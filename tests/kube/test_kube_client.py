@@ -3,12 +3,15 @@
 import asyncio
 import json
 import random
+import socket
+import ssl
 import subprocess
 import sys
 from contextlib import aclosing
 
 import pytest
 
+from criproxy.kube import connection
 from criproxy.kube.client import MERGE_PATCH, ApiClient, ApiRequest, RejectedError, Timeouts, UnreachableError
 from criproxy.kube.credential import Credential, CredentialError
 from tests.fakes.apiserver import Pki
@@ -221,3 +224,47 @@ def test_the_daemon_does_not_import_this_room():
     code = "import sys, criproxy.daemon.daemon; print([n for n in sys.modules if n.startswith('criproxy.kube.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+# --- what keeps it from the server -----------------------------------------------------------------------------------
+
+
+REFUSED = "127.255.255.255"
+"""No datagram is taken to a broadcast address (EACCES), as by IPAddressDeny= (EPERM)."""
+
+
+def test_address_that_the_service_may_not_reach_is_told_with_the_command_that_lets_it(authority, clock):
+    kubeconfig = authority.kubeconfig(6443)
+    kubeconfig.write_text(kubeconfig.read_text().replace("https://127.0.0.1:6443", f"https://{REFUSED}:6443"))
+    client = ApiClient(Credential(kubeconfig), clock, random.Random(7), Timeouts(connect_s=5.0))
+    with pytest.raises(UnreachableError) as told:
+        ask(client)
+    assert f'systemctl set-property criproxy.service IPAddressAllow="{REFUSED}"' in str(told.value)
+    assert f"{REFUSED} port 6443" in str(told.value)
+
+
+def test_name_server_that_the_service_may_not_reach_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "RESOLVER", tmp_path / "resolv.conf")
+    connection.RESOLVER.write_text(f"# x\nnameserver\nsearch a\nnameserver 127.0.0.53\nnameserver {REFUSED}\n")
+    with pytest.raises(OSError, match=f"api.invalid is not resolved.*{REFUSED}"):
+        connection.resolve("api.invalid", 6443)
+    connection.RESOLVER.unlink()
+    with pytest.raises(socket.gaierror):
+        connection.resolve("api.invalid", 6443)
+
+
+@pytest.mark.parametrize(("code", "asks"), [(9, True), (10, True), (20, False)])
+def test_certificate_that_is_out_of_its_time_asks_after_the_clock(client, monkeypatch, code, asks):
+    class _OutOfTime:
+        async def __aenter__(self):
+            error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+            error.verify_code, error.verify_message = code, "certificate is not yet valid"
+            raise error
+
+        async def __aexit__(self, *_):
+            pass
+
+    monkeypatch.setattr("criproxy.kube.client.connected", lambda *_: _OutOfTime())
+    with pytest.raises(UnreachableError) as told:
+        ask(client)
+    assert ("is the clock right" in str(told.value)) is asks

@@ -41,6 +41,7 @@ class Bench:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked: list[tuple[str, str]] = []
+        self.hindered = ""
         self.under_way = self.most_under_way = 0
         log = structlog.get_logger()
         self.checks = ServiceChecks(self.active, self, self, self, self.clock, log)  # type: ignore[arg-type]
@@ -62,6 +63,9 @@ class Bench:
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
+
+    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        return self.hindered
 
     async def seconds(self, count: int) -> None:
         for _ in range(count):
@@ -201,6 +205,20 @@ def test_slow_service_is_given_up_in_time_and_keeps_nobody() -> None:
         assert bench.under_way == 0
         assert bench.percents() == [200.0]
         assert bench.checks.services()[0].problem == "no answer within 0.1 s"
+
+    run(test)
+
+
+@pytest.mark.parametrize("says", [ServiceAnswer(False, "status 500"), ConnectionError("gone")], ids=["no", "nothing"])
+def test_service_that_the_machine_keeps_criproxy_from_says_nothing_of_harm(says: ServiceAnswer | Exception) -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        await bench.seconds(1)
+        bench.says, bench.hindered = says, "systemctl set-property"
+        await bench.seconds(6)
+        answered = isinstance(says, ServiceAnswer)
+        assert bench.percents() == ([200.0] if answered else [])
+        assert (bench.checks.services()[0].problem == "systemctl set-property") is not answered
 
     run(test)
 
