@@ -106,6 +106,32 @@ def test_a_limit_range_s_limit_and_huge_pages_keep_no_offline_pod_out(plane, rep
     assert found["status"]["qosClass"] == "BestEffort"
 
 
+def test_a_quota_of_online_s_requests_leaves_offline_pods_out_and_another_counts_them(plane, replica):
+    """As README.md has them."""
+    where = "/api/v1/namespaces/quota"
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "quota"}})
+    until(lambda: plane.exists(f"{where}/serviceaccounts/default"))
+
+    def put_quota(name, spec):
+        plane.call("POST", f"{where}/resourcequotas", {"metadata": {"name": name}, "spec": spec})
+        until(lambda: plane.call("GET", f"{where}/resourcequotas/{name}")["status"]["hard"])
+        time.sleep(1.0)  # its admission has a cache
+
+    def refused(name):
+        with pytest.raises(ApiError) as error:
+            plane.call("POST", f"{where}/pods", pod(name, {"cpu": "1"}))
+        return str(error.value)
+
+    put_quota("online", {"hard": {"requests.cpu": "1", "requests.kubernetes.io/batch-cpu": "1"}})
+    assert "must specify requests.cpu" in refused("any"), "whatever else it counts"
+    plane.call("DELETE", f"{where}/resourcequotas/online")
+    put_quota("online", {"hard": {"requests.cpu": "1"}, "scopes": ["NotBestEffort"]})
+    chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["colocation-offline"]}
+    put_quota("offline", {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [chosen]}})
+    plane.call("POST", f"{where}/pods", pod("first", {"cpu": "2"}))
+    assert "exceeded quota: offline" in refused("second")
+
+
 def test_unmarked_pods_start_as_ever_while_the_webhook_is_away(plane, served):
     plane.call("POST", PODS, pod("online", {"cpu": "1"}, labels={"app": "web"}))
     with pytest.raises(ApiError) as refused:
