@@ -76,11 +76,9 @@ class Clock:
     async def repeat(self, call: Callable[[], float | None]) -> None:
         """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does.
 
-        By the event loop's own timers, as to wake up a task costs a third more, and some calls are many a second; past
-        its rounds where it can do that (`criproxy.fronts.event_loop`), which saves as much again.
+        By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second.
         """
         loop = asyncio.get_running_loop()
-        directly: Callable[[float, Callable[[], None]], bool] = getattr(loop, "call_directly", _not_directly)
         done = loop.create_future()
 
         def go_on() -> None:
@@ -93,13 +91,8 @@ class Clock:
                 return
             if seconds is None:
                 done.set_result(None)
-            elif not directly(seconds, go_on):
+            else:
                 loop.call_later(seconds, go_on)
 
         go_on()
         await done
-
-
-def _not_directly(seconds: float, call: Callable[[], None]) -> bool:
-    """What an event loop that is not criproxy's says."""
-    return False

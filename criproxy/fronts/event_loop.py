@@ -4,9 +4,6 @@ All timers hang on one timer of the kernel (a timerfd). asyncio gives each epoll
 the kernel then sets up and takes down a timer for each wait. A daemon always has a timer pending, so every call that it
 carries would pay for that. Here the timer is set only when the next deadline changes, and epoll_wait has no time-out.
 
-A call that comes again and again (the guard's looks) may have a timer of the kernel of its own, by `call_directly`: it is
-made from within the wait, as a round of asyncio's loop costs more than the call does.
-
 What is registered with `read_at_once` is read as soon as epoll_wait names it, and while nothing asks for asyncio's
 attention, the next wait follows: a round of asyncio's loop costs about as much as carrying a frame.
 
@@ -41,31 +38,12 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.waits: Final = AtOnceSelector()
-        self._direct: Callable[[], object] | None = None
         super().__init__(self.waits)
 
     def use_timerfd(self) -> None:
         """Where the kernel has no timerfds, all stays as it is. This imports ctypes, which takes some milliseconds."""
         with contextlib.suppress(OSError, AttributeError):  # another kernel, another libc
             self.waits.use(Timerfd())
-            self.waits.use_directly(Timerfd(), self._call_direct)
-
-    def call_directly(self, seconds: float, call: Callable[[], object]) -> bool:
-        """Make this call once, in `seconds`, from within the wait; it must not block and not raise. False: it won't be,
-        as another one waits for its time, or there is no timer for it.
-        """
-        timer = self.waits.direct
-        if self._direct is not None or timer is None:
-            return False
-        self._direct = call
-        timer.expire_in(seconds)
-        return True
-
-    def _call_direct(self) -> bool:
-        call, self._direct = self._direct, None
-        if call is not None:
-            call()
-        return True
 
     def read_at_once(self, descriptor: int, read: Callable[[], bool]) -> None:
         """Call `read` when the file has something to read, and asyncio reads it, too: asyncio looks when it returns
@@ -98,20 +76,12 @@ class AtOnceSelector(selectors.EpollSelector):
         self.goes_on = False
         """Whether the event loop has nothing to do but to wait."""
         self._timer: Timerfd | None = None
-        self.direct: Timerfd | None = None
-        """The one whose expiry is a call, and no reason for a round of the event loop."""
         self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
 
     def use(self, timer: "Timerfd") -> None:
         """The timer's expiry ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
         self.epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
         self._timer = timer
-
-    def use_directly(self, timer: "Timerfd", call: Callable[[], bool]) -> None:
-        """The call is made when the timer expires."""
-        self.epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
-        self.at_once[timer.fd] = call
-        self.direct = timer
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._timer is None or (timeout is not None and timeout <= 0.0):
@@ -130,10 +100,9 @@ class AtOnceSelector(selectors.EpollSelector):
     def close(self) -> None:
         self.epoll.close()
         super().close()
-        for timer in (self._timer, self.direct):
-            if timer is not None:
-                os.close(timer.fd)
-        self._timer = self.direct = None
+        if self._timer is not None:
+            os.close(self._timer.fd)
+            self._timer = None
 
 
 class Timerfd:

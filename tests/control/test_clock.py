@@ -6,7 +6,6 @@ import itertools
 import pytest
 
 from criproxy.control.clock import Clock
-from criproxy.fronts.event_loop import EventLoop
 
 
 def test_repeat_calls_until_there_is_no_next_time():
@@ -120,24 +119,3 @@ def test_sleep_that_is_cancelled_keeps_nobody_else_from_waking_up(which):
 
 def test_sleep_of_no_time_lets_others_go_on():
     asyncio.run(asyncio.wait_for(Clock().sleep(-1.0), 30))
-
-
-def test_repeat_in_criproxys_loop_takes_no_round_of_it_and_lets_others_go_on():
-    async def scenario():
-        loop, called = asyncio.get_running_loop(), []
-        loop.use_timerfd()
-        direct, later = loop.call_directly, []
-        loop.call_directly = lambda seconds, call: later.append(seconds) or direct(seconds, call)
-
-        def call():
-            called.append(1)
-            return 0.001 if len(called) < 20 else None
-
-        other = asyncio.create_task(asyncio.sleep(0.005))
-        await Clock().repeat(call)
-        await other
-        return called, later
-
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        called, later = runner.run(asyncio.wait_for(scenario(), 30))
-    assert (len(called), len(later)) == (20, 19)
