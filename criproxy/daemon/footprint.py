@@ -23,7 +23,7 @@ _LARGE_BYTES: Final = 512 * 1024
 DEFERRED_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
     "criproxy.kubelet.attachment",
-    "criproxy.fronts.cri.lean_messages",
+    "criproxy.fronts.cri.cri_pb2",
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",

@@ -136,7 +136,12 @@ def test_token_that_would_break_a_header_is_refused(authority, token):
 def test_kubeconfig_that_is_as_it_was_is_not_parsed_again(tmp_path, monkeypatch):
     """Kubelet rotates its certificate, or here its token, and leaves the kubeconfig as it is."""
     parsed, file, token = [], tmp_path / "kubelet.conf", tmp_path / "token"
-    monkeypatch.setattr(credential, "parse", lambda *given: parsed.append(given) or parse(*given))
+
+    def parse_and_count(text, name):
+        parsed.append(name)
+        return parse(text, name)
+
+    monkeypatch.setattr(credential, "parse", parse_and_count)
     file.write_text(config(user={"tokenFile": "token"}))
     found = Credential(file)
     for text in ("one", "two-2"):

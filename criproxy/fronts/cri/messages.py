@@ -16,7 +16,7 @@ else:
             raise AttributeError(name)
         from google.protobuf.unknown_fields import UnknownFieldSet
 
-        from criproxy.fronts.cri.lean_messages import cri_pb2
+        from criproxy.fronts.cri import cri_pb2
 
         found = {kind: value for kind, value in vars(cri_pb2).items() if not kind.startswith("_")}
         globals().update(found, UnknownFieldSet=UnknownFieldSet)
