@@ -26,5 +26,5 @@ def is_barred(address: str, port: int) -> bool:
 
 def remedy(addresses: Iterable[str]) -> str:
     """A sentence's second half. The command takes force at once, and stays."""
-    command = f'systemctl set-property criproxy.service IPAddressAllow="{" ".join(addresses)}"'
+    command = f'`systemctl set-property criproxy.service IPAddressAllow="{" ".join(addresses)}"`'
     return f"this machine does not let criproxy reach it (IPAddressDeny= of criproxy.service, or a firewall): {command}"

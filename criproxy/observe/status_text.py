@@ -1,6 +1,7 @@
 """The status as text, for people."""
 
 import itertools
+import re
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,10 @@ WIDTH: Final = 100
 _HEAD: Final = 14
 _SHOWN: Final = 50
 
+_COMMAND: Final = re.compile("`[^`]+`")
+_KEPT: Final = "\0"
+"""A blank at which no line is broken; no text has it, as it is not printable."""
+
 
 def render(status: Status) -> str:
     """The status as text for a terminal of `WIDTH` columns, newline at the end."""
@@ -46,9 +51,10 @@ def _wrapped(line: str) -> list[str]:
     """What goes on is indented by as much as the line, and by a row's head."""
     indent = len(line) - len(line.lstrip()) + 2
     hanging = " " * (indent if line.startswith(" ") else _HEAD)
-    # A path that is longer than a line stays whole, to be copied.
+    # A path that is longer than a line stays whole, to be copied, and so does a command in backquotes.
     wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False)
-    return wrapper.wrap(line) or [line]
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT), line)
+    return [part.replace(_KEPT, " ") for part in wrapper.wrap(whole)] or [line]
 
 
 def _lines(status: Status) -> Iterator[str]:

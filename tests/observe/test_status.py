@@ -169,6 +169,13 @@ def test_text_fits_a_terminal_whatever_it_tells() -> None:
     assert lines[head + 1].startswith(" " * 14)
 
 
+@pytest.mark.parametrize("before", range(0, 90, 7))
+def test_text_keeps_a_command_in_one_line_to_be_copied(before: int) -> None:
+    command = "`systemctl set-property criproxy.service IPAddressAllow=10.0.0.1`"
+    said = render(replace(STATUS, problems=(f"{'x ' * (before // 2)}is shut: {command} or so",)))
+    assert sum(command in line for line in said.splitlines()) == 1
+
+
 def test_text_of_a_runtime_that_is_gone_says_why() -> None:
     runtime = replace(STATUS.runtime, ready=False, problem="connection refused")
     assert "not ready: connection refused" in render(replace(STATUS, runtime=runtime))

@@ -158,9 +158,12 @@ def _lends(axes: "Axes", outcome: Outcome) -> None:
         known = [float("nan") if value is None else value for value in values]
         axes.plot(times, known, style, color=colour, drawstyle="steps-post", label=label)
 
+    axes.fill_between(
+        times, [one.box_cores for one in moments], color=_BOX, alpha=0.6, step="post", label="its box uses"
+    )
     line([one.lent_cores for one in moments], "batch-cpu published", _LENT)
     line([one.promised_cores for one in moments], "of it promised to pods", _LENT, ":")
-    line([one.limit_cores for one in moments], "limit of its box", _LIMIT)
+    line([one.limit_cores for one in moments], "its box may use", _LIMIT)
     axes.set(ylim=(0, outcome.cores * 1.05), ylabel="node 1\n(cores)")
 
 
