@@ -108,8 +108,8 @@ class PlacementCheck(PodObserver, Struct):
             due = inventory.running if everything else inventory.running_of(fresh)
             if everything:
                 self._forget_others({one.id for one in due})
-            if failures := await self._check(due, fresh):
-                raise failures[0]
+            if (failure := await self._check(due, fresh)) is not None:
+                raise failure
 
     def _forget_others(self, running: set[str]) -> None:
         for known in (self.processes, self._pids, self._unknown, self._unbounded):
@@ -117,15 +117,15 @@ class PlacementCheck(PodObserver, Struct):
                 known.pop(gone, None)
         self._bare &= running
 
-    async def _check(self, due: Iterable[Running], fresh: Collection[str]) -> list[Exception]:
-        """Returns what failed for single ones; that must not keep the others."""
+    async def _check(self, due: Iterable[Running], fresh: Collection[str]) -> Exception | None:
+        """Returns what failed first for a single one; that must not keep the others."""
         settled = self._unknown.keys() | self._bare
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
-        suspects, failures = await self._outside(doubtful)
+        suspects, failure = await self._outside(doubtful)
         if any(one.id not in self._unbounded for one, _ in suspects):
             await self.shared.clock.sleep(CONFIRM_S)
-            suspects, more = await self._outside([one for one, _ in suspects])
-            failures += more
+            suspects, later = await self._outside([one for one, _ in suspects])
+            failure = failure or later
         for one, where in suspects:
             if one.id not in self._unbounded:
                 self._found(one, where)
@@ -134,7 +134,7 @@ class PlacementCheck(PodObserver, Struct):
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
                 self.stopper.stop(one.sandbox, f"it is outside the box, at {where}")
-        return failures
+        return failure
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""
@@ -147,22 +147,24 @@ class PlacementCheck(PodObserver, Struct):
                 left.append(one)
         return left
 
-    async def _outside(self, doubtful: Iterable[Running]) -> tuple[list[tuple[Running, str]], list[Exception]]:
-        """Those that run outside the box, and where; and what failed."""
+    async def _outside(self, doubtful: Iterable[Running]) -> tuple[list[tuple[Running, str]], Exception | None]:
+        """Those that run outside the box, and where; and what failed first: each failure holds its frames, and a
+        runtime that is away fails for all.
+        """
         found: list[tuple[Running, str]] = []
-        failures: list[Exception] = []
+        failure: Exception | None = None
         for one in doubtful:
             try:
                 where = await self._where(one)
             except (ConnectionError, ValueError) as error:
                 if not isinstance(error, UnknownError):
-                    failures.append(error)
+                    failure = failure or error
                 continue
             if where:
                 found.append((one, where))
             elif self._unbounded.pop(one.id, None):
                 self.shared.log.info("no_longer_misplaced", **_names(one))
-        return found, failures
+        return found, failure
 
     async def _where(self, one: Running) -> str:
         """Where it runs outside the box; "" when it does not, or nobody knows."""

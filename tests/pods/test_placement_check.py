@@ -1,6 +1,7 @@
 """Rounds of the placement check between a scripted runtime, that may lie, and a table of processes."""
 
 import asyncio
+import gc
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -312,6 +313,25 @@ def test_failure_for_one_does_not_keep_the_others_and_is_told_once() -> None:
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
     assert sorted(bench.events()) == ["misplaced", "placement_not_verified"]
     assert bench.node.asked.count(SANDBOX.id) >= 2, "tried again"
+
+
+class RuntimeAway(Node):
+    async def process_of(self, one: Running) -> Process:
+        raise CallError("PodSandboxStatus", 12, "")
+
+
+def test_round_in_which_the_runtime_fails_for_all_leaves_little_behind() -> None:
+    """A failure holds the frames that it has passed: what a frame keeps of it waits for the garbage collector."""
+    bench = Bench(RuntimeAway(tuple(container(f"c{number}") for number in range(110))))
+    gc.collect()
+    gc.disable()
+    try:
+        bench.round()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert bench.events() == ["placement_not_verified"]
+    assert found < 110
 
 
 def test_kernel_that_does_not_answer_keeps_what_is_known() -> None:
