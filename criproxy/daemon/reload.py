@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
-from criproxy.daemon import footprint
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import PartSettings, Timetable
@@ -136,7 +135,6 @@ class Reload(Struct):
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
                 await run_apart("bypass", self._tell_switch)
-                await run_apart("tidying", footprint.tidy)  # each reading leaves half a megabyte behind
 
     async def look_around(self) -> None:
         """Follow the schedule and the operator, and reload when the file has changed.
