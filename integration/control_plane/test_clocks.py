@@ -98,9 +98,9 @@ def test_node_and_replicas_with_wrong_clocks_do_as_ever(
         plane.merge(cluster.path, {"metadata": {"annotations": {EVICTED: None}}})  # as if its time were over
         wait_for(lambda: not labels(cluster), SOON_S, "the controller to take the label away")
         assert cluster.in_box(running(cluster, first))
-    finally:
         plane.call("DELETE", f"{DEPLOYMENTS}/sort?propagationPolicy=Foreground")
-        wait_for(lambda: newest(cluster) is None, SOON_S, "the deployment to go")
+        wait_for(lambda: not plane.exists(f"{DEPLOYMENTS}/sort"), SOON_S, "the deployment to go")
+    finally:
         for replica in replicas:
             replica.process.stop()
 

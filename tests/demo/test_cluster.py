@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,17 @@ def test_figures_tell_what_happened_and_each_window_s_latency() -> None:
     lines = list(in_words(outcome()))
     assert "crunch-a was evicted 9.0 s after the burst began; 3.5 s later another pod ran in its place" in lines[0]
     assert "4.0 core-seconds in the box of node 1, 1.0 in that of node 2" in lines[1]
+    assert "this machine used 0.1 of its 2 cores" in lines[3], "its limit never moved"
     quiet, burst, none = (line.split() for line in lines[-3:])
     assert quiet[-6:] == ["10", "20", "ms", "20", "ms", "0"]
     assert (burst[2], burst[-1]) == ("20", "1")
     assert none[1:] == ["0", "–", "–", "0"]
+
+
+def test_box_that_was_squeezed_is_not_told_to_be_at_its_least() -> None:
+    found = outcome()
+    found.moments = [replace(one, limit_cores=1.2 - 0.2 * one.t_s) for one in found.moments]
+    assert not any("nothing was to be seen" in line for line in in_words(found))
 
 
 @pytest.mark.slow

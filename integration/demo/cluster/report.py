@@ -22,6 +22,9 @@ _SECOND: Final = "#c5b358"
 _LIMIT: Final = "#c62828"
 _LENT: Final = "#e08a00"
 
+SQUEEZED_RATIO: Final = 0.1
+"""Of the machine's cores: a limit that moved by less was not seen to be squeezed."""
+
 
 class Ticking(Protocol):
     """Whoever knows how long the play has gone on."""
@@ -85,6 +88,12 @@ def in_words(outcome: Outcome) -> Iterator[str]:
     limits = [one.limit_cores for one in outcome.moments if one.limit_cores is not None and one.promised_cores]
     if limits:
         yield f"With pods in it, the box of node 1 had from {min(limits):.2f} to {max(limits):.2f} cores."
+        if max(limits) - min(limits) < SQUEEZED_RATIO * outcome.cores:
+            others = sum(one.others_cores for one in outcome.moments) / len(outcome.moments)
+            yield (
+                f"So nothing was to be seen of a squeeze: beside the demo's pods this machine used {others:.1f} of its "
+                f"{outcome.cores} cores, and the box had no more than its least. Run the demo again when it is quieter."
+            )
     yield f"{'online latency':24} {'requests':>8} {'p50':>8} {'p99':>8}  no answer"
     for window in outcome.windows:
         latencies = outcome.latencies(window)
