@@ -21,7 +21,7 @@ from integration.demo.cluster.objects import (
 )
 from integration.demo.cluster.probe import Probe
 from integration.demo.cluster.report import Outcome, draw, in_words
-from integration.demo.cluster.stage import PODS_PATH, ClusterStage, cluster_stage
+from integration.demo.cluster.stage import MIN_CORES, PODS_PATH, ClusterStage, cluster_stage
 from integration.demo.cluster.watch import Watch
 from integration.demo.place import Place, held
 from integration.demo.play import cleaned, stoppable
@@ -40,6 +40,8 @@ _START_S: Final = 120.0
 _PRESSURE_S: Final = 90.0
 _KNOWN_S: Final = 70.0
 _LAST_S: Final = 3.0
+_GROWN_S: Final = 20.0
+_GROWN_RATIO: Final = 0.2
 
 
 def run(options: Options, say: Say) -> None:
@@ -101,6 +103,7 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
     outcome.started_after_s = watch.now_s - submitted_s
     measured("quiet, beside the Job", quiet, max(act_s, HOLD_AFTER_S + _LAST_S))
     watch.until(first.knows_threshold, _KNOWN_S, f"criproxy to read when kubelet of {first.title} evicts pods")
+    _let_grow(watch, on.cores)
 
     on.cordon(second, cordoned=False)
     watch.tell(f"{second.title} is uncordoned: from now on pods may be placed there, too.")
@@ -128,6 +131,21 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
     watch.during(_LAST_S)
     outcome.answers = probe.answers()
     return outcome
+
+
+def _let_grow(watch: Watch, cores: int) -> None:
+    """Wait until the box has much that can be taken from it; on a machine that others keep busy it never has.
+
+    Raises DemoError when a pod is evicted before the burst.
+    """
+    end_s, enough = watch.now_s + _GROWN_S, MIN_CORES + _GROWN_RATIO * cores
+    while watch.now_s < end_s and (watch.moments[-1].limit_cores or 0.0) < enough:
+        watch.look()
+    if watch.first_to_go:
+        raise DemoError(
+            f"The pod {watch.first_to_go} was evicted before online's burst, as something else on this machine took "
+            "memory. Run the demo again when it is quieter."
+        )
 
 
 def _running(watch: Watch) -> int:

@@ -33,7 +33,7 @@ SYSTEM: Final = "criproxy-system"
 JOIN_S: Final = 180.0
 _WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
 _OFTEN: Final = {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "4s"}
-_MIN_CORES: Final = 0.3
+MIN_CORES: Final = 0.3
 """Of each box: enough for all offline pods' requests, however busy this machine is."""
 
 _MOST_SHARES: Final = 262144
@@ -206,8 +206,8 @@ def _config(credential: Path) -> dict[str, dict[str, object]]:
     """criproxy's defaults, but for what a play of minutes needs: what is learned in hours is learned in seconds."""
     return {
         "colocation": {"enabled": True},
-        "cpu": {"min_cores": _MIN_CORES},
-        "control": {"predictor": "histogram", "half_life_s": 15.0, "raise_after_s": 3.0, "max_raise_ratio": 0.3},
+        "cpu": {"min_cores": MIN_CORES},
+        "control": {"predictor": "histogram", "half_life_s": 4.0, "raise_after_s": 3.0, "max_raise_ratio": 0.3},
         "kubernetes": {"enabled": True, "kubeconfig": str(credential)},
     }
 
