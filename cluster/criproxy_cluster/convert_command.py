@@ -33,17 +33,15 @@ def _number(loader: Any, node: yaml.ScalarNode) -> Any:
     return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
 
 
-def _text(loader: Any, node: yaml.ScalarNode) -> Any:
-    return loader.construct_scalar(node)
-
-
 class _Loader(yaml.SafeLoader):
     """Reads plain words as kubectl does: 53:53 is no number to the base of 60, and 2024-01-01 no date, but texts."""
 
     yaml_constructors: ClassVar[Any] = {
         **yaml.SafeLoader.yaml_constructors,
         **{f"tag:yaml.org,2002:{kind}": _number for kind in ("int", "float")},
-        **{f"tag:yaml.org,2002:{kind}": _text for kind in ("timestamp", "value")},  # "value": a plain =
+        **{
+            f"tag:yaml.org,2002:{kind}": yaml.SafeLoader.construct_scalar for kind in ("timestamp", "value")
+        },  # "value": a plain =
     }
 
 

@@ -34,6 +34,13 @@ def put_policy(kube, name, generation=1, **spec):
     kube.put("colocationpolicies", policy(name, generation, **spec))
 
 
+def begin_roll_out(kube, nodes):
+    """Nodes from n000 on, and a policy that concerns all of them."""
+    for number in range(nodes):
+        kube.put("nodes", node(f"n{number:03}"))
+    put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+
+
 @asynccontextmanager
 async def controlling(kube, log):
     async with kube.client() as client:
@@ -141,9 +148,7 @@ def test_a_changed_label_goes_before_a_policy_for_all(kube, log, monkeypatch):
     monkeypatch.setattr(module, "WRITES_PER_S", 20.0)
 
     async def scenario():
-        for number in range(100):
-            kube.put("nodes", node(f"n{number:03}"))
-        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        begin_roll_out(kube, 100)
         async with controlling(kube, log):
             await until(lambda: settings(kube, "n000"))
             kube.put("nodes", node("n099", {SWITCH: "off"}))
@@ -342,10 +347,8 @@ def test_a_roll_out_rests_as_long_as_its_writes_take(kube, log, monkeypatch):
     monkeypatch.setattr(module, "BACKGROUND_WRITERS", 1)
 
     async def scenario():
-        for number in range(8):
-            kube.put("nodes", node(f"n{number:03}"))
         kube.slow = {"n00": 0.1}
-        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        begin_roll_out(kube, 8)
         async with controlling(kube, log):
             began_s = await until(lambda: kube.begun and time.monotonic())
             await until(lambda: settings(kube, "n007"))
@@ -358,9 +361,7 @@ def test_a_node_that_only_reports_waits_for_its_turn_in_a_roll_out(kube, log, mo
     monkeypatch.setattr(module, "WRITES_PER_S", 5.0)
 
     async def scenario():
-        for number in range(30):
-            kube.put("nodes", node(f"n{number:03}"))
-        put_policy(kube, "all", settings={"cpu": {"reserve_cores": 1}})
+        begin_roll_out(kube, 30)
         async with controlling(kube, log):
             await until(lambda: settings(kube, "n000"))
             kube.put("nodes", node("n028", annotations={POLICY_STATUS: "{}"}, capacity={CPU: "7"}))
