@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from benchmarks.wire import serve
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _UNKNOWN_FIELD = 2  # wire type: a length and so many bytes

@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.directory import claimed, socket_path

@@ -15,7 +15,7 @@ from typing import Self, get_args
 import grpc
 import pytest
 
-from criproxy.fronts.cri import cri_pb2 as raw  # its strings are bytes: what is no UTF-8 can be sent
+from criproxy.fronts.cri import messages as raw  # its strings are bytes: what is no UTF-8 can be sent
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient

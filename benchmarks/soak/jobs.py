@@ -14,7 +14,7 @@ import grpc
 from benchmarks.backend import ANSWERS
 from benchmarks.node import connect, run_request
 from benchmarks.soak.runtime import BY_STATE, DETAILS, FILTERED, LISTS, SERVICE, seen
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.http2 import frames
 from integration.lab.cgroups import Tree
 

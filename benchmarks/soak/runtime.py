@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 
 from benchmarks.backend import ANSWERS
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 
 SERVICE: Final = "/runtime.v1.RuntimeService/"
 EVENT_EVERY_S: Final = 1.0

@@ -7,9 +7,37 @@ or minute share the wake-ups of the control loop, and cost none of their own.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
+
+
+@runtime_checkable
+class DirectTimers(Protocol):
+    """An event loop that has cheaper timers than asyncio's (`criproxy.fronts.event_loop`)."""
+
+    def direct_timer(self, call: Callable[[], None]) -> AbstractContextManager[Callable[[float], object]]:
+        """What is yielded has `call` called in so many seconds, until the context ends. Each call asks for the next."""
+
+
+@contextmanager
+def asyncio_timer(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Iterator[Callable[[float], object]]:
+    """The same by the timers that every event loop has."""
+    pending: asyncio.TimerHandle | None = None
+
+    def call_in(seconds: float) -> None:
+        nonlocal pending
+        if pending is not None:
+            pending.cancel()
+        pending = loop.call_later(seconds, call)
+
+    try:
+        yield call_in
+    finally:
+        if pending is not None:
+            pending.cancel()
 
 
 class _Sleeper(Struct, eq=False):
@@ -76,13 +104,13 @@ class Clock:
     async def repeat(self, call: Callable[[], float | None]) -> None:
         """Call again and again, until it returns None: it returns the seconds to wait. Raises what `call` does.
 
-        By the event loop's own timers: to wake up a task costs a third more, and some calls are many a second.
+        By timers that cost least: to wake up a task costs a third more, and some calls are many a second.
         """
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
         def go_on() -> None:
-            if done.cancelled():
+            if done.done():
                 return
             try:
                 seconds = call()
@@ -92,7 +120,8 @@ class Clock:
             if seconds is None:
                 done.set_result(None)
             else:
-                loop.call_later(seconds, go_on)
+                call_in(seconds)
 
-        go_on()
-        await done
+        with loop.direct_timer(go_on) if isinstance(loop, DirectTimers) else asyncio_timer(loop, go_on) as call_in:
+            go_on()
+            await done

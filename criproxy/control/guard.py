@@ -241,8 +241,9 @@ class CpuGuard(Struct, eq=False):
         last, self._last = self._last, now
         if last is None:
             return None
-        seconds, node_s, box_s = (new - old for new, old in zip(now, last, strict=True))
-        if seconds <= 0.0 or min(node_s, box_s) < 0.0 or max(node_s, box_s) > _IMPOSSIBLE * capacity_cores * seconds:
+        seconds, node_s, box_s = now[0] - last[0], now[1] - last[1], now[2] - last[2]
+        most_s = _IMPOSSIBLE * capacity_cores * seconds
+        if seconds <= 0.0 or not (0.0 <= node_s <= most_s and 0.0 <= box_s <= most_s):
             return None
         node_cores, box_cores = node_s / seconds, box_s / seconds
         return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)

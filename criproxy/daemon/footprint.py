@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from criproxy.fronts.cri import messages
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """Source: glibc, malloc.h, mallopt(3)."""
@@ -23,13 +25,14 @@ _LARGE_BYTES: Final = 512 * 1024
 DEFERRED_MODULES: Final = (
     "criproxy.kubelet.evictionhard",
     "criproxy.kubelet.attachment",
-    "criproxy.fronts.cri.cri_pb2",
     "jeepney",
     "jeepney.bus",
     "jeepney.bus_messages",
     "jeepney.io.blocking",
 )
-"""What functions of the daemon import when they are called. The standard library is not ours, and stays."""
+"""What functions of the daemon import when they are called, beside CRI's messages. The standard library is not ours,
+and stays.
+"""
 
 
 @contextmanager
@@ -77,6 +80,7 @@ def settle() -> None:
     """The daemon has begun: import what is left to import. What that leaves behind stays."""
     for name in DEFERRED_MODULES:
         importlib.import_module(name)
+    messages.load()
     gc.collect()
     gc.freeze()
     return_memory()

@@ -5,20 +5,24 @@ the kernel then sets up and takes down a timer for each wait. A daemon always ha
 carries would pay for that. Here the timer is set only when the next deadline changes, and epoll_wait has no time-out.
 
 What is registered with `read_at_once` is read as soon as epoll_wait names it, and while nothing asks for asyncio's
-attention, the next wait follows: a round of asyncio's loop costs about as much as carrying a frame.
+attention, the next wait follows: a round of asyncio's loop costs about as much as carrying a frame. What looks many
+times a second has a timer of its own, `direct_timer`, which is read at once as well.
 
 Source: timerfd_create(2), epoll(7); kernel, fs/eventpoll.c, ep_poll().
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import Final, TypeVarTuple
+
+from criproxy.control.clock import asyncio_timer
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -54,6 +58,40 @@ class EventLoop(asyncio.SelectorEventLoop):
     def forget(self, descriptor: int) -> None:
         self.waits.at_once.pop(descriptor, None)
 
+    @contextlib.contextmanager
+    def direct_timer(self, call: Callable[[], None]) -> Iterator[Callable[[float], object]]:
+        """What is yielded has `call` called in so many seconds, from within the wait; it must not block and not raise.
+        Each call has to ask for the next. One that asks for the same seconds again and again costs no system call, as
+        the kernel's timer is periodic then; after a late call, one that would follow within half that time is left out.
+        The timer goes with the context.
+        """
+        if not self.waits.has_timer:
+            with asyncio_timer(self, call) as call_in:
+                yield call_in
+            return
+        timer, called_s = Timerfd(), -math.inf
+
+        def expired() -> bool:
+            nonlocal called_s
+            try:
+                os.read(timer.fd, 8)
+            except BlockingIOError:  # it was set anew meanwhile
+                return True
+            now_s = time.monotonic()
+            if now_s - called_s >= timer.each_s / 2:
+                called_s = now_s
+                call()
+            return True
+
+        self.add_reader(timer.fd, expired)
+        self.read_at_once(timer.fd, expired)
+        try:
+            yield timer.expire_each
+        finally:
+            self.forget(timer.fd)
+            self.remove_reader(timer.fd)
+            os.close(timer.fd)
+
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
@@ -77,6 +115,10 @@ class AtOnceSelector(selectors.EpollSelector):
         """Whether the event loop has nothing to do but to wait."""
         self._timer: Timerfd | None = None
         self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
+
+    @property
+    def has_timer(self) -> bool:
+        return self._timer is not None
 
     def use(self, timer: "Timerfd") -> None:
         """The timer's expiry ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
@@ -117,8 +159,9 @@ class Timerfd:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._set_time: Final = libc.timerfd_settime
         self._spec: Final = (ctypes.c_long * 4)()
-        """struct itimerspec: the interval's seconds and nanoseconds, which stay 0, and the deadline's."""
+        """struct itimerspec: the interval's seconds and nanoseconds, and the first expiry's."""
         self._at_s = 0.0
+        self.each_s = -1.0
 
     def expire_in(self, seconds: float) -> None:
         """Expire once, in `seconds`; an expiry that was set before is replaced."""
@@ -130,3 +173,13 @@ class Timerfd:
         self._spec[2] = whole_s = int(at_s)
         self._spec[3] = int((at_s - whole_s) * 1e9)
         self._set_time(self.fd, _ABSOLUTE, self._spec, None)
+
+    def expire_each(self, seconds: float) -> None:
+        """Expire in so many seconds, and again and again after as many; what was set before is replaced."""
+        if seconds == self.each_s:
+            return
+        self.each_s = seconds
+        whole_s = int(seconds)
+        self._spec[0] = self._spec[2] = whole_s
+        self._spec[1] = self._spec[3] = max(1, int((seconds - whole_s) * 1e9))  # 0 would switch it off
+        self._set_time(self.fd, 0, self._spec, None)

@@ -59,12 +59,13 @@ class Inventory(Struct, eq=False):
     @property
     def placed(self) -> tuple[Sandbox, ...]:
         """The sandboxes in the box. Safe to ask for from any thread."""
-        return tuple(s for s in tuple(self._sandboxes.values()) if s.placement is not None)
+        return tuple([s for s in tuple(self._sandboxes.values()) if s.placement is not None])
 
     @property
     def running_pods(self) -> tuple[Sandbox, ...]:
         """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
-        return tuple(sandbox for sandbox in self.placed if sandbox.id in self._running)
+        running = self._running
+        return tuple([s for s in tuple(self._sandboxes.values()) if s.placement is not None and s.id in running])
 
     @property
     def uids(self) -> frozenset[str]:

@@ -2,31 +2,52 @@
 
 import asyncio
 import itertools
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import pytest
 
 from criproxy.control.clock import Clock
+from criproxy.fronts.event_loop import EventLoop
 
 
-def test_repeat_calls_until_there_is_no_next_time():
+def _direct_timers() -> asyncio.AbstractEventLoop:
+    loop = EventLoop()
+    loop.use_timerfd()
+    return loop
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, EventLoop, _direct_timers], ids=["asyncio's", "ours", "direct timers"])
+def run(request):
+    """Runs a coroutine in each kind of event loop, for at most 30 s."""
+
+    def run_in(scenario: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(scenario, 30))
+
+    return run_in
+
+
+def test_repeat_calls_until_there_is_no_next_time(run):
     left = [0.0, 0.001, None, 0.0]
-    asyncio.run(Clock().repeat(lambda: left.pop(0)))
+    run(Clock().repeat(lambda: left.pop(0)))
     assert left == [0.0]
 
 
-def test_repeat_waits_as_long_as_the_call_has_said():
+def test_repeat_waits_as_long_as_the_call_has_said(run):
     clock, called_s = Clock(), []
 
     def call():
         called_s.append(clock.boottime_s())
         return 0.05 if len(called_s) < 3 else None
 
-    asyncio.run(clock.repeat(call))
+    run(clock.repeat(call))
     assert all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(called_s))
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["first", "later"])
-def test_repeat_raises_what_the_call_does(at):
+def test_repeat_raises_what_the_call_does(at, run):
     called = []
 
     def call():
@@ -36,10 +57,10 @@ def test_repeat_raises_what_the_call_does(at):
         return 0.0
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(Clock().repeat(call))
+        run(Clock().repeat(call))
 
 
-def test_repeat_that_is_cancelled_calls_no_more():
+def test_repeat_that_is_cancelled_calls_no_more(run):
     called = []
 
     def call():
@@ -57,16 +78,41 @@ def test_repeat_that_is_cancelled_calls_no_more():
         await asyncio.sleep(0.01)
         return until
 
-    assert asyncio.run(scenario()) == len(called)
+    assert run(scenario()) == len(called)
 
 
-def test_repeat_lets_others_go_on_between():
+def test_repeat_lets_others_go_on_between(run):
     async def scenario():
         other = asyncio.Event()
         asyncio.get_running_loop().call_soon(other.set)
         await Clock().repeat(lambda: None if other.is_set() else 0.0)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    run(scenario())
+
+
+def test_two_repeats_side_by_side_both_go_on(run):
+    async def scenario():
+        clock, left = Clock(), [[0.001] * 3 + [None], [0.001] * 3 + [None]]
+        await asyncio.gather(*(clock.repeat(partial(each.pop, 0)) for each in left))
+        return left
+
+    assert run(scenario()) == [[], []]
+
+
+def test_repeat_goes_on_while_the_loop_has_always_something_to_do(run):
+    async def scenario():
+        left, busy = [0.001] * 5 + [None], True
+
+        def spin():
+            if busy:
+                asyncio.get_running_loop().call_soon(spin)
+
+        spin()
+        await Clock().repeat(lambda: left.pop(0))
+        busy = False
+        return left
+
+    assert run(scenario()) == []
 
 
 async def _slept(clock, seconds, slack_s, name, order):

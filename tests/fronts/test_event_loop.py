@@ -1,11 +1,13 @@
 """The event loop whose timers hang on one timer of the kernel, and which reads at once."""
 
 import asyncio
+import itertools
 import os
 import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -221,3 +223,58 @@ def test_signal_ends_the_wait() -> None:
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(scenario())
+
+
+def test_direct_timer_that_is_asked_for_the_same_again_makes_no_system_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> int:
+        use_timerfd()
+        loop, over, called, set_times = asyncio.get_running_loop(), asyncio.Event(), list[float](), list[object]()
+        assert isinstance(loop, EventLoop)
+        made = event_loop.Timerfd.__init__
+
+        def watched(timer: event_loop.Timerfd) -> None:
+            made(timer)
+            set_time = timer._set_time
+            timer._set_time = lambda *args: set_times.append(args) or set_time(*args)  # type: ignore
+
+        monkeypatch.setattr(event_loop.Timerfd, "__init__", watched)
+
+        def call() -> None:
+            called.append(loop.time())
+            if len(called) == 20:
+                over.set()
+            else:
+                call_in(0.002 if len(called) < 10 else 0.001)
+
+        with loop.direct_timer(call) as call_in:
+            call_in(0.002)
+            async with asyncio.timeout(20):
+                await over.wait()
+        return len(set_times)
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(scenario()) == 2
+
+
+def test_direct_timer_after_a_late_call_leaves_out_one_that_would_follow_at_once() -> None:
+    async def scenario() -> list[float]:
+        use_timerfd()
+        loop, over, called_s = asyncio.get_running_loop(), asyncio.Event(), list[float]()
+        assert isinstance(loop, EventLoop)
+
+        def call() -> None:
+            called_s.append(time.monotonic())
+            if len(called_s) == 3:
+                over.set()
+            else:
+                call_in(0.1)
+
+        with loop.direct_timer(call) as call_in:
+            call_in(0.1)
+            time.sleep(0.19)  # noqa: ASYNC251 - the first call is late, and the second's time comes 10 ms later
+            async with asyncio.timeout(20):
+                await over.wait()
+        return [later - earlier for earlier, later in itertools.pairwise(called_s)]
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert min(runner.run(scenario())) > 0.05

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from criproxy.cgroup.naming import PodParent
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.engine import AnswerError, Forward

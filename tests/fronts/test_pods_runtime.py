@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri import pods_runtime
 from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.pods_runtime import PodsRuntime

@@ -16,7 +16,7 @@ import structlog
 from grpc import aio
 from structlog.testing import capture_logs
 
-from criproxy.fronts.cri.cri_pb2 import VersionResponse
+from criproxy.fronts.cri.messages import VersionResponse
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.http2.client.connection import CallError
 from tests.fakes import runtime as fake_runtime

@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from criproxy.control.interference.service_checks import ExecCheck, GrpcCheck, HttpCheck, ServiceAnswer, ServiceCheck
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code

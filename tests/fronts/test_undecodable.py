@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from criproxy.fronts.cri import codec
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import PLACEMENT_ANNOTATION, Operation

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from criproxy.fronts.cri import cri_pb2 as cri
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
 from criproxy.pods.inventory import Inventory, PodObserver
