@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -38,6 +38,9 @@ def asyncio_timer(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
     finally:
         if pending is not None:
             pending.cancel()
+
+
+_EARLY: Final = 0.05
 
 
 class _Sleeper(Struct, eq=False):
@@ -71,10 +74,13 @@ class Clock:
         return time.thread_time()
 
     async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
-        """Wait that long, and up to `slack_s` longer, to share a wake-up. A suspended machine's time does not count."""
+        """Wait that long. With slack, up to `slack_s` longer or a twentieth shorter, to share a wake-up: two that wait
+        for a second each would else miss each other by a millisecond for ever. A suspended machine's time does not
+        count.
+        """
         loop = asyncio.get_running_loop()
-        earliest_s = loop.time() + seconds
-        sleeper = _Sleeper(earliest_s, earliest_s + slack_s, loop.create_future())
+        until_s = loop.time() + seconds
+        sleeper = _Sleeper(until_s - (seconds * _EARLY if slack_s else 0.0), until_s + slack_s, loop.create_future())
         self._sleepers.append(sleeper)
         self._wake_at(sleeper.latest_s, loop)
         try:
@@ -106,6 +112,8 @@ class Clock:
 
         By timers that cost least: to wake up a task costs a third more, and some calls are many a second.
         """
+        if (first := call()) is None:
+            return
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -123,5 +131,5 @@ class Clock:
                 call_in(seconds)
 
         with loop.direct_timer(go_on) if isinstance(loop, DirectTimers) else asyncio_timer(loop, go_on) as call_in:
-            go_on()
+            call_in(first)
             await done

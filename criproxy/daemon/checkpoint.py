@@ -156,7 +156,7 @@ class Checkpointer(Struct):
     async def run(self) -> None:
         """Until cancelled. The last minute is the caller's to save, with `save_last`."""
         while True:
-            await self.file.clock.sleep(EVERY_S)
+            await self.file.clock.sleep(EVERY_S, slack_s=1.0)
             await self.save()
 
     async def run_hurried(self) -> None:

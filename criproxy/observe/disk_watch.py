@@ -32,7 +32,7 @@ class DiskWatch(Struct):
         """Looks, until cancelled."""
         while True:
             await self.look()
-            await self.clock.sleep(EVERY_S)
+            await self.clock.sleep(EVERY_S, slack_s=1.0)
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""

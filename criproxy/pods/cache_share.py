@@ -38,7 +38,7 @@ class CacheShare(Struct):
     async def run(self) -> None:
         while True:
             await self.look()
-            await self.shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S, slack_s=EVERY_S / 2)
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""

@@ -55,7 +55,7 @@ class MemoryRelief(Struct):
         await self.shared.clock.sleep(SOON_S)
         while True:
             await self.read_threshold()
-            await self.shared.clock.sleep(READ_EVERY_S)
+            await self.shared.clock.sleep(READ_EVERY_S, slack_s=1.0)
 
     @property
     def _stops(self) -> bool:

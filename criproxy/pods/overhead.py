@@ -219,7 +219,7 @@ class OverheadWatch(Struct):
 
     async def run(self) -> None:
         while True:
-            await self.shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S, slack_s=1.0)
             await self.look()
 
     async def look(self) -> None:

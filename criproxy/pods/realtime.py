@@ -30,7 +30,7 @@ class RealtimeWatch(Struct):
 
     async def run(self) -> None:
         while True:
-            await self.shared.clock.sleep(EVERY_S)
+            await self.shared.clock.sleep(EVERY_S, slack_s=1.0)
             await self.look()
 
     async def look(self) -> None:

@@ -134,6 +134,16 @@ def test_sleep_with_slack_ends_with_the_next_that_ends_once_its_time_has_come():
     assert asyncio.run(asyncio.wait_for(scenario(), 30)) == ["too soon", "slack", "next"]
 
 
+def test_sleep_with_slack_joins_a_wake_up_that_comes_a_little_before_its_time():
+    async def scenario():
+        clock = Clock()
+        slack = asyncio.create_task(clock.sleep(1.0, 3600.0))
+        await clock.sleep(0.97)
+        await slack
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
 def test_sleep_with_slack_ends_by_itself_when_nobody_else_wakes_up():
     asyncio.run(asyncio.wait_for(Clock().sleep(0.001, 0.01), 30))
 

@@ -39,7 +39,7 @@ class Bench:
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
         raise asyncio.CancelledError
 
     def look(self, says: tuple[DiskWeight, ...] | Exception) -> list[Any]:
