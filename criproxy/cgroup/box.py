@@ -5,7 +5,7 @@
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
-| cgroup-reader | readings of usage (`_AT_ONCE_S`), signals: no blocked write blinds the loop | a cgroup lock |
+| cgroup-reader | readings of usage (`_AT_ONCE_S`), signals, kills: no blocked write blinds the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
 | cgroup-disks | bounds the box on disks; there is none until that is asked for first | a disk's queue |
 
@@ -436,6 +436,10 @@ class Box:
         if self._disk_writer is None:
             self._disk_writer = Worker("cgroup-disks", self._timeout_s)
         return await self._disk_writer.run("bound disks", lambda: self._driver.hold_disks(path, wanted))
+
+    async def kill(self, pod: str) -> None:
+        """Kill what runs in a pod's cgroup (its path), with no runtime in between. Raises CgroupError."""
+        await self._reader.run("kill a pod", lambda: self._driver.kill_pod(pod))
 
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.

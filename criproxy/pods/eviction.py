@@ -9,7 +9,9 @@ second. Where IO is scarce, the box is at its floor by then: who wants most has 
 Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
-eviction, keeps the next from going until it has ended, or for `HOLD_S`. Where memory is scarce, none is given any.
+eviction, keeps the next from going until it has ended, or for `HOLD_S`. Where memory is scarce, none is given any. In
+an emergency the pod's processes are killed first: kubelet's way or the runtime's takes seconds, in which the kernel
+would swap out online's memory, or kubelet evict online pods.
 """
 
 import asyncio
@@ -35,6 +37,7 @@ STOP_S: Final = 10.0
 """So long a stop is waited for: one that does not stop must not keep the next."""
 
 EVICT_S: Final = 3.0
+EMERGENCY_EVICT_S: Final = 0.5
 """An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
 
 GRACE_S: Final = 1
@@ -105,8 +108,11 @@ class PodEviction(Struct):
             one = victim.candidate
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
-        at = await self.stopper.evict_first(leaves, within_s=EVICT_S, grace_s=GRACE_S if at_once else None)
+        within_s = EMERGENCY_EVICT_S if order.emergency else EVICT_S
+        at = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         sandbox_id, pod, why = leaves[at or 0]
+        if order.emergency:
+            await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + HOLD_S
         self._tried[sandbox_id] = again_s if at is None else min(again_s, self.stopper.ends_s(sandbox_id))
         self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
@@ -120,6 +126,14 @@ class PodEviction(Struct):
         """Whether one that was to be stopped still has the time that it was given."""
         running = {one.id for one in self.shared.inventory.running_pods}
         return bool(self.stopper.leaving & self._tried.keys() & running)
+
+    async def _kill(self, sandbox: Sandbox, why: str) -> None:
+        """What fails of it is logged: its sandbox is stopped all the same."""
+        self.shared.log.warning("kill", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=why)
+        try:
+            await self.box.kill(sandbox.placement or "")
+        except (CgroupError, ValueError) as error:
+            self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
         """One that a busy runtime does not stop in time is going all the same: it is counted, and the next may go."""

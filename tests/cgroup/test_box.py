@@ -920,6 +920,21 @@ def test_blocked_write_does_not_block_the_event_loop(box: Box, driver: FakeDrive
     assert asyncio.run(scenario())
 
 
+def test_pod_is_killed_while_a_write_is_blocked(box: Box, driver: FakeDriver) -> None:
+    driver.gate.clear()
+
+    async def scenario() -> None:
+        admission = asyncio.create_task(box.admit(A, 0))
+        await until(driver.writing.is_set)
+        await box.kill("/offline/podb")
+        assert not admission.done()
+        driver.gate.set()
+        await admission
+
+    asyncio.run(scenario())
+    assert ("kill_pod", "/offline/podb") in driver.log
+
+
 def test_admission_whose_caller_vanishes_is_remembered(box: Box, driver: FakeDriver) -> None:
     driver.gate.clear()
 

@@ -34,6 +34,8 @@ class Bench:
     cores: dict[str, float] = field(default_factory=lambda: {"/offline/podu1": 1.5, "/offline/podu2": 0.5})
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    kill_fails: Exception | None = None
     counted: list[tuple[str, ...]] = field(default_factory=list)
     fails: Exception | None = None
     setting_ends: bool = False
@@ -57,6 +59,12 @@ class Bench:
             self.holds.configure(frozenset())
         now = self.clock.boottime_s()
         return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
+
+    async def kill(self, pod: str) -> None:
+        assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
+        if self.kill_fails:
+            raise self.kill_fails
+        self.killed.append(pod)
 
     async def disk_use_of(self, pods: Collection[str]) -> dict[str, int]:
         now = self.clock.boottime_s()
@@ -109,6 +117,26 @@ def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
     assert bench.holds.held(SMALL.pod) == ""
     bench.clock.advance(HOLD_S)
     assert bench.holds.held(LARGE.pod) == ""
+
+
+def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() -> None:
+    bench = Bench()
+    bench.evict(replace(ORDER, emergency=True))
+    assert (bench.killed, bench.stopped) == (["/offline/podu2"], ["s2"])
+
+
+def test_else_none_is_killed() -> None:
+    bench = Bench()
+    bench.evict()
+    assert (bench.killed, bench.stopped) == ([], ["s2"])
+
+
+def test_pod_whose_processes_can_not_be_killed_is_stopped_all_the_same() -> None:
+    bench = Bench(kill_fails=CgroupError("cannot list its processes: EIO"))
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, emergency=True))
+    assert bench.stopped == ["s2"]
+    assert [one["reason"] for one in logs if one["event"] == "not_killed"] == ["cannot list its processes: EIO"]
 
 
 def test_for_cpu_the_pod_goes_that_runs_most_now() -> None:
@@ -245,6 +273,15 @@ class Api:
         if pod.name not in self.names:
             raise BudgetError("none")
         return self.ends_s
+
+
+def test_in_an_emergency_the_pod_that_its_budget_lets_go_is_killed_and_the_api_waited_for_half_a_second() -> None:
+    api = Api("job1")
+    bench = Bench(evicts=api)
+    bench.evict(replace(ORDER, emergency=True))
+
+    assert [(name, within_s) for name, within_s, _ in api.asked] == [("job2", 0.5), ("job1", 0.5)]
+    assert (bench.killed, bench.stopped) == (["/offline/podu1"], [])
 
 
 def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:
