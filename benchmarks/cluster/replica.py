@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.cluster.webhook import NICE
 from benchmarks.node import cpu_seconds, rss_mib
 from integration.lab.control_plane import ControlPlane, wait_for
 from integration.lab.criproxy import CHECKOUT
@@ -52,7 +53,7 @@ class Replica:
             "PYTHONPATH": str(CHECKOUT / "cluster"),
             "HOME": os.environ.get("HOME", "/"),
         }
-        command = [sys.executable, "-c", _AS_IN_ITS_IMAGE, "run", "--port", str(self.port)]
+        command = ["nice", "-n", str(NICE), sys.executable, "-c", _AS_IN_ITS_IMAGE, "run", "--port", str(self.port)]
         self._process = Process("criproxy-cluster", command, self._log, environment)
         self._process.wait_until(lambda: "certificate_loaded" in self._log.read_text(), _START_S, "its certificate")
         self.ca.write_bytes(base64.b64decode(wait_for(self._bundle, _START_S, "the webhook's caBundle")))

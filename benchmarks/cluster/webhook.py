@@ -7,6 +7,7 @@ due: a replica (or this client) that is held up can't hide it.
 
 import asyncio
 import json
+import os
 import random
 import ssl
 import sys
@@ -16,6 +17,9 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+
+NICE: Final = -10
+"""Of this client and of the replica: API server, etcd and nodes, which run beside them here, are other machines."""
 
 CONNECTIONS: Final = 20
 CONTAINERS: Final = 3
@@ -103,6 +107,7 @@ async def serve(client: Client) -> None:
 
 
 def main() -> None:
+    os.nice(NICE)
     port, ca, name = sys.argv[1:]
     context = ssl.create_default_context(cadata=Path(ca).read_text())
     asyncio.run(serve(Client(int(port), context, name)))

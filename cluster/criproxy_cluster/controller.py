@@ -35,6 +35,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.fleet import Fleet
+from criproxy_cluster.memory import settle
 from criproxy_cluster.node_law import Judgement
 from criproxy_cluster.objects import NodeObject, PolicyObject, view
 from criproxy_cluster.policies import PolicyError, parsed
@@ -212,6 +213,7 @@ class Controller:
 
     def _nodes_listed(self, names: set[str]) -> None:
         self._fleet.forget_all_but(names)
+        settle()
         self._nodes_seen.set()
 
     def _node_changed(self, event: str, item: NodeObject) -> None:
