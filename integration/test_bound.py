@@ -30,7 +30,7 @@ LIMITS = [CPUS * share for share in (0.2, 0.1, 0.3, 0.05, 0.25, 0.15, 0.4, 0.1, 
 """In cores: ten changes, up and down, that leave room for what else runs on the machine."""
 TOLERANCE = 0.03
 SETTLE_S = 1.0
-MEASURE_S = 10.0
+MEASURE_S = 7.0
 ATTEMPTS = 4
 
 LARGE_LIMIT_BYTES, LIMIT_BYTES = 256 * MIB, 64 * MIB
