@@ -27,6 +27,7 @@ from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, owner_of
 from criproxy.control.resources import RESOURCES, bytes_in_words
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
+from criproxy.pods.runtime import ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import KnownPod, PodStopper
 
@@ -37,8 +38,10 @@ STOP_S: Final = 10.0
 """So long a stop is waited for: one that does not stop must not keep the next."""
 
 EVICT_S: Final = 3.0
-EMERGENCY_EVICT_S: Final = 0.5
 """An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
+
+EMERGENCY_S: Final = 0.5
+"""In an emergency neither Kubernetes nor the runtime is waited for longer."""
 
 GRACE_S: Final = 1
 """What an evicted pod gets to end where memory is scarce, in s: the node has no more time."""
@@ -91,7 +94,7 @@ class PodEviction(Struct):
     async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
         if order.resource != MEMORY and self._is_one_leaving():
             return None
-        sandboxes, candidates = await self._candidates(order.resource)
+        sandboxes, candidates = await self._candidates(order.resource, order.emergency)
         covers = self.shared.holds.hold_offs.covers
         victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred)
         if not victims and order.emergency:  # kubelet would evict online pods
@@ -108,7 +111,7 @@ class PodEviction(Struct):
             one = victim.candidate
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
-        within_s = EMERGENCY_EVICT_S if order.emergency else EVICT_S
+        within_s = EMERGENCY_S if order.emergency else EVICT_S
         at = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         sandbox_id, pod, why = leaves[at or 0]
         if order.emergency:
@@ -144,14 +147,14 @@ class PodEviction(Struct):
             reason = f"the runtime has not stopped {pod} within {STOP_S:.0f} s"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
 
-    async def _candidates(self, resource: str) -> tuple[dict[str, Sandbox], list[Candidate]]:
+    async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:
         """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""
         running = {one.id: one for one in self.shared.inventory.running_pods}
         self.stopper.forget_others(running.keys())
         untried = [one for one in running.values() if one.id not in self._tried]
         uses, sandboxes, known = await asyncio.gather(
             self._uses({one.placement: one for one in untried if one.placement}, resource),
-            self.shared.runtime.sandboxes(),
+            self._listed(emergency),
             self.stopper.known(),
         )
         found = []
@@ -165,6 +168,16 @@ class PodEviction(Struct):
                 )
                 found.append(candidate(pod, owner, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
         return {one.pod.uid: one for one in running.values()}, found
+
+    async def _listed(self, emergency: bool) -> Sequence[ListedSandbox]:
+        """In an emergency, what is known already, where the runtime does not answer at once: it wants memory, too."""
+        if not emergency:
+            return await self.shared.runtime.sandboxes()
+        try:
+            async with asyncio.timeout(EMERGENCY_S):
+                return await self.shared.runtime.sandboxes()
+        except (ConnectionError, TimeoutError):
+            return self.shared.inventory.last_listed
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:
         """By sandbox id, in the unit of the resource."""

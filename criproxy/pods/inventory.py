@@ -54,6 +54,7 @@ class Inventory(Struct, eq=False):
     _containers: dict[str, ListedContainer] = {}
     _running: set[str] = set()
     _outside: dict[str, Pod] = {}
+    _listed: tuple[ListedSandbox, ...] = ()
     _journals: list[list[_Edit]] = []
 
     @property
@@ -100,6 +101,11 @@ class Inventory(Struct, eq=False):
         return 0 if known is None else known.notice_s
 
     @property
+    def last_listed(self) -> tuple[ListedSandbox, ...]:
+        """What the runtime said of the sandboxes in the box when everything was listed last."""
+        return self._listed
+
+    @property
     def outside(self) -> dict[str, Pod]:
         """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing.
 
@@ -132,6 +138,7 @@ class Inventory(Struct, eq=False):
             for listed in sandboxes
             if self._sandboxes[listed.id].placement is None
         }
+        self._listed = tuple(listed for listed in sandboxes if self._sandboxes[listed.id].placement is not None)
         for edit in journal:
             edit(self)
         for observer in self._observers:

@@ -46,6 +46,8 @@ class Bench:
     tiers: bool = False
     containers: tuple[ListedContainer, ...] = ()
     ends: asyncio.Event = field(default_factory=asyncio.Event)
+    last_listed: tuple[ListedSandbox, ...] = ()
+    lists: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
@@ -71,6 +73,8 @@ class Bench:
         return {pod: int(rate * now) for pod, rate in self.disk_bytes_per_s.items() if pod in pods}
 
     async def sandboxes(self) -> list[ListedSandbox]:
+        if self.lists:
+            await self.lists.wait()
         listed = [*((one.id, one) for one in self.running_pods), ("ended", LARGE)]
         return [
             ListedSandbox(id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, 100.0)
@@ -123,6 +127,13 @@ def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() 
     bench = Bench()
     bench.evict(replace(ORDER, emergency=True))
     assert (bench.killed, bench.stopped) == (["/offline/podu2"], ["s2"])
+
+
+def test_in_an_emergency_what_was_listed_last_counts_where_the_runtime_does_not_answer() -> None:
+    listed = ListedSandbox("s1", SMALL.pod, SMALL.placement or "", True, {}, {}, 100.0)
+    bench = Bench(lists=asyncio.Event(), last_listed=(listed,))
+    bench.evict(replace(ORDER, emergency=True))
+    assert (bench.killed, bench.stopped) == (["/offline/podu1"], ["s1"])
 
 
 def test_else_none_is_killed() -> None:

@@ -238,6 +238,12 @@ def test_running_leaves_out_what_is_not_placed() -> None:
     assert asyncio.run(_refreshed(sandboxes, _containers_in_state(up=RUNNING))).running == ()
 
 
+def test_what_was_listed_last_is_told_of_the_box_alone() -> None:
+    inside = asyncio.run(_refreshed(_sandboxes("a"), _containers())).last_listed
+    outside = asyncio.run(_refreshed(_sandboxes("a", placement="/kubepods/pod1"), _containers())).last_listed
+    assert ([one.id for one in inside], outside) == (["a"], ())
+
+
 def test_running_follows_starts_and_removals() -> None:
     inventory = asyncio.run(_refreshed(_in_state(_sandboxes("a"), a=READY), _containers_in_state(c=CREATED, d=RUNNING)))
     inventory.container_started("c")
