@@ -9,7 +9,7 @@ from integration.node.spawn import NodeError, output
 
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "iproute2", "procps", "init-system-helpers", "busybox-static"),
-    *("containerd", "runc", "containernetworking-plugins", "python3", "python3-venv"),
+    *("containerd", "runc", "containernetworking-plugins", "python3", "python3-venv", "e2fsprogs"),
 )
 
 OLDEST_QEMU = (8, 1)
