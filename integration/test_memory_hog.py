@@ -19,7 +19,7 @@ from integration.lab.cgroups import version
 from integration.lab.criproxy import QUICK
 from integration.lab.harm import HarmedNode, harmed_node
 from integration.lab.kubelet import available_bytes
-from integration.lab.process import wait_until
+from integration.lab.process import LabError, wait_until
 from integration.lab.throwaway import is_throwaway
 
 pytestmark = [
@@ -117,7 +117,13 @@ def test_hog_goes_before_online_is_hurt_and_offline_may_come_back_afterwards(
     wait_until(lambda: "evict" in [one["event"] for one in node.proxy.events()], WAIT_S, "a pod to go", poll_s=POLL_S)
     wait_until(lambda: available_bytes() > KEPT_BYTES, WAIT_S, "enough memory", node.proxy.log, POLL_S)
     cured_s = time.time()
-    wait_until(lambda: held_mib(node) + swapped_mib(node) >= 0.97 * wanted_mib, WAIT_S, "online's memory")
+    try:
+        wait_until(lambda: held_mib(node) + swapped_mib(node) >= 0.97 * wanted_mib, WAIT_S, "online's memory")
+    except LabError:
+        pytest.fail(
+            f"online has {held_mib(node):.0f} MiB, and {swapped_mib(node):.0f} swapped, of {wanted_mib}; killed by the "
+            f"kernel {kills(node)}; {node.moves()}"
+        )
     events = node.proxy.events()
     seen = next(one for one in events if one["event"] == "ladder" and one["resource"] == "memory")
     gone = [one for one in events if one["event"] == "evict"]
