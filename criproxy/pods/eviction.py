@@ -177,7 +177,7 @@ class PodEviction(Struct):
             async with asyncio.timeout(EMERGENCY_S):
                 return await self.shared.runtime.sandboxes()
         except (ConnectionError, TimeoutError):
-            return self.shared.inventory.last_listed
+            return self.shared.inventory.marked
 
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:
         """By sandbox id, in the unit of the resource."""

@@ -54,7 +54,7 @@ class Inventory(Struct, eq=False):
     _containers: dict[str, ListedContainer] = {}
     _running: set[str] = set()
     _outside: dict[str, Pod] = {}
-    _listed: tuple[ListedSandbox, ...] = ()
+    _marked: dict[str, ListedSandbox] = {}
     _journals: list[list[_Edit]] = []
 
     @property
@@ -101,9 +101,9 @@ class Inventory(Struct, eq=False):
         return 0 if known is None else known.notice_s
 
     @property
-    def last_listed(self) -> tuple[ListedSandbox, ...]:
-        """What the runtime said of the sandboxes in the box when everything was listed last."""
-        return self._listed
+    def marked(self) -> tuple[ListedSandbox, ...]:
+        """The sandboxes in the box with their pods' labels and annotations, as of their start or the last listing."""
+        return tuple(self._marked.values())
 
     @property
     def outside(self) -> dict[str, Pod]:
@@ -138,7 +138,7 @@ class Inventory(Struct, eq=False):
             for listed in sandboxes
             if self._sandboxes[listed.id].placement is None
         }
-        self._listed = tuple(listed for listed in sandboxes if self._sandboxes[listed.id].placement is not None)
+        self._marked = {one.id: one for one in sandboxes if self._sandboxes[one.id].placement is not None}
         for edit in journal:
             edit(self)
         for observer in self._observers:
@@ -167,8 +167,13 @@ class Inventory(Struct, eq=False):
                     known = self._containers.setdefault(listed.id, listed)
         return await self.sandbox(known.sandbox_id) if known is not None else None
 
-    def sandbox_started(self, sandbox: Sandbox) -> None:
+    def sandbox_started(self, sandbox: Sandbox, pod: Pod | None = None) -> None:
+        """`pod`: with what its request said of it; None: nothing."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
+        if sandbox.placement is not None:
+            labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
+            marked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement, True, labels, annotations)
+            self._edit(lambda inventory: inventory._marked.__setitem__(sandbox.id, marked))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
         self._tell_started(sandbox, sandbox.id, "")
 
@@ -212,6 +217,7 @@ class Inventory(Struct, eq=False):
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
+        self._marked.pop(sandbox_id, None)
         self._running.discard(sandbox_id)
         for container_id in [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]:
             self._forget_container(container_id)

@@ -46,7 +46,7 @@ class Bench:
     tiers: bool = False
     containers: tuple[ListedContainer, ...] = ()
     ends: asyncio.Event = field(default_factory=asyncio.Event)
-    last_listed: tuple[ListedSandbox, ...] = ()
+    marked: tuple[ListedSandbox, ...] = ()
     lists: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -129,9 +129,9 @@ def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() 
     assert (bench.killed, bench.stopped) == (["/offline/podu2"], ["s2"])
 
 
-def test_in_an_emergency_what_was_listed_last_counts_where_the_runtime_does_not_answer() -> None:
+def test_in_an_emergency_what_is_known_already_counts_where_the_runtime_does_not_answer() -> None:
     listed = ListedSandbox("s1", SMALL.pod, SMALL.placement or "", True, {}, {}, 100.0)
-    bench = Bench(lists=asyncio.Event(), last_listed=(listed,))
+    bench = Bench(lists=asyncio.Event(), marked=(listed,))
     bench.evict(replace(ORDER, emergency=True))
     assert (bench.killed, bench.stopped) == (["/offline/podu1"], ["s1"])
 

@@ -238,10 +238,17 @@ def test_running_leaves_out_what_is_not_placed() -> None:
     assert asyncio.run(_refreshed(sandboxes, _containers_in_state(up=RUNNING))).running == ()
 
 
-def test_what_was_listed_last_is_told_of_the_box_alone() -> None:
-    inside = asyncio.run(_refreshed(_sandboxes("a"), _containers())).last_listed
-    outside = asyncio.run(_refreshed(_sandboxes("a", placement="/kubepods/pod1"), _containers())).last_listed
-    assert ([one.id for one in inside], outside) == (["a"], ())
+def test_what_is_known_of_the_pods_in_the_box_comes_from_the_list_or_from_their_start() -> None:
+    inventory = asyncio.run(_refreshed(_sandboxes("a"), _containers()))
+    marks = Pod(POD, {"app": "sort"}, {"keep": "yes"})
+    inventory.sandbox_started(Sandbox("b", POD, PLACE), marks)
+    inventory.sandbox_started(Sandbox("online", POD, None), marks)
+    found = {one.id: (one.labels, one.annotations) for one in inventory.marked}
+    assert found.keys() == {"a", "b"}
+    assert found["b"] == ({"app": "sort"}, {"keep": "yes"})
+    inventory.sandbox_removed("a")
+    assert [one.id for one in inventory.marked] == ["b"]
+    assert asyncio.run(_refreshed(_sandboxes("a", placement="/kubepods/pod1"), _containers())).marked == ()
 
 
 def test_running_follows_starts_and_removals() -> None:

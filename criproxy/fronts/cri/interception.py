@@ -264,7 +264,7 @@ class HookInterceptor(Struct, eq=False):
             asked = request.pod.annotations if request.pod else {}
             mid = request.pod is not None and is_mid(request.pod.labels)
             started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked), mid)
-            self.inventory.sandbox_started(started)
+            self.inventory.sandbox_started(started, request.pod)
             for container_id, name in containers:
                 self.inventory.container_created(container_id, sandbox_id, name)
                 self.inventory.container_started(container_id)
