@@ -26,7 +26,11 @@ from integration.lab.criproxy import Config
 from integration.lab.directory import claimed
 from integration.lab.process import LabError
 
+_BY_PREDICTION: Config = {"bound": "prediction"}
+"""A box that is bounded by evidence is open until there is any: there is nothing to squeeze."""
+
 _QUICK: Config = {
+    "cpu": _BY_PREDICTION,
     "control": {
         "interval_s": 0.25,
         "predictor": "histogram",
@@ -218,9 +222,9 @@ def _mean_quota(seen: Sequence[Quota], from_s: float, until_s: float) -> float:
 
 
 def _steady(guard: bool) -> Config:
-    """The defaults, with a predictor that knows a load within seconds."""
+    """The defaults but for the bound, with a predictor that knows a load within seconds."""
     control = {"predictor": "histogram", "half_life_s": 30.0, "max_raise_ratio": 1.0}
-    return {"control": control, "guard": {"enabled": guard}}
+    return {"cpu": _BY_PREDICTION, "control": control, "guard": {"enabled": guard}}
 
 
 def report(parts: Sequence[str], steps: int, plot: Path | None) -> dict[str, Any]:
