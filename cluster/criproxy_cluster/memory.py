@@ -2,7 +2,19 @@
 
 import ctypes
 import gc
+from asyncio import sslproto
 from contextlib import suppress
+from typing import Final
+
+TLS_BUFFER_BYTES: Final = 32 << 10
+"""Asyncio's own is 256 KiB, written to for each connection that is made: the API server keeps dozens of them. A record
+of TLS has 16 KiB at most.
+"""
+
+
+def keep_connections_small() -> None:
+    """Those of this process that are made from now on, over TLS."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 def settle() -> None:

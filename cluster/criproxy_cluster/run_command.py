@@ -21,6 +21,7 @@ from criproxy_cluster.certificates import CertificateKeeper, FilesSource, Secret
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.conversion import ConversionSettings
 from criproxy_cluster.leader import Leader
+from criproxy_cluster.memory import keep_connections_small
 from criproxy_cluster.webhook import make_app
 
 SERVICE: Final = "criproxy-cluster"
@@ -53,6 +54,7 @@ class WebhookServer:
     """Serves over TLS until it is told to stop, or the process gets SIGTERM."""
 
     def __init__(self, settings: RunSettings, certificate: ServerCertificate, log: FilteringBoundLogger) -> None:
+        keep_connections_small()
         config = uvicorn.Config(
             make_app(settings.conversion, certificate, log),
             host=settings.address,

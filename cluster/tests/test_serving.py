@@ -4,6 +4,7 @@ import asyncio
 import base64
 import socket
 import ssl
+import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -114,6 +115,30 @@ def test_a_body_is_bounded_said_or_not(log):
 
     asyncio.run(scenario())
     assert BODY_S <= 10, "the API server waits no longer"
+
+
+def test_a_connection_takes_little_memory(log):
+    """The API server keeps dozens of them."""
+
+    async def scenario():
+        pair = tls()
+        context = ssl.create_default_context(cadata=pair.authorities.decode())
+        async with serving(Holds(pair), log) as (server, _):
+            before, _ = tracemalloc.get_traced_memory()
+            writers = []
+            for _ in range(10):
+                made = await asyncio.open_connection("127.0.0.1", server.port, ssl=context, server_hostname=NAME)
+                writers.append(made[1])
+            taken = tracemalloc.get_traced_memory()[0] - before
+            for writer in writers:
+                writer.close()
+        assert taken / 10 < 200_000, "both ends of a connection, and what the test itself takes"
+
+    tracemalloc.start()
+    try:
+        asyncio.run(scenario())
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_new_certificate_serves_new_connections_and_old_ones_go_on(log):
