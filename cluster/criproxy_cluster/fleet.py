@@ -6,7 +6,8 @@ A change of one node concerns that node alone: it is compared with the policies,
 each policy's figures is taken out and put in anew. Nothing looks at the other nodes. A change of a policy concerns the
 nodes that it selected or selects now; only their labels are looked at to find them.
 
-What has to be looked at again at some time is in a heap, by that time.
+What has to be looked at again at some time is in a heap, by that time. Each report of a node puts its time off: then
+the one in the heap stays, and when it comes, the later one takes its place. So a node is there about once.
 """
 
 import heapq
@@ -33,13 +34,16 @@ class Stage(Enum):
     REFUSED = "refused"
 
 
-class _Entry(Struct):
+class _Entry(Struct, gc=False):
+    """`due_s`: when to look again. `queued_s`: the time that stands for it in the heap, no later."""
+
     view: NodeView
     memory: Memory | None = None
     policies: tuple[str, ...] = ()
     stage: Stage = Stage.WAITING
     drained: bool = False
     due_s: float | None = None
+    queued_s: float | None = None
 
 
 class _Tally(Struct):
@@ -153,10 +157,14 @@ class Fleet:
         self._was_looked_at(name)
         judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
         entry.memory = judgement.memory
-        if judgement.due_s is not None and judgement.due_s != entry.due_s:
-            heapq.heappush(self._due, (judgement.due_s, name))
         entry.due_s = judgement.due_s
+        self._enqueue(name, entry)
         return judgement
+
+    def _enqueue(self, name: str, entry: _Entry) -> None:
+        if entry.due_s is not None and (entry.queued_s is None or entry.due_s < entry.queued_s):
+            heapq.heappush(self._due, (entry.due_s, name))
+            entry.queued_s = entry.due_s
 
     def _was_looked_at(self, name: str) -> None:
         """With the last one, it can be said whether a switch is done."""
@@ -170,13 +178,14 @@ class Fleet:
         while self._due and self._due[0][0] <= now_s:
             at_s, name = heapq.heappop(self._due)
             entry = self._nodes.get(name)
-            if entry is not None and entry.due_s == at_s:
+            if entry is None or entry.queued_s != at_s:
+                continue
+            entry.queued_s = None
+            if entry.due_s is not None and entry.due_s <= now_s:
                 entry.due_s = None
                 yield name
-
-    @property
-    def next_due_s(self) -> float | None:
-        return self._due[0][0] if self._due else None
+            else:
+                self._enqueue(name, entry)
 
     def _told(self, chosen: tuple[Policy, ...], off: bool) -> tuple[str, str] | None:
         """Nodes of one group are told the same: it is made once."""

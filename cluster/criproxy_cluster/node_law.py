@@ -56,14 +56,14 @@ _NOTHING: Mapping[str, "Entry"] = {}
 """One for all of 10,000 nodes."""
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """Something that was evicted: what the annotation says of it, and when that is over."""
 
     text: str
     ends_s: float
 
 
-class Memory(Struct, frozen=True):
+class Memory(Struct, frozen=True, gc=False):
     """What is known beside the Node itself. Times are the controller's own clock."""
 
     beat: str | None = None

@@ -24,7 +24,7 @@ class Meta(Struct):
     annotations: dict[str, str] | None = None
 
 
-class Taint(Struct, frozen=True):
+class Taint(Struct, frozen=True, gc=False):
     """`more`: when it was added."""
 
     key: str = ""
@@ -66,7 +66,7 @@ class PolicyObject(Struct):
     status: Any = None
 
 
-class Report(Struct, frozen=True, rename="camel"):
+class Report(Struct, frozen=True, gc=False, rename="camel"):
     """What a node says of the policy that it was given (criproxy/kube/policy.py)."""
 
     version: str
@@ -74,7 +74,7 @@ class Report(Struct, frozen=True, rename="camel"):
     problems: tuple[str, ...] = ()
 
 
-class NodeView(Struct, frozen=True):
+class NodeView(Struct, frozen=True, gc=False):
     """A Node, as far as it concerns the controller. `None`: it is not there."""
 
     name: str
@@ -112,7 +112,7 @@ def view(node: NodeObject) -> NodeView:
     for table in (node.status.capacity, node.status.allocatable):
         lent |= {intern(name) for name in (table or {}).keys() & _LENT if _some((table or {})[name])}
     return NodeView(
-        name=meta.name,
+        name=intern(meta.name),  # a label has it, too
         version=meta.resourceVersion,
         labels={intern(key): intern(value) for key, value in (meta.labels or {}).items()},
         policy=_interned(annotations.get(POLICY)),

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 
@@ -455,3 +456,42 @@ def test_a_node_is_due_once_and_at_its_last_time():
     assert list(fleet.due(AWAY_S)) == []
     assert list(fleet.due(100.0 + AWAY_S)) == ["n0"]
     assert list(fleet.due(1e9)) == []
+
+
+def test_a_node_whose_time_comes_earlier_is_due_then_and_not_again_at_the_later_time():
+    fleet = Fleet()
+    fleet.see(node("n0", beat="1", lent={CPU: "5"}))
+    assert fleet.look("n0", 0.0, WALL).due_s == AWAY_S
+    fleet.see(node("n0", beat="1", lent={CPU: "5"}, taints=(Taint(PRESSURE),)))
+    assert fleet.look("n0", 10.0, WALL).due_s == 10.0 + CALM_S
+
+    assert list(fleet.due(10.0 + CALM_S - 1)) == []
+    assert list(fleet.due(10.0 + CALM_S)) == ["n0"]
+    assert list(fleet.due(1e9)) == []
+
+
+def test_a_node_that_has_gone_and_come_back_is_due_at_its_new_time():
+    fleet = Fleet()
+    fleet.see(node("n0", beat="1", lent={CPU: "5"}))
+    fleet.look("n0", 0.0, WALL)
+    fleet.forget("n0")
+    fleet.see(node("n0", beat="1", lent={CPU: "5"}))
+    fleet.look("n0", 50.0, WALL)
+
+    assert list(fleet.due(50.0 + AWAY_S - 1)) == []
+    assert list(fleet.due(50.0 + AWAY_S)) == ["n0"]
+
+
+def test_what_is_to_be_looked_at_later_does_not_grow_with_each_report():
+    fleet = Fleet()
+    tracemalloc.start()
+    try:
+        for beat in range(2000):
+            if beat == 20:
+                before, _ = tracemalloc.get_traced_memory()
+            fleet.see(node("n0", beat=str(beat), lent={CPU: "5"}))
+            fleet.look("n0", beat / 10, WALL)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 20_000
