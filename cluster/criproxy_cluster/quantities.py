@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 _FORM: Final = re.compile(r"([+-]?)([0-9]{1,25}(?:\.[0-9]{0,25})?|\.[0-9]{1,25})([eE][+-]?[0-9]{1,2}|[a-zA-Z]{0,2})")
@@ -13,11 +14,20 @@ _FACTORS: Final[Mapping[str, Fraction]] = {
     **{suffix: Fraction(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
 
+_REMEMBERED: Final = 1024
+"""A cluster's pods and nodes write the same few quantities again and again."""
+
 
 def amount(quantity: str | float) -> Fraction:
     """The value of a quantity, which may be a bare number. Raises ValueError."""
-    text = str(quantity)
-    match = None if isinstance(quantity, bool) else _FORM.fullmatch(text)
+    if isinstance(quantity, bool):
+        raise ValueError(f"{str(quantity)!r} is no quantity")
+    return _amount(str(quantity))
+
+
+@lru_cache(_REMEMBERED)
+def _amount(text: str) -> Fraction:
+    match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is no quantity")
     sign, digits, suffix = match.groups()
