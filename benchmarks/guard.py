@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.node import cpu_seconds
 from benchmarks.stage import Quota, Stage, cpu, settle, stage
@@ -26,7 +26,7 @@ from integration.lab.criproxy import Config
 from integration.lab.directory import claimed
 from integration.lab.process import LabError
 
-_BY_PREDICTION: Config = {"bound": "prediction"}
+_BY_PREDICTION: Final = {"bound": "prediction"}
 """A box that is bounded by evidence is open until there is any: there is nothing to squeeze."""
 
 _QUICK: Config = {

@@ -40,6 +40,9 @@ STOP_S: Final = 10.0
 EVICT_S: Final = 3.0
 """An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
 
+KNOWN_S: Final = 1.0
+"""So long Kubernetes is waited for to say which pods matter more: those that are harmed wait, too."""
+
 EMERGENCY_S: Final = 0.5
 """In an emergency neither Kubernetes nor the runtime is waited for longer."""
 
@@ -155,7 +158,7 @@ class PodEviction(Struct):
         uses, sandboxes, known = await asyncio.gather(
             self._uses({one.placement: one for one in untried if one.placement}, resource),
             self._listed(emergency),
-            self.stopper.known(),
+            self.stopper.known(within_s=EMERGENCY_S if emergency else KNOWN_S),
         )
         found = []
         for listed in sandboxes:

@@ -53,8 +53,8 @@ class Inventory(Struct, eq=False):
     _sandboxes: dict[str, Sandbox] = {}
     _containers: dict[str, ListedContainer] = {}
     _running: set[str] = set()
-    _outside: dict[str, Pod] = {}
-    _marked: dict[str, ListedSandbox] = {}
+    _listed: dict[str, ListedSandbox] = {}
+    """With their pods' labels and annotations: all of the last listing, and those that started in the box since."""
     _journals: list[list[_Edit]] = []
 
     @property
@@ -66,7 +66,7 @@ class Inventory(Struct, eq=False):
     def running_pods(self) -> tuple[Sandbox, ...]:
         """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
         running = self._running
-        return tuple([s for s in tuple(self._sandboxes.values()) if s.placement is not None and s.id in running])
+        return tuple([sandbox for sandbox in self.placed if sandbox.id in running])
 
     @property
     def uids(self) -> frozenset[str]:
@@ -103,7 +103,7 @@ class Inventory(Struct, eq=False):
     @property
     def marked(self) -> tuple[ListedSandbox, ...]:
         """The sandboxes in the box with their pods' labels and annotations, as of their start or the last listing."""
-        return tuple(self._marked.values())
+        return tuple([self._listed[one.id] for one in self.placed if one.id in self._listed])
 
     @property
     def outside(self) -> dict[str, Pod]:
@@ -111,7 +111,11 @@ class Inventory(Struct, eq=False):
 
         Their cgroup_parent is not known.
         """
-        return {id: pod for id, pod in self._outside.items() if id in self._running}
+        return {
+            one.id: Pod(one.pod, one.labels, one.annotations)
+            for one in self._listed.values()
+            if one.id in self._running and self._sandboxes[one.id].placement is None
+        }
 
     def watch(self, observer: PodObserver) -> None:
         """Call the observer from now on."""
@@ -133,12 +137,7 @@ class Inventory(Struct, eq=False):
         self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
         self._containers = {listed.id: listed for listed in containers}
         self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
-        self._outside = {
-            listed.id: Pod(listed.pod, listed.labels, listed.annotations)
-            for listed in sandboxes
-            if self._sandboxes[listed.id].placement is None
-        }
-        self._marked = {one.id: one for one in sandboxes if self._sandboxes[one.id].placement is not None}
+        self._listed = {listed.id: listed for listed in sandboxes}
         for edit in journal:
             edit(self)
         for observer in self._observers:
@@ -172,8 +171,8 @@ class Inventory(Struct, eq=False):
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         if sandbox.placement is not None:
             labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
-            marked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement, True, labels, annotations)
-            self._edit(lambda inventory: inventory._marked.__setitem__(sandbox.id, marked))
+            asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement, True, labels, annotations)
+            self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
         self._tell_started(sandbox, sandbox.id, "")
 
@@ -217,7 +216,7 @@ class Inventory(Struct, eq=False):
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
-        self._marked.pop(sandbox_id, None)
+        self._listed.pop(sandbox_id, None)
         self._running.discard(sandbox_id)
         for container_id in [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]:
             self._forget_container(container_id)

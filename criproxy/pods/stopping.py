@@ -33,10 +33,6 @@ EVICT_S: Final = 10.0
 """So long an eviction may take to be accepted, before the pod's sandbox is stopped instead."""
 
 
-KNOWN_S: Final = 1.0
-"""So long Kubernetes is waited for to say which pods matter more: those that are harmed wait, too."""
-
-
 class BudgetError(Exception):
     """The pod's disruption budget lets it not go now."""
 
@@ -123,9 +119,9 @@ class PodStopper(Struct):
         self._waiting.intersection_update(sandboxes)
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
-    async def known(self) -> Mapping[str, KnownPod]:
-        """What Kubernetes knows of this node's pods, by uid; none, where it can't be asked."""
-        return {} if self.evicts is None else await self.evicts.known(within_s=KNOWN_S)
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        """What Kubernetes knows of this node's pods, by uid; none, where it can't be asked, or does not answer."""
+        return {} if self.evicts is None else await self.evicts.known(within_s=within_s)
 
     async def evict_first(
         self, victims: Sequence[tuple[str, PodRef, str]], *, within_s: float, grace_s: int | None = None
