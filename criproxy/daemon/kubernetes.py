@@ -30,6 +30,7 @@ from criproxy.pods.stopping import BudgetError, KnownPod
 if TYPE_CHECKING:
     from criproxy.config.settings import Kubernetes as Settings
     from criproxy.kube.credential import Credential
+    from criproxy.kube.evictions import Eviction
     from criproxy.kube.extended_resources import Offer, PublishSettings
     from criproxy.kube.node_side import NodeSide
 
@@ -78,6 +79,7 @@ class KubernetesPart:
         self._log = log
         self._offering: Offering | None = None
         self._side: NodeSide | None = None
+        self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
         self._remembered = remembered(config) if self._enabled else None
@@ -189,17 +191,29 @@ class KubernetesPart:
             return None
         from criproxy.kube.evictions import Outcome
 
-        try:
-            async with asyncio.timeout(within_s):
-                made = await self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s)
-        except TimeoutError:
-            outcome, message, ends_s = Outcome.UNREACHABLE, "", 0.0
-        else:
-            outcome, message, ends_s = made.outcome, made.message, made.grace_s + _KUBELETS_OWN_S
-        self._metrics.count("kubernetes_evictions", outcome.name.lower())
-        if outcome is Outcome.BUDGET:
-            raise BudgetError(message or outcome.value)
-        return ends_s if outcome is Outcome.EVICTED else None
+        under_way = self._evictions.get(pod.uid)
+        if under_way is None:
+            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s)
+            self._evictions[pod.uid] = under_way = asyncio.create_task(work)
+            under_way.add_done_callback(lambda ended: self._eviction_ended(pod.uid, ended))
+        # Whoever waits no longer stops the pod, whose controller is to learn all the same where not to place the next.
+        ended, _ = await asyncio.wait((under_way,), timeout=within_s)
+        if not ended:
+            return None
+        made = under_way.result()
+        if made.outcome is Outcome.BUDGET:
+            raise BudgetError(made.message or made.outcome.value)
+        return made.grace_s + _KUBELETS_OWN_S if made.outcome is Outcome.EVICTED else None
+
+    def _eviction_ended(self, pod_uid: str, ended: "asyncio.Task[Eviction]") -> None:
+        del self._evictions[pod_uid]
+        if not ended.cancelled():
+            self._metrics.count("kubernetes_evictions", ended.result().outcome.name.lower())
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        """See `criproxy.pods.stopping.Evicts`."""
+        if self._side is not None:
+            self._side.evictor.tell_stopped(pod, why)
 
     # --- for the reporter -------------------------------------------------------------------------------------------
 

@@ -85,7 +85,9 @@ TRIES: Final = 3
 GRACE_S: Final = 30.0
 """A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
 
-_REASON: Final = "EvictedByColocation"
+_EVICTED: Final = "EvictedByColocation"
+_STOPPED: Final = "StoppedByColocation"
+"""The events' reasons."""
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 """A uid, as the name of a label: whoever makes a pod may write any text for its owner's."""
@@ -275,7 +277,7 @@ class Evictor:
             message=made.message,
         )
         if made.outcome is Outcome.EVICTED:
-            self._tell(victim.pod, why)
+            self._tell(victim.pod, _EVICTED, f"Evicted by criproxy: {why}")
         else:
             self._let_in(victim, before)
         return made
@@ -330,15 +332,18 @@ class Evictor:
         self._to_tell.append(request)
         self._some.set()
 
-    def _tell(self, pod: PodRef, why: str) -> None:
+    def tell_stopped(self, pod: PodRef, why: str) -> None:
+        """That its sandbox is stopped at the runtime, where Kubernetes has not let it go, or not in time."""
+        self._tell(pod, _STOPPED, f"Stopped by criproxy on the node: {why}")
+
+    def _tell(self, pod: PodRef, reason: str, message: str) -> None:
         """Events on the pod and on the node."""
         at = rfc3339(self._clock.wall_s())
         name = f"{self._luck.getrandbits(64):016x}"
         about = Involved("Pod", pod.name, pod.uid, namespace=pod.namespace)
-        message = f"Evicted by criproxy: {why}"
         for made in (
-            event(about, self._node.name, _REASON, message, at=at, name=name),
-            event(self._node, self._node.name, _REASON, f"{pod}: {message}", at=at, name=name),
+            event(about, self._node.name, reason, message, at=at, name=name),
+            event(self._node, self._node.name, reason, f"{pod}: {message}", at=at, name=name),
         ):
             where = path("namespaces", made.metadata["namespace"], "events")
             self._tell_later(ApiRequest("POST", where, msgspec.json.encode(made)))

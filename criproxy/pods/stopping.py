@@ -56,8 +56,12 @@ class Evicts(Protocol):
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         """Have it leave, in its own grace period (or `grace_s`); returns within how many seconds it will have ended.
 
-        None: it can't be evicted, or nobody has answered `within_s`. Raises BudgetError, and nothing else.
+        None: it can't be evicted, or nobody has answered `within_s`: that goes on by itself. Raises BudgetError, and
+        nothing else.
         """
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        """Tell Kubernetes that a pod's sandbox is stopped at the runtime. Neither blocks nor raises."""
 
 
 class PodStopper(Struct):
@@ -76,6 +80,8 @@ class PodStopper(Struct):
     _stopped: set[str] = set()
     _evicted: dict[str, float] = {}
     """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
+    _told: set[str] = set()
+    """Those of which Kubernetes was told that they are stopped at the runtime."""
     _waiting: set[str] = set()
     """Those whose budget did not let them go, for the log."""
     _noticed: dict[str, asyncio.Task[None]] = {}
@@ -116,6 +122,7 @@ class PodStopper(Struct):
     def forget_others(self, sandboxes: Collection[str]) -> None:
         """What was done to all others does not matter any more."""
         self._stopped.intersection_update(sandboxes)
+        self._told.intersection_update(sandboxes)
         self._waiting.intersection_update(sandboxes)
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
@@ -178,6 +185,9 @@ class PodStopper(Struct):
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
         self.log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
+        if self.evicts is not None and sandbox_id not in self._told:
+            self._told.add(sandbox_id)
+            self.evicts.stopped(pod, why)
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
 

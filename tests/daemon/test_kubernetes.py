@@ -268,6 +268,31 @@ def test_pod_that_the_api_server_does_not_know_is_left_to_the_runtime(bench, api
     assert len(api.pods) == 1
 
 
+def test_eviction_that_is_waited_for_no_longer_goes_on_once_and_keeps_the_controller_out(bench, api):
+    """Whoever waits no longer stops the pod at the runtime: what its controller makes next must not come here."""
+    put_pod(api)
+
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        api.fail("/eviction", slow_s=1.0)
+        waited = [await bench.part.evict(JOB, "why", within_s=0.2) for _ in range(2)]
+        bench.part.stopped(JOB, "why")
+        await bench.until(lambda: len(api.events) == 4)
+        return waited
+
+    assert bench.run(scenario) == [None, None]
+    assert (api.pods, len(api.evictions)) == ([], 1)
+    assert api.nodes["node1"]["metadata"]["labels"] == {"evicted.colocation.criproxy.io/uid-job": ""}
+    assert [(one["reason"], one["involvedObject"]["kind"]) for one in api.events] == [
+        ("StoppedByColocation", "Pod"),
+        ("StoppedByColocation", "Node"),
+        ("EvictedByColocation", "Pod"),
+        ("EvictedByColocation", "Node"),
+    ]
+    assert api.events[0]["message"] == "Stopped by criproxy on the node: why"
+    assert 'criproxy_kubernetes_evictions_total{outcome="evicted"} 1' in bench.metrics.registry.render().decode()
+
+
 def test_budget_is_told(bench, api):
     put_pod(api)
     api.budgets = {"a": BUDGET}
@@ -277,6 +302,7 @@ def test_budget_is_told(bench, api):
 
 def test_nobody_is_asked_before_the_node_is_known(bench):
     assert asyncio.run(bench.part.evict(JOB, "why", within_s=1.0)) is None
+    bench.part.stopped(JOB, "why")
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -285,6 +285,9 @@ class Api:
             raise BudgetError("none")
         return self.ends_s
 
+    def stopped(self, pod: PodRef, why: str) -> None:
+        pass
+
 
 def test_in_an_emergency_the_pod_that_its_budget_lets_go_is_killed_and_the_api_waited_for_half_a_second() -> None:
     api = Api("job1")

@@ -407,6 +407,9 @@ class NoBudget:
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         raise BudgetError("minAvailable 1")
 
+    def stopped(self, pod: PodRef, why: str) -> None:
+        pass
+
 
 def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
     bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())

@@ -2,12 +2,13 @@
 
 import asyncio
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds, PodStopper
+from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds, KnownPod, PodStopper
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
@@ -123,6 +124,35 @@ def test_pod_that_asks_for_notice_has_it_before_it_is_stopped_and_keeps_nobody_w
         assert stopper.stopped == {"s1", "s2"}
         await stopper.stop_all(WANTED)
         assert len(pods.did) == 4
+
+    asyncio.run(test())
+
+
+class Told:
+    """Kubernetes, which lets no pod go, and what it was told of."""
+
+    def __init__(self) -> None:
+        self.pods: list[tuple[PodRef, str]] = []
+
+    async def known(self, *, within_s: float) -> dict[str, KnownPod]:
+        return {}
+
+    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+        return None
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        self.pods.append((pod, why))
+
+
+def test_kubernetes_is_told_once_of_a_pod_that_is_stopped_however_often_that_is_tried() -> None:
+    async def test() -> None:
+        pods, told = Pods(), Told()
+        pods.broken = {"s1"}
+        stopper = PodStopper(pods, structlog.get_logger(), pods, told)  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await stopper.stop_all({"s1": WANTED["s1"]})
+        assert told.pods == [WANTED["s1"]]
 
     asyncio.run(test())
 
