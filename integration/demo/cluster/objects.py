@@ -18,8 +18,7 @@ OFFLINE_MILLICORES: Final = 100
 """What each offline pod requests. It uses whatever it gets."""
 
 BURST: Final = "burst"
-ENOUGH: Final = "enough"
-"""Files: with the first the online pod takes memory, step by step; with the second it gives all of it back."""
+"""A file: while it is there the online pod takes memory, step by step; then it gives all of it back."""
 
 _STEP_S: Final = 0.8
 HOLD_AFTER_S: Final = 5
@@ -72,7 +71,7 @@ def sizes(available_bytes: int, capacity_bytes: int) -> Sizes:
 def deployment(port: int, signals: Path, sizes: Sizes) -> dict[str, Any]:
     """An online service that answers HTTP on 127.0.0.1:`port`, at the path /cgi-bin/work.
 
-    `signals` is where it looks for the files `BURST` and `ENOUGH`.
+    `signals` is where it looks for the file `BURST`.
     """
     labels = {"app": ONLINE}
     requests = {"cpu": "500m", "memory": "64Mi"}
@@ -132,18 +131,19 @@ printf 'Content-Type: text/plain\r\n\r\ndone\n'
 CGI
 chmod +x /tmp/www/cgi-bin/work
 busybox httpd -f -p 127.0.0.1:$PORT -h /tmp/www &
-until [ -e $BURST ]; do sleep 0.2; done
-n=0 held=
-until [ -e $ENOUGH ]; do
-  if [ $((n % 4)) = 0 ] && [ $n -lt $((4 * STEPS)) ]; then
-    dd if=/dev/zero bs=${STEP}M count=1 2>/dev/null | sleep 2147483647 &
-    held="$held $!"
-  fi
-  n=$((n + 1))
-  sleep $PAUSE
+while :; do
+  until [ -e $BURST ]; do sleep 0.2; done
+  n=0 held=
+  while [ -e $BURST ]; do
+    if [ $((n % 4)) = 0 ] && [ $n -lt $((4 * STEPS)) ]; then
+      dd if=/dev/zero bs=${STEP}M count=1 2>/dev/null | sleep 2147483647 &
+      held="$held $!"
+    fi
+    n=$((n + 1))
+    sleep $PAUSE
+  done
+  kill $held
 done
-kill $held
-wait
 """
 
 
@@ -152,7 +152,6 @@ def _online_command(port: int, sizes: Sizes) -> tuple[str, ...]:
         "WORK": _WORK,
         "PORT": port,
         "BURST": f"{_SIGNALS}/{BURST}",
-        "ENOUGH": f"{_SIGNALS}/{ENOUGH}",
         "STEP": sizes.step_mib,
         "STEPS": sizes.steps,
         "PAUSE": _STEP_S / 4,

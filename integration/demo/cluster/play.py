@@ -10,7 +10,6 @@ from integration.demo.arguments import Options
 from integration.demo.checks import check_plot, look, problem
 from integration.demo.cluster.objects import (
     BURST,
-    ENOUGH,
     HOLD_AFTER_S,
     OFFLINE_MILLICORES,
     PODS,
@@ -88,8 +87,11 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
 
     watch.tell(f"An online Deployment serves {quiet:.0f} requests per s, alone on {first.title}.", "online alone")
     measured("quiet, alone", quiet, act_s)
-    watch.tell(f"A burst of {burst:.0f} requests per s, still alone.", "burst")
+    watch.tell(f"It bursts, still alone: {burst:.0f} requests per s, and its memory grows.", "burst")
+    growing = on.signals / BURST
+    growing.touch()
     measured("burst, alone", burst, act_s)
+    growing.unlink()
 
     probe.ask(quiet)
     watch.tell(
@@ -107,21 +109,21 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
 
     on.cordon(second, cordoned=False)
     watch.tell(f"{second.title} is uncordoned: from now on pods may be placed there, too.")
-    watch.tell(f"Online bursts: {burst:.0f} requests per s, and its memory grows.", "burst")
+    watch.tell(f"Online bursts again: {burst:.0f} requests per s, and its memory grows.", "burst")
     burst_s = watch.now_s
-    (on.signals / BURST).touch()
+    growing.touch()
     probe.ask(burst)
     with outcome.window("burst, beside the Job", watch):
         watch.until(lambda: watch.first_to_go, _PRESSURE_S, "an offline pod to be evicted")
-        evicted_s = watch.now_s
-        (on.signals / ENOUGH).touch()
+        evicted_s, outcome.evicted = watch.now_s, watch.first_to_go
+        growing.unlink()
         watch.tell("Online gives that memory back.")
         watch.during(max(0.0, burst_s + act_s - watch.now_s))
     probe.ask(quiet)
     watch.tell("The burst is over.", "burst over")
     watch.until(lambda: _running(watch) >= PODS, _START_S, "a pod to run in the place of the one that was evicted")
     watch.until(lambda: watch.evicted, _START_S, "the event that tells of the eviction")  # told after it
-    outcome.evicted, outcome.evicted_after_s = watch.evicted[0], evicted_s - burst_s
+    outcome.evicted_after_s = evicted_s - burst_s
     replaced_s, outcome.replaced_on = min(
         (at_s, on.titles[pod.node])
         for pod in watch.pods.values()

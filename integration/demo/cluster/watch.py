@@ -18,7 +18,11 @@ from integration.lab.process import LabError
 
 EVERY_S: Final = 0.5
 _EVENTS: Final = "/api/v1/namespaces/default/events"
-_EVICTED: Final = "EvictedByColocation"
+_GOES: Final = {
+    "EvictedByColocation": "criproxy has {} evicted (pods/eviction).",
+    "StoppedByColocation": "criproxy stops {} on the node, as the API server did not answer in time.",
+}
+"""What is told of an offline pod, by its event's reason."""
 _NOTABLE_RATIO: Final = 0.15
 """A limit that moves by less of the machine is not told."""
 
@@ -160,7 +164,8 @@ class Watch:
         if known.running_s is None and (container := _running(status)) and self._in_box(known.node, container):
             known.running_s = self.now_s
             self.tell(f"{name} runs, in the box of {self._title(known.node)}.", f"runs on {self._title(known.node)}")
-        if known.ending_s is None and pod["metadata"].get("deletionTimestamp"):
+        is_ending = pod["metadata"].get("deletionTimestamp") or status.get("phase") == "Failed"
+        if known.ending_s is None and is_ending:
             known.ending_s = self.now_s
 
     def _in_box(self, node: str, container: str) -> bool:
@@ -179,9 +184,9 @@ class Watch:
             return
         for event in self._on.plane.call("GET", _EVENTS)["items"]:
             name, kind = event["involvedObject"]["name"], event["involvedObject"]["kind"]
-            if event["reason"] == _EVICTED and kind == "Pod" and name not in self.evicted:
+            if event["reason"] in _GOES and kind == "Pod" and name not in self.evicted:
                 self.evicted.append(name)
-                self.tell(f"criproxy has {name} evicted (pods/eviction). {event['message']}", "evicted")
+                self.tell(f"{_GOES[event['reason']].format(name)} {event['message']}", "evicted")
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +198,7 @@ class Watch:
         if before is None:
             return
         boxes = [now.cores_since(before, node.title) if node.title in before.cpu_s else 0.0 for node in self._on.nodes]
-        online, limit = now.cores_since(before, "online"), _limit(first)
+        online, (limit, why) = now.cores_since(before, "online"), _limit(first)
         all_of_it = max(now.cores_since(before, "node"), online + sum(boxes))
         status = self._on.plane.call("GET", first.path)["status"]
         lent = status.get("allocatable", {}).get(BATCH_CPU)
@@ -209,9 +214,9 @@ class Watch:
                 promised_cores=sum(_promised(pod) for pod in pods if pod["spec"].get("nodeName") == first.name),
             )
         )
-        self._tell_limit(limit)
+        self._tell_limit(limit, why)
 
-    def _tell_limit(self, limit: float | None) -> None:
+    def _tell_limit(self, limit: float | None, why: str) -> None:
         told = self._told_limit
         if limit is None or not self.pods:
             return
@@ -221,20 +226,21 @@ class Watch:
         if abs(limit - told) < _NOTABLE_RATIO * self._on.cores:
             return
         self._told_limit = limit
-        change = f"from {told:.2f} to {limit:.2f} cores."
+        change = f"from {told:.2f} to {limit:.2f} cores: {why}."
         if limit < told:
-            self.tell(f"Online takes more: the box of node 1 is squeezed {change}", "squeezed")
+            self.tell(f"The box of node 1 is squeezed {change}", "squeezed")
         else:
-            self.tell(f"Online leaves more: the box of node 1 grows {change}")
+            self.tell(f"The box of node 1 grows {change}")
 
 
-def _limit(node: ClusterNode) -> float | None:
+def _limit(node: ClusterNode) -> tuple[float | None, str]:
+    """The CPU limit of its box, and why it is that."""
     with contextlib.suppress(LabError, ValueError, OSError):
         status = node.status()
         cpu = status.box.resources.get(CPU) if status else None
         if cpu is not None and not isinstance(cpu.limit, str):
-            return cpu.limit
-    return None
+            return cpu.limit, cpu.reason
+    return None, ""
 
 
 def _running(status: Mapping[str, Any]) -> str:
