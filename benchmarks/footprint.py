@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The whole process with the default settings: a tick each second and, with pods, a look of the guard each 50 ms.
+    """The whole process with the default settings: a tick and a look of the guard each second.
 
     RSS in MiB. Wake-ups are of all threads.
     """

@@ -194,15 +194,17 @@ def test_online_that_waits_is_heard_of_until_its_cgroup_goes(node: Node) -> None
 
     async def play() -> None:
         listener = PressureListener(lambda: file)
-        listener.follow(0.0)
+        heard = asyncio.Event()
+        listener.follow(0.0, heard.set)
         assert listener.note.startswith(f"listening to {file}, windows of ")
         await asyncio.sleep(0.5)
         node.burn(node.kubepods, 3 * CPUS)
-        await until(listener.take, "a report of pressure")
+        await until(heard.is_set, "a report of pressure")
+        assert listener.take()
         node.rest()
         Tree().rmdir(str(Path(file).parent))
         await until(lambda: listener.note == "not listening", "the end of the cgroup to be noticed")
-        listener.follow(10.0)
+        listener.follow(10.0, heard.set)
         assert "ENOENT" in listener.note
         listener.close()
 

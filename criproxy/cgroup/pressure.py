@@ -31,13 +31,15 @@ class PressureListener:
         self._armed: str | None = ""
         self._next_s = 0.0
         self._reported = False
+        self._told: Callable[[], None] | None = None
         self.note = "not listening"
 
-    def follow(self, now_s: float) -> None:
+    def follow(self, now_s: float, heard: Callable[[], None]) -> None:
         """Listen to the present file; looked at again every few seconds, since cgroups come and go.
 
-        `now_s`: by any clock that only grows, always the same one.
+        `now_s`: by any clock that only grows, always the same one. `heard` is called with each report.
         """
+        self._told = heard
         if now_s < self._next_s:
             return
         self._next_s = now_s + _RETRY_S
@@ -88,6 +90,8 @@ class PressureListener:
             self.close()  # the cgroup is gone
         else:
             self._reported = True
+            if self._told is not None:
+                self._told()
 
 
 def _open(file: str) -> tuple[int, int]:

@@ -7,13 +7,16 @@ looks more often, and does one thing: it lowers the box's CPU limit. It never ra
 its *ceiling*, to which each decision keeps; when the ceiling rises or goes, the next decision gives the CPU back.
 
     state     what ends it
-    resting   a tick of the control loop, a pod that starts, new settings: then it takes one look
-    watching  no box or no pod in it, no decision yet, or switched off: then it rests
+    resting   a tick of the control loop, a pod that starts, new settings, a report that online waits: then it takes one
+              look
+    watching  no box or no pod in it, no decision yet, or switched off: then it rests. So it does where nothing is held
+              back and no use of online's is an alarm, as the box is bounded by evidence
     alarmed   the squeeze has been written, or has failed: then it watches, for `_HURRIED_LOOKS` looks at a faster pace
 
-Resting takes no timer at all: a node without offline pods pays nothing for the guard. While watching, each look reads
-two CPU counters, the node's and the box's; online's usage is their difference. `guardlaw.watch` makes the next state
-of that. When it has counted another squeeze, the box is squeezed to its ceiling.
+Resting takes no timer at all: a node without offline pods pays nothing for the guard, and one whose box is open pays
+for a look with each tick. While watching, each look reads two CPU counters, the node's and the box's; online's usage is
+their difference. `guardlaw.watch` makes the next state of that. When it has counted another squeeze, the box is
+squeezed to its ceiling.
 
 What always holds:
 
@@ -27,6 +30,7 @@ What always holds:
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -75,8 +79,10 @@ class PressureReports(Protocol):
     @property
     def note(self) -> str: ...
 
-    def follow(self, now_s: float) -> None:
-        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows."""
+    def follow(self, now_s: float, heard: Callable[[], None]) -> None:
+        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows. `heard` is called
+        with each report; it must not block.
+        """
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
@@ -179,6 +185,8 @@ class CpuGuard(Struct, eq=False):
             self._judge()
         except Exception as error:
             self._failed(error)
+        if self._outlook is not None and self._outlook.expects_all and not self._state.is_holding:
+            self._watching = False
         return self._pause_s() if self._watching and self._state.squeezes == before else None
 
     def _pause_s(self) -> float:
@@ -249,7 +257,7 @@ class CpuGuard(Struct, eq=False):
         return UsageSample(now[0], seconds, min(max(0.0, node_cores - box_cores), capacity_cores), box_cores)
 
     def _follow_pressure(self, now_s: float) -> None:
-        self.pressure.follow(now_s)
+        self.pressure.follow(now_s, self.wake)
         if self.pressure.note != self._noted:
             self._noted = self.pressure.note
             self.log.info("guard_pressure", note=self._noted)

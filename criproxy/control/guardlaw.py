@@ -72,6 +72,11 @@ class Outlook(Struct, frozen=True):
     limit_cores: float
     predicted_cores: float | None
 
+    @property
+    def expects_all(self) -> bool:
+        """Whether online may use all of the node at any time, so that nothing but its waiting is an alarm."""
+        return self.predicted_cores is not None and self.predicted_cores >= self.capacity_cores
+
 
 class UsageSample(Struct, frozen=True):
     """CPU in use over the `seconds` up to `t_s`."""
@@ -112,6 +117,11 @@ class GuardState(Struct, frozen=True):
     squeezes: int = 0
     false_alarms: int = 0
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back from the box, or an alarm is yet to be judged."""
+        return self.ceiling is not None or self.pending is not None
+
 
 class GuardStatus(Struct, frozen=True):
     """The guard for people. `ceiling_cores` and `reason`: None and "" while it is at rest.
@@ -145,7 +155,7 @@ def watch(sample: UsageSample, pressure: bool, outlook: Outlook, state: GuardSta
     noise = max(NOISE_CORES, NOISE_RATIO * capacity, (1.0 - law.watermark_ratio) * capacity / 2)
     seen = _averaged(sample, state)
     excess = _excess(sample, seen, expected, noise)
-    if excess <= 0.0 and not pressure and state.ceiling is None and state.pending is None:
+    if excess <= 0.0 and not pressure and not state.is_holding:
         return seen
 
     floor = min(law.floor_cores, limit)

@@ -10,7 +10,7 @@ from criproxy.cgroup.pressure import PressureListener
 
 def follow(listener: PressureListener, now_s: float = 0.0) -> None:
     async def once() -> None:
-        listener.follow(now_s)
+        listener.follow(now_s, lambda: None)
 
     asyncio.run(once())
 

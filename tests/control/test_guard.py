@@ -1,6 +1,7 @@
 """The guard's loop against a fake node, on a clock that jumps."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -21,9 +22,14 @@ class FakePressure:
     note: str = "not listening"
     reports: int = 0
     closed: int = 0
+    heard: Callable[[], object] = bool
 
-    def follow(self, now_s):
-        self.note = "listening"
+    def follow(self, now_s, heard):
+        self.note, self.heard = "listening", heard
+
+    def report(self):
+        self.reports += 1
+        self.heard()
 
     def take(self):
         self.reports, had = max(0, self.reports - 1), self.reports
@@ -189,6 +195,47 @@ def test_guard_false_alarm_is_told(bench):
     bench.node.online_cores = 0.6
     bench.run(25)
     assert (bench.observer.guard_squeezes, bench.observer.guard_false_alarms) == (1, 1)
+
+
+OPEN = Outlook(capacity_cores=4.0, limit_cores=4.0, predicted_cores=4.0)
+"""By evidence: nothing tells of harm, and all of the node is expected of online."""
+
+
+def test_guard_of_an_open_box_looks_with_each_tick_alone_whatever_online_does():
+    bench = Bench(outlook=OPEN)
+
+    def tick():
+        bench.clock.advance(1.0)
+        bench.node.online_cores = 4.0 - bench.node.online_cores
+        bench.guard.decided(OPEN)
+
+    assert bench.sleeps_while(*[tick] * 5) == [0] * 5
+    assert bench.node.squeezed == []
+
+
+def test_guard_of_an_open_box_squeezes_at_a_report_of_waiting_and_rests_when_all_is_given_back():
+    bench = Bench(outlook=OPEN)
+
+    async def go():
+        running = asyncio.create_task(bench.guard.run())
+        for _ in range(3):
+            bench.clock.advance(1.0)
+            bench.guard.decided(OPEN)
+            await asyncio.sleep(0.001)
+        bench.node.box_cores = 3.4
+        bench.clock.advance(0.5)
+        bench.pressure.report()
+        await asyncio.sleep(0.05)  # the clock jumps, so it looks as often as it can until it rests
+        slept = len(bench.clock.slept)
+        await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return slept
+
+    slept = asyncio.run(go())
+    assert bench.node.squeezed == [pytest.approx(1.7, abs=0.1)]
+    assert bench.guard.ceiling() is None
+    assert 40 < slept == len(bench.clock.slept) < 200
 
 
 @pytest.mark.parametrize("how", ["off", "no box"])
