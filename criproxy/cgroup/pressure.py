@@ -14,6 +14,7 @@ TRIGGERS: Final = ((50_000, 500_000), (200_000, 2_000_000))
 """Waiting time and window in us: a tenth of each window. Without CAP_SYS_RESOURCE only windows of 2 s are taken."""
 
 _RETRY_S: Final = 5.0
+_WITHOUT: Final = "the guard goes by usage alone, where the prediction bounds CPU"
 
 
 class PressureListener:
@@ -67,13 +68,13 @@ class PressureListener:
     def _arm(self, file: str | None) -> None:
         if file is None:
             self._armed = None
-            self.note = "not reported by cgroup v1; the guard goes by usage alone"
+            self.note = f"not reported by cgroup v1; {_WITHOUT}"
             return
         try:
             self._fd, window_us = _open(file)
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "unknown errno")
-            self.note = f"not reported: {file}: {name} ({error.strerror}); the guard goes by usage alone"
+            self.note = f"not reported: {file}: {name} ({error.strerror}); {_WITHOUT}"
             return
         self._epoll = select.epoll()
         self._epoll.register(self._fd, select.EPOLLPRI)

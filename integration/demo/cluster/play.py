@@ -85,15 +85,17 @@ def _play(on: ClusterStage, probe: Probe, watch: Watch, act_s: float, chosen: Si
         with outcome.window(name, watch):
             watch.during(seconds)
 
-    watch.tell(f"An online Deployment serves {quiet:.0f} requests per s, alone on {first.title}.", "online alone")
-    measured("quiet, alone", quiet, act_s)
-    watch.tell(f"It bursts, still alone: {burst:.0f} requests per s, and its memory grows.", "burst")
     growing = on.signals / BURST
+    watch.tell(
+        f"An online Deployment bursts, alone on {first.title}: {burst:.0f} requests per s, and its memory grows.",
+        "burst",
+    )
     growing.touch()
     measured("burst, alone", burst, act_s)
     growing.unlink()
+    watch.tell(f"The burst is over: {quiet:.0f} requests per s, still alone.", "quiet")
+    measured("quiet, alone", quiet, act_s)
 
-    probe.ask(quiet)
     watch.tell(
         f"A Job of {PODS} offline pods is submitted: each requests cpu {OFFLINE_MILLICORES}m and memory "
         f"{chosen.requested_mib}Mi, as any pod would, and has the label colocation.criproxy.io/class: offline.",
