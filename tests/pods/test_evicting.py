@@ -25,7 +25,8 @@ class Node:
     answers: dict[str, float | str | None] = field(default_factory=dict)
     now_s: float = 1000.0
     notices: dict[str, int] = field(default_factory=dict)
-    stopped: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     asked: list[tuple[str, float, int | None]] = field(default_factory=list)
 
     def boottime_s(self) -> float:
@@ -38,7 +39,10 @@ class Node:
         return ()
 
     async def stop(self, sandbox_id: str) -> None:
-        self.stopped.append(sandbox_id)
+        self.ended.append(sandbox_id)
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        self.told.append(pod.name)
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
@@ -62,7 +66,7 @@ def test_pod_that_is_evicted_is_not_stopped_and_counts_as_stopped() -> None:
     stopper = node.stopper()
     stop(stopper, "a")
     stop(stopper, "a")
-    assert (node.stopped, node.asked) == ([], [("a", EVICT_S, None)])
+    assert (node.ended, node.asked) == ([], [("a", EVICT_S, None)])
     assert stopper.stopped == {"a"}
 
 
@@ -72,10 +76,10 @@ def test_evicted_pod_that_is_there_after_its_time_is_stopped() -> None:
     stop(stopper, "a")
     node.now_s += 44.0
     stop(stopper, "a")
-    before = list(node.stopped)
+    before = list(node.ended)
     node.now_s += 2.0
     stop(stopper, "a")
-    assert (before, node.stopped, len(node.asked)) == ([], ["a"], 1)
+    assert (before, node.ended, len(node.asked)) == ([], ["a"], 1)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_evicted_pod_that_is_there_after_its_time_is_stopped() -> None:
 def test_pod_that_cannot_be_evicted_is_stopped_at_the_runtime(answer: float | str | None, kubernetes: bool) -> None:
     node = Node({"a": answer})
     stop(node.stopper(kubernetes=kubernetes), "a")
-    assert node.stopped == ["a"]
+    assert (node.ended, node.told) == (["a"], ["a"] if kubernetes else [])
 
 
 def test_patient_pod_waits_for_its_budget_which_is_logged_once_and_goes_when_it_may() -> None:
@@ -101,7 +105,7 @@ def test_patient_pod_waits_for_its_budget_which_is_logged_once_and_goes_when_it_
     waited = [entry for entry in logs if entry["event"] == "eviction_waits"]
     node.answers["a"] = 45.0
     stop(stopper, "a", "b", patient=("a", "b"))
-    assert (node.stopped, stopper.stopped) == ([], {"a", "b"})
+    assert (node.ended, stopper.stopped) == ([], {"a", "b"})
     assert [(entry["pod"], entry["budget"]) for entry in waited] == [("default/a", "minAvailable 1")]
 
 
@@ -109,7 +113,7 @@ def test_patient_pod_is_stopped_where_nobody_answers() -> None:
     """A schedule that closes does so without an API server, too."""
     node = Node({"a": UNREACHABLE})
     stop(node.stopper(), "a", patient=("a",))
-    assert node.stopped == ["a"]
+    assert node.ended == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_first_victim_that_may_go_is_evicted(
     assert asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1)) == first
     assert [name for name, _, _ in node.asked] == list(asked)
     assert node.asked[0][1:] == (3.0, 1)
-    assert node.stopped == []
+    assert node.ended == []
 
 
 def test_time_for_an_eviction_is_for_all_victims_together() -> None:
@@ -161,4 +165,4 @@ def test_evicted_pod_that_is_there_after_its_time_has_no_notice_on_top() -> None
     stop(stopper, "a")
     node.now_s += 60.0
     stop(stopper, "a")
-    assert node.stopped == ["a"]
+    assert node.ended == ["a"]
