@@ -142,10 +142,10 @@ def _why_not(evidence: CpuEvidence) -> str:
     """Why the prediction's law alone counts, in words; "": the evidence counts."""
     if not 0.0 < evidence.capacity_cores < math.inf:
         return f"the capacity is not known ({evidence.capacity_cores})"
+    if evidence.seen_s is None:  # first, as whether the kernel has cpu.idle is read with the signals
+        return "no signal for CPU has had a value yet"
     if not evidence.cpu_idle:
         return "the kernel has no cpu.idle, which would let online run first"
-    if evidence.seen_s is None:
-        return "no signal for CPU has had a value yet"
     if not evidence.seen_s <= LOST_S:
         return f"no signal for CPU has had a value for {evidence.seen_s:.0f} s"
     return ""

@@ -146,6 +146,7 @@ def test_guards_ceiling_holds_for_an_open_box(ceiling, limit, words) -> None:
     [
         ({"cpu_idle": False}, "the kernel has no cpu.idle, which would let online run first"),
         ({"seen_s": None}, "no signal for CPU has had a value yet"),
+        ({"seen_s": None, "cpu_idle": False}, "no signal for CPU has had a value yet"),
         ({"seen_s": LOST_S + 1.0}, "no signal for CPU has had a value for 31 s"),
         ({"seen_s": math.nan}, "no signal for CPU has had a value for nan s"),
         ({"capacity_cores": 0.0}, "the capacity is not known (0.0)"),
