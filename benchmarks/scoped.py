@@ -1,14 +1,16 @@
 """criproxy with one cgroup as its node, so that what else runs on the machine is nobody's online load.
 
-`python -m benchmarks.scoped NODE --config F [--no-idle]`; NODE is a cgroup that holds kubepods and the box. With
---no-idle the driver does as on a kernel without cpu.idle.
+`python -m benchmarks.scoped NODE --config F [--no-idle] [--period-us N]`; NODE is a cgroup that holds kubepods and the
+box. With --no-idle the driver does as on a kernel without cpu.idle; --period-us is the period of CPU quotas.
 """
 
+import argparse
 import asyncio
 import sys
 from pathlib import Path
 from typing import Any
 
+from criproxy.cgroup import files, kernel_files
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.kernel_driver import KernelDriver
@@ -52,22 +54,29 @@ class ScopedDriver:
 class ScopedCriproxy(Criproxy):
     """A lab's criproxy, with the cgroup `node` as its node."""
 
-    def run_on(self, node: str, *, idle: bool = True) -> Process:
+    def run_on(self, node: str, *, idle: bool = True, period_us: int = files.CFS_PERIOD_US) -> Process:
         """Start it and return once it is ready; to be stopped by the caller. `idle` False: without cpu.idle."""
         command: list[str | Path] = [sys.executable, "-m", "benchmarks.scoped", node, "--config", self.config_file]
-        command += [] if idle else ["--no-idle"]
+        command += [f"--period-us={period_us}", *([] if idle else ["--no-idle"])]
         process = Process("criproxy", command, self.log, {"PYTHONPATH": str(CHECKOUT)})
         process.wait_until(self.is_ready, START_S, "readiness")
         return process
 
 
 def main() -> None:
-    node, _, file, *no_idle = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("node")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--no-idle", action="store_true")
+    parser.add_argument("--period-us", type=int, default=files.CFS_PERIOD_US)
+    options = parser.parse_args()
+    for module in (files, kernel_files):
+        vars(module)["CFS_PERIOD_US"] = options.period_us
     log_writer = log.take_stderr()
-    watch = FileWatch(Path(file))
+    watch = FileWatch(options.config)
     loaded = load(watch.file)
     log.configure(loaded.config.observe.log_level)
-    driver: Any = ScopedDriver(detect(WithoutIdle() if no_idle else Tree()), node)
+    driver: Any = ScopedDriver(detect(WithoutIdle() if options.no_idle else Tree()), options.node)
     asyncio.run(_serve(watch, loaded, driver, log_writer))
 
 

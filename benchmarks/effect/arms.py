@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.stage import PERIOD_US
+from criproxy.cgroup.files import CFS_PERIOD_US
 from integration.demo.meter import cpu_seconds
 from integration.lab.cgroups import hierarchies, version
 from integration.lab.criproxy import Config
@@ -21,7 +22,7 @@ class Arm:
     """`place`: where offline work runs. `config`: criproxy's, for the box. `idle` False: the kernel has no cpu.idle,
     as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: it is
     about what is seen, so that a phase in which the prediction bounded the box does not count. `idle_by_hand`: the pod
-    has cpu.idle, where kubelet placed it, as a script could do without criproxy.
+    has cpu.idle, where kubelet placed it, as a script could do without criproxy. `period_us`: of criproxy's quota.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Arm:
     koordlet: bool = False
     by_evidence: bool = False
     idle_by_hand: bool = False
+    period_us: int = CFS_PERIOD_US
 
 
 ALONE = "alone"
@@ -45,6 +47,16 @@ def arms(cores: int) -> dict[str, Arm]:
         cpu = {"bound": "prediction", "watermark_ratio": watermark_ratio}
         config: Config = {"cpu": cpu, "guard": {"enabled": guard}}
         return Arm(name, "box", config, idle)
+
+    def quota(
+        name: str, *, min_cores: float = 0.1, max_raise_ratio: float = 0.1, period_us: int = CFS_PERIOD_US
+    ) -> Arm:
+        """As box, with the quota alone, for which floor, stride and period are there."""
+        config: Config = {
+            "cpu": {"bound": "prediction", "min_cores": min_cores},
+            "control": {"max_raise_ratio": max_raise_ratio},
+        }
+        return Arm(f"criproxy 0.9, no cpu.idle, {name}", "box", config, idle=False, period_us=period_us)
 
     def evidence(name: str, *, guard: bool = True) -> Arm:
         config: Config = {"cpu": {"bound": "evidence"}, "guard": {"enabled": guard}}
@@ -66,6 +78,9 @@ def arms(cores: int) -> dict[str, Arm]:
         box("criproxy 0.9", 0.9),
         box("criproxy 0.9, no guard", 0.9, guard=False),
         box("criproxy 0.9, no cpu.idle", 0.9, idle=False),
+        quota("floor 0.5 cores", min_cores=0.5),
+        quota("raised at once", max_raise_ratio=1.0),
+        quota("period 20 ms", period_us=20_000),
         box("criproxy 1.0", 1.0),
         box("criproxy 1.0, no guard", 1.0, guard=False),
         evidence("criproxy, evidence"),

@@ -191,7 +191,7 @@ class Node:
         else:
             write_past(checkpoint, self._past, self.cores)
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
-        process = proxy.run_on(self._root, idle=arm.idle)
+        process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
             with _joined(f"{self._root}/agent", (process.pid,), own=False):  # as a node's agents are, not as the load
                 yield proxy
