@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
-from benchmarks.effect.claims import FEWEST_ROUNDS, enough, estimate, ratios
+from benchmarks.effect.claims import FEWEST_ROUNDS, MEASURES, enough, estimate, ratios
 from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
 from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
-from benchmarks.effect.report import results, told
+from benchmarks.effect.report import EVERY, results, told
 from criproxy.config.settings import Cpu
 from criproxy.control.evidence import CpuEvidence, bound_by_evidence
 from criproxy.control.policy import DynamicSettings
@@ -118,6 +118,29 @@ def test_losing_arms_and_the_noise_are_told() -> None:
     assert "6.6" in text or "6.7" in text
     assert "could have seen" in text
     assert {one.arm for one in results(rows)} == {ALONE, AGAIN, ARM}
+
+
+def test_rounds_of_all_servers_and_loads_are_told_together_too() -> None:
+    measured = dict.fromkeys((*MEASURES, "node_ratio", "left_ratio", "work_ratio", "stolen_ratio"), 1.0)
+    alone_s = {"redis": 1.0, "memcached": 100.0}
+    rows = [
+        {
+            **measured,
+            "server": server,
+            "load": "50",
+            "work": "mix",
+            "round": f"{server} {number}",
+            "arm": arm,
+            "p99": p99,
+        }
+        for server, base in alone_s.items()
+        for number in range(2)
+        for arm, p99 in ((ALONE, base), (AGAIN, base), (ARM, 2.0 * base))
+    ]
+    together = next(one for one in results(rows) if (one.server, one.arm) == (EVERY, ARM))
+    claim = together.claims["p99"]
+    assert claim is not None
+    assert (claim.rounds, claim.mean) == (4, pytest.approx(2.0))
 
 
 # --- the arms ---------------------------------------------------------------------------------------------------------

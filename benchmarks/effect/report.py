@@ -31,6 +31,7 @@ _ALONE_S = 20.0
 _RECORD_S = 30.0
 """Of each load alone, which is the past that the predictors know."""
 DAY = "day"
+EVERY = "all servers and loads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +232,14 @@ class Result:
 
 
 def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
-    """Per server and load, over all works."""
+    """Per server and load, over all works; and over all of these: each ratio is to alone in its own round."""
+    groups: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
+    for key in sorted({(row["server"], row["load"]) for row in rows}):
+        groups[key] = [row for row in rows if (row["server"], row["load"]) == key]
+    if len(groups) > 1:
+        groups[EVERY, ""] = rows
     found = []
-    for server, load in sorted({(row["server"], row["load"]) for row in rows}):
-        here = [row for row in rows if (row["server"], row["load"]) == (server, load)]
+    for (server, load), here in groups.items():
         rounds = _rounds(here)
         for arm in sorted(dict.fromkeys(row["arm"] for row in here), key=lambda name: name != ALONE):
             of = [row for row in here if row["arm"] == arm]
@@ -251,7 +256,7 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     for one in results(rows):
         if (one.server, one.load) != before:
             before = one.server, one.load
-            lines += ["", f"{one.server} at {one.load} % of its knee" if one.load != DAY else f"{one.server}, a day"]
+            lines += ["", _title(one)]
             lines += [
                 f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5} {'stolen':>6}  "
                 + "  ".join(f"{n:>20}" for n in MEASURES)
@@ -264,7 +269,7 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     for one in again:
         seen = {name: claim.seen for name, claim in one.claims.items() if claim and claim.seen}
         words = ", ".join(f"{name} x{value:.2f}" for name, value in seen.items())
-        lines.append(f"\nThe smallest difference that these rounds could have seen ({one.server}, {one.load}): {words}")
+        lines.append(f"\nThe smallest difference that these rounds could have seen ({_title(one)}): {words}")
     others = mean([row["others_ratio"] for row in rows])
     if others:
         lines.append(f"\nWhatever else runs on the machine used {100 * others.mean:.0f} % of its CPU meanwhile")
@@ -274,23 +279,32 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", f"{shares}; {legend}"])
 
 
+def _title(one: Result) -> str:
+    if one.server == EVERY:
+        return one.server
+    return f"{one.server}, a day" if one.load == DAY else f"{one.server} at {one.load} % of its knee"
+
+
 def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Effective utilisation (how much of the node is used) against online's p99, an arm a point with its intervals."""
+    """Effective utilisation (how much of the node is used) against online's p99, an arm a point with its intervals.
+
+    Over all servers and loads, where there are several.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 6))
-    for one in results(rows):
+    found = results(rows)
+    for one in [one for one in found if one.server == EVERY] or found:
         claim, share = one.claims["p99"], one.shares["node"]
         if claim is None or share is None:
             continue
         x, y = claim.mean, 100 * share.mean
         spread_x = [[x - claim.low], [claim.high - x]]
         spread_y = [[y - 100 * share.low], [100 * share.high - y]]
-        label = f"{one.arm} ({one.server} {one.load})"
-        axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker="o", capsize=3, label=label)
+        axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker="o", capsize=3, label=one.arm)
     axes.axvline(TARGET_RATIO, linestyle=":", color="grey")
     axes.axhline(95, linestyle=":", color="grey")
     axes.set(
@@ -298,6 +312,7 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         ylabel="CPU of the node in use, %",
         xscale="log",
     )
+    axes.set_title(", ".join(dict.fromkeys(f"{row['server']} at {row['load']}" for row in rows)), fontsize="small")
     axes.legend(fontsize="x-small")
     figure.tight_layout()
     figure.savefig(file)
