@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from benchmarks.stage import PERIOD_US
@@ -144,6 +144,19 @@ def set_quota(path: str, cores: float | None) -> None:
     quota = None if cores is None else max(1000, int(cores * PERIOD_US))
     text = str(quota or -1) if version() == 1 else f"{quota or 'max'} {PERIOD_US}"
     _cpu(path, file).write_text(text)
+
+
+_REALTIME_US = 900_000
+"""Of each second; all cgroups together may have 950,000 by default."""
+
+
+def allow_realtime(path: str) -> None:
+    """Let processes of a cgroup run under SCHED_FIFO. Source: kernel, scheduler/sched-rt-group (cgroup v1 alone)."""
+    if version() != 1:
+        return
+    above = [one for one in reversed(PurePosixPath(path).parents) if one.name]
+    for one in (*above, PurePosixPath(path)):
+        _cpu(str(one), "cpu.rt_runtime_us").write_text(str(_REALTIME_US))
 
 
 def set_idle(path: str, *, idle: bool) -> None:

@@ -150,7 +150,7 @@ class Postgres:
                 *("--rate", str(rate), f"--random-seed={seed + number}", "--log", f"--log-prefix={prefix}", "postgres"),
             )
             before = os.times()
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            done = subprocess.run(["chrt", "--fifo", "1", *command], check=False, capture_output=True, text=True)
             after = os.times()
             cpu_s += after.children_user + after.children_system - before.children_user - before.children_system
             if done.returncode != 0:

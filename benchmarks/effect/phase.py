@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.effect.arms import Arm, Koordlet, set_idle
+from benchmarks.effect.arms import Arm, Koordlet, allow_realtime, set_idle
 from benchmarks.effect.offline import PACKAGES, Work, rate_of
 from benchmarks.effect.offline import prepare as prepare_offline
 from benchmarks.effect.online import DATA, HOST, Server
@@ -33,6 +33,8 @@ LATE_S = 0.005
 STOLEN_RATIO = 0.01
 """When a hypervisor takes more of the CPU time than this, it makes the tail, and not what is compared: void, too."""
 _MOST_SHARES = 262144
+_SHARES_OF_A_CPU = 1024
+"""kubepods has so many for each CPU of the node. Source: kubelet, cm.MilliCPUToShares."""
 _SAMPLE_S = 1.0
 _BY_EVIDENCE = ("open, as nothing tells of harm", "squeezed to ")
 """In the reasons of `criproxy.control.evidence`."""
@@ -202,7 +204,11 @@ class Node:
 
 @contextmanager
 def node(directory: Path, server: Server) -> Iterator[Node]:
-    """A node with this server in an online pod, and its generator ahead of all others, as if on another machine."""
+    """A node with this server in an online pod, and its generator before all others, as if on another machine.
+
+    With a share of CPU alone it would not be: while the kernel gives offline its turn, up to a tick of 4 ms, requests
+    would wait to be sent and answers to be read, which no other machine's scheduler does to them.
+    """
     packages = [name for name in (*server.packages, *PACKAGES) if not _installed(name)]
     if packages:
         install = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
@@ -218,9 +224,10 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         online = f"{root}/kubepods/burstable/podonline"
         for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator", f"{root}/agent"):
             Tree(path).make()
+        set_shares(f"{root}/kubepods", _SHARES_OF_A_CPU * len(os.sched_getaffinity(0)))
         set_shares(f"{root}/kubepods/besteffort", 2)
         set_shares(root, _MOST_SHARES)
-        set_shares(f"{root}/generator", _MOST_SHARES)
+        allow_realtime(f"{root}/generator")
         client = ends.enter_context(CriClient(runtime.socket))
         wait_until(client.is_ready, 60, "containerd")
         pod = client.run_pod("online", uid="online", cgroup_parent=online)
@@ -229,6 +236,8 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         server.connect(data)
         ends.callback(server.close)
         with _joined(f"{root}/generator", server.pids()):
+            for pid in server.pids():
+                os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
             yield Node(directory, server, runtime)
 
 
