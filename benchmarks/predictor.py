@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.table import table
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import Predictor, make_predictor
-from criproxy.control.series import Kind, PredictorSettings
+from criproxy.control.series import PredictorKind, PredictorSettings
 
 CAPACITY_CORES = 32.0
 SERIES = 20
@@ -24,7 +24,7 @@ ROUNDS = 7
 class Case:
     """One predictor under one rhythm: a sample each `step_s`, a forecast for `horizon_s`."""
 
-    kind: Kind
+    kind: PredictorKind
     horizon_s: float
     step_s: float
 

@@ -1,17 +1,19 @@
 """Makes config.example.toml, docs/metrics.md, docs/log-events.md and a table of docs/operation.md.
 
 `python -m docs.generate [--check]`
---check writes nothing, and fails when a file is not what the code makes.
+--check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
+its words.
 """
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 from docs.config_example import render
+from docs.event_words import WORDS
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
@@ -40,17 +42,31 @@ def metrics() -> str:
     )
 
 
-def events() -> str:
-    """A row per event of the daemon's log: the least and the most severe level, all fields, and where it arises."""
-    found: dict[str, tuple[set[str], set[str], set[str]]] = {}
+Found = dict[str, tuple[set[str], set[str], set[str]]]
+"""Levels, fields and files of each event."""
+
+
+def found_events() -> Found:
+    found: Found = {}
     for file in sorted(CODE.rglob("*.py")):
         for event, level, fields in _logged(ast.parse(file.read_text(encoding="utf-8"))):
             levels, names, files = found.setdefault(event, (set(), set(), set()))
             levels.add(level)
             names.update(fields)
             files.add(str(file.relative_to(CODE.parent)))
+    return found
+
+
+def amiss(found: Collection[str], words: Collection[str]) -> Iterator[str]:
+    """The events that have no words, and the words that have no event."""
+    yield from (f"docs/event_words.py has no words for `{event}`" for event in sorted({*found} - {*words}))
+    yield from (f"docs/event_words.py has `{event}`, which nothing logs" for event in sorted({*words} - {*found}))
+
+
+def events(found: Found) -> str:
+    """A row per event of the daemon's log: what it means, its levels, all fields, and where it arises."""
     rows = (
-        _row(f"`{event}`", sorted(levels, key=LEVELS.index), sorted(names), sorted(files))
+        _row(f"`{event}`", [WORDS.get(event, "")], sorted(levels, key=LEVELS.index), sorted(names), sorted(files))
         for event, (levels, names, files) in sorted(found.items())
     )
     return "\n".join(
@@ -58,10 +74,10 @@ def events() -> str:
             "# Events of the log",
             "",
             "The log is JSON lines on stderr: `ts`, `level`, `event`, and the event's fields. Made by",
-            "`.venv/bin/python -m docs.generate`.",
+            "`.venv/bin/python -m docs.generate`, with the words of docs/event_words.py.",
             "",
-            "| event | level | fields | from |",
-            "|---|---|---|---|",
+            "| event | what | level | fields | from |",
+            "|---|---|---|---|---|",
             *rows,
             "",
         )
@@ -148,10 +164,11 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 def main() -> int:
     stale = []
+    found = found_events()
     for name, text in (
         ("config.example.toml", render()),
         ("docs/metrics.md", metrics()),
-        ("docs/log-events.md", events()),
+        ("docs/log-events.md", events(found)),
         ("docs/operation.md", operation()),
     ):
         page = HERE.parent / name
@@ -161,7 +178,9 @@ def main() -> int:
             page.write_text(text, encoding="utf-8")
     for name in stale:
         print(f"{name} is not what the code makes: run python -m docs.generate", file=sys.stderr)
-    return bool(stale)
+    for problem in (problems := tuple(amiss(found, WORDS))):
+        print(problem, file=sys.stderr)
+    return bool(stale or problems)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""docs/log-events.md is made from the code: each way in which an event is logged there is understood."""
+"""docs/log-events.md is made from the code: each way to log an event is understood, and each event has words."""
 
 import ast
 
 import pytest
 
-from docs.generate import _logged
+from docs.generate import _logged, amiss
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ from docs.generate import _logged
 )
 def test_event_is_found_however_it_is_logged(code: str, events: list[tuple[str, str, list[str]]]) -> None:
     assert list(_logged(ast.parse(code))) == events
+
+
+def test_event_without_words_and_words_without_an_event_are_named() -> None:
+    assert list(amiss({"evict", "kill"}, {"kill", "stop"})) == [
+        "docs/event_words.py has no words for `evict`",
+        "docs/event_words.py has `stop`, which nothing logs",
+    ]

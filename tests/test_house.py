@@ -11,18 +11,29 @@ _BACKQUOTED = re.compile(r"`[^`]*`")
 _A_FILE = re.compile(r"[\w./-]+\.(?:py|proto|toml|service|md)\b|[\w-]+(?:/[\w-]+)*/")
 
 
-def _classes() -> Iterator[tuple[str, str]]:
+def _aliases(module: ast.Module) -> Iterator[str]:
+    """The capitalised names that are given at the top of a module: `Kind = Literal[...]`, but no constants."""
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            yield from (name for name in names if name.lstrip("_")[:1].isupper() and not name.isupper())
+
+
+def _types() -> Iterator[tuple[str, str]]:
+    """What names a type, classes and aliases, without the `_` of what is private to its module."""
     for file in sorted((_ROOT / "criproxy").rglob("*.py")):
         if file.name.endswith("_pb2.py"):
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef):
-                yield node.name, str(file.relative_to(_ROOT))
+        module = ast.parse(file.read_text())
+        classes = [node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+        for name in (*classes, *_aliases(module)):
+            yield name.lstrip("_"), str(file.relative_to(_ROOT))
 
 
 def test_no_class_name_means_two_things() -> None:
     files = defaultdict(list)
-    for name, file in _classes():
+    for name, file in _types():
         files[name].append(file)
 
     assert {name: where for name, where in files.items() if len(where) > 1} == {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from criproxy.commands.simulate.replay import Plan, Resource, predict
+from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
 from criproxy.control.policy import PolicyState, decide
@@ -43,7 +43,7 @@ class Course:
         return min(int(t_s / self.step_s), len(self.used) - 1)
 
 
-def course(trace: Trace, resource: Resource, unit: float) -> Course:
+def course(trace: Trace, resource: str, unit: float) -> Course:
     """`unit`: how many cores or bytes are 1 in the trace."""
     cut = slice(-MOST_SAMPLES, None)
     last = Trace(trace.id, trace.family, trace.capacity, trace.times_s[cut], trace.usages[cut])

@@ -26,7 +26,7 @@ Socket = Annotated[
     str, Meta(pattern=_SOCKET, extra={"expects": "an absolute path of a socket (/path or unix:///path)"})
 ]
 Cores = Annotated[float, Meta(ge=0.01, le=4096.0)]
-Bytes = Annotated[int, Meta(ge=4 << 20, le=1 << 44)]
+ByteCount = Annotated[int, Meta(ge=4 << 20, le=1 << 44)]
 
 
 def doc(description: str, **extra: str | bool) -> Meta:
@@ -227,12 +227,12 @@ class Memory(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's memory that online and offline may fill.")
     ] = 0.9
-    min_bytes: Annotated[Bytes, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
-    max_bytes: Annotated[Bytes, doc("Offline pods never get more. Not set: no such bound.")] | None = None
+    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
+    max_bytes: Annotated[ByteCount, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 44), doc("Of the node, so much is never given to offline pods (but min_bytes).")
     ] = 0
-    static_bytes: Annotated[Bytes, doc('The limit under control.policy = "static".')] | None = None
+    static_bytes: Annotated[ByteCount, doc('The limit under control.policy = "static".')] | None = None
     on_over_limit: Annotated[
         Literal["evict", "report"],
         doc(
@@ -373,7 +373,7 @@ class WindowTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     end: Annotated[str, Meta(pattern=_TIME)]
     policy: WindowMode
     cores: Cores | None = None
-    bytes: Bytes | None = None
+    bytes: ByteCount | None = None
 
     def __post_init__(self) -> None:
         if self.policy != "static" and (self.cores is not None or self.bytes is not None):

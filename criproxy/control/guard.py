@@ -97,7 +97,7 @@ class GuardSettings(Struct, frozen=True):
     interval_s: float = 0.05
 
 
-_Reading = tuple[float, float, float]
+_CounterReading = tuple[float, float, float]
 """When, and both counters at that moment: CPU seconds of the node and of the box."""
 
 
@@ -117,7 +117,7 @@ class CpuGuard(Struct, eq=False):
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _watching: bool = False
     _state: GuardState = GuardState()
-    _last: _Reading | None = None
+    _last: _CounterReading | None = None
     _failures: int = 0
     _hurried: int = 0
     _costs_s: tuple[float, float] = (0.0, 0.0)
@@ -231,7 +231,7 @@ class CpuGuard(Struct, eq=False):
         if self._state.false_alarms > before.false_alarms:
             self.counters.count("guard_false_alarms")
 
-    def _read(self) -> _Reading | None:
+    def _read(self) -> _CounterReading | None:
         """None: there is no pod to watch, so the guard rests, or the counters could not be read at one moment."""
         for _ in range(_TRIES):
             from_s = self.clock.boottime_s()
@@ -244,7 +244,7 @@ class CpuGuard(Struct, eq=False):
                 return (t_s, *times)
         return None
 
-    def _sample(self, now: _Reading, capacity_cores: float) -> UsageSample | None:
+    def _sample(self, now: _CounterReading, capacity_cores: float) -> UsageSample | None:
         """What was used since the last reading; None: there was none, or the two are not comparable."""
         last, self._last = self._last, now
         if last is None:

@@ -80,14 +80,14 @@ class Evidence(Struct, frozen=True):
         return self.capacity - self.node
 
 
-class Verdict(Struct, frozen=True):
+class MemoryVerdict(Struct, frozen=True):
     """`above`: the box is above its bound, and not for a moment only. `over`: and the node is past half-way."""
 
     above: bool
     over: bool
 
 
-def judge(evidence: Evidence, above_since_s: float | None) -> tuple[Verdict, float | None]:
+def judge(evidence: Evidence, above_since_s: float | None) -> tuple[MemoryVerdict, float | None]:
     """What the box has to answer for, and since when it is above its bound; None: it is within. Never raises.
 
     `above_since_s`: what the last call said. Time must not go back from call to call.
@@ -98,7 +98,7 @@ def judge(evidence: Evidence, above_since_s: float | None) -> tuple[Verdict, flo
     crossed = evidence.available <= evidence.hard.of(evidence.capacity)
     lasts = since_s is not None and evidence.t_s - since_s >= LASTING_S
     over = above and evidence.available < halfway_bytes(evidence.hard, evidence.capacity)
-    return Verdict(above and (lasts or crossed), over), since_s
+    return MemoryVerdict(above and (lasts or crossed), over), since_s
 
 
 class EvictionStatus(Struct, frozen=True):

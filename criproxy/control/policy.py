@@ -111,7 +111,7 @@ _UNKNOWN: Final = ResourceSample(0.0, 0.0, 0.0, 0.0)
 _UNPREDICTED: Final = ResourcePrediction(None)
 
 
-class _Facts(Struct, frozen=True):
+class _RowFacts(Struct, frozen=True):
     """One resource at one moment. `guard` None: it is at rest, or not about this resource."""
 
     t_s: float
@@ -146,7 +146,7 @@ def decide(
     for name, law in settings.resources.items():
         row, sample = RESOURCES[name], snapshot.of.get(name, _UNKNOWN)
         predicted = prediction.get(name, _UNPREDICTED)
-        facts = _Facts(
+        facts = _RowFacts(
             t_s=snapshot.t_s,
             row=row,
             capacity=sample.capacity,
@@ -176,7 +176,7 @@ def safe_limits(settings: PolicySettings) -> Limits:
     return {name: RESOURCES[name].whole(limit) for name, limit in limits.items()}
 
 
-def _resource(facts: _Facts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
+def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
     delay = ""
     if isinstance(settings, StaticSettings):
         target, why = _fixed(facts, settings)
@@ -196,7 +196,7 @@ def _resource(facts: _Facts, state: ResourceState, settings: ResourceSettings) -
     return limit, f"{moved(state.given, limit, facts.row)}: {words}", after
 
 
-def _stepped(facts: _Facts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
+def _stepped(facts: _RowFacts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
     """A static limit that gives way to online comes back by steps, as online's use moves all the time."""
     step = _STATIC_STEP_RATIO * facts.capacity
     if state.limit is None or target == settings.limit or not state.limit < target < state.limit + step:
@@ -217,7 +217,7 @@ def moved(before: float | None, limit: float, row: Resource) -> str:
     return f"{verb} {amount(before)} -> {amount(limit)}"
 
 
-def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
+def _guarded(facts: _RowFacts, law: float, floor: float) -> tuple[float, str]:
     """The law's limit, or what the guard leaves of it: never below the floor, and never above the law."""
     guard = facts.guard
     if guard is None or math.isnan(guard.cores):
@@ -229,7 +229,7 @@ def _guarded(facts: _Facts, law: float, floor: float) -> tuple[float, str]:
     return ceiling, f"the guard's ceiling ({guard.reason}), below what the policy gives, {gives}: "
 
 
-def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
+def _fixed(facts: _RowFacts, settings: StaticSettings) -> tuple[float, str]:
     """The configured limit, or what the node has less the reserve.
 
     Less what online uses now, where something must stay free: a prediction says little yet after a start, and a limit
@@ -250,7 +250,7 @@ def _fixed(facts: _Facts, settings: StaticSettings) -> tuple[float, str]:
     return most, f"{words}, below {why}"
 
 
-def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
+def _floor(facts: _RowFacts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
     """The settings with a floor that lets pods start, and the floor's name: within what online leaves of the node now.
 
     floor + the row's `start` per pod that starts, at most `start_most`, the ceiling, and capacity - reserve - online
@@ -266,7 +266,7 @@ def _floor(facts: _Facts, settings: DynamicSettings) -> tuple[DynamicSettings, s
     return structs.replace(settings, floor=floor), f"the floor for {pods}"
 
 
-def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float, str]:
+def _target(facts: _RowFacts, settings: DynamicSettings, floor: str) -> tuple[float, str]:
     """capacity x watermark - expected online usage - reserve, within floor and ceiling; the floor where not known."""
     amount = facts.row.words
     if not 0.0 < facts.capacity < math.inf:
@@ -287,7 +287,7 @@ def _target(facts: _Facts, settings: DynamicSettings, floor: str) -> tuple[float
     return target, why
 
 
-def _expected(facts: _Facts) -> tuple[float, str]:
+def _expected(facts: _RowFacts) -> tuple[float, str]:
     """What online is expected to use, within the capacity, and that in words: never less than what it uses now."""
     online = min(facts.online, facts.capacity) if math.isfinite(facts.online) else facts.capacity
     if facts.predicted is None or not 0.0 <= facts.predicted < math.inf:
@@ -299,7 +299,7 @@ def _expected(facts: _Facts) -> tuple[float, str]:
     return expected, words
 
 
-def _free(facts: _Facts) -> str:
+def _free(facts: _RowFacts) -> str:
     return f"{facts.row.words(facts.capacity)} - {facts.row.words(facts.kept)} kept free, lest kubelet evict pods"
 
 
@@ -310,11 +310,11 @@ def in_steps(row: Resource, target: float) -> float:
     return target
 
 
-def _less(facts: _Facts, reserve: float) -> str:
+def _less(facts: _RowFacts, reserve: float) -> str:
     return f" - reserve {facts.row.words(reserve)}" if reserve else ""
 
 
-def _approach(facts: _Facts, target: float, state: ResourceState, settings: DynamicSettings) -> tuple[float, str]:
+def _approach(facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings) -> tuple[float, str]:
     """How far towards the target this tick goes; the delay, in words, when it stops short of it."""
     if state.limit is None or target <= state.limit:
         return target, ""

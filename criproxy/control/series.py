@@ -8,7 +8,7 @@ from msgspec import Struct
 from criproxy.control.dayprofile import DayProfile
 from criproxy.control.histogram import Buckets, LevelHistogram, MassState
 
-Kind = Literal["histogram", "calibrated"]
+PredictorKind = Literal["histogram", "calibrated"]
 
 COLD_SAMPLES: Final = 3
 """Samples before which the whole capacity is predicted."""
@@ -25,7 +25,7 @@ class PredictorSettings(Struct, frozen=True):
     (calibrated only). After `horizon_s` without a sample either kind predicts the whole capacity.
     """
 
-    kind: Kind = "calibrated"
+    kind: PredictorKind = "calibrated"
     half_life_s: float = 900.0
     percentile_ratio: float = 0.9
     alpha_ratio: float = 0.01

@@ -53,6 +53,8 @@ class Remembered(Struct, frozen=True):
 
 _NOTHING: Final = Remembered({})
 
+States = Callable[[], Remembered]
+
 
 class CheckpointFile(Struct):
     """One file. What can't be used is set aside as `<name>.bad`, with one line in the log."""
@@ -138,7 +140,6 @@ class Checkpointer(Struct):
     """Writes what `states` gives each minute, and soon after `hurry`, off the event loop."""
 
     file: CheckpointFile
-    states: Callable[[], Remembered]
     _trouble: Trouble = field(default_factory=Trouble)
     _loading: bool = False
     _hurried: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,40 +154,40 @@ class Checkpointer(Struct):
         finally:
             self._loading = False
 
-    async def run(self) -> None:
+    async def run(self, states: States) -> None:
         """Until cancelled. The last minute is the caller's to save, with `save_last`."""
         while True:
             await self.file.clock.sleep(EVERY_S, slack_s=1.0)
-            await self.save()
+            await self.save(states)
 
-    async def run_hurried(self) -> None:
+    async def run_hurried(self, states: States) -> None:
         """Save at once whenever somebody hurries, until cancelled."""
         while True:
             await self._hurried.wait()
             self._hurried.clear()
-            await self.save()
+            await self.save(states)
 
     def hurry(self) -> None:
         """What is remembered now must not be lost, whatever happens next."""
         self._hurried.set()
 
-    async def save(self, *, durable: bool = True) -> None:
+    async def save(self, states: States, *, durable: bool = True) -> None:
         """Never raises: without a checkpoint only the next start is colder."""
         if self._loading:
             return
-        states = self.states()
+        remembered = states()
         path = str(self.file.path)
         with self._trouble.logged_by(lambda e: self.file.log.warning("checkpoint_failed", file=path, error=str(e))):
-            await run_apart("checkpoint", lambda: self.file.write(states, durable=durable))
+            await run_apart("checkpoint", lambda: self.file.write(remembered, durable=durable))
 
-    async def save_last(self) -> None:
+    async def save_last(self, states: States) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.
 
         A power failure within the next half minute may cost the checkpoint; a restart of the process does not.
         """
         try:
             async with asyncio.timeout(LAST_S):
-                await self.save(durable=False)
+                await self.save(states, durable=False)
         except TimeoutError:
             self.file.log.warning(
                 "checkpoint_given_up", file=str(self.file.path), reason=f"it took more than {LAST_S} s"

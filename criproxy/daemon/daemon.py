@@ -245,7 +245,7 @@ class Daemon:
             on_sample=self._relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint, self._remembered)
+        self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
             settings.interference(),
             self._shared,
@@ -374,8 +374,8 @@ class Daemon:
             self._cache.run(),
             self._realtime.run(),
             self._services.run(),
-            self._checkpointer.run(),
-            self._checkpointer.run_hurried(),
+            self._checkpointer.run(self._remembered),
+            self._checkpointer.run_hurried(self._remembered),
             self._reload.run(),
             self._kubernetes.run(self._reporter),
         )
@@ -456,7 +456,7 @@ class Daemon:
         await self._tasks.cancel()
         await self._active.cease()
         if worked:
-            await self._checkpointer.save_last()
+            await self._checkpointer.save_last(self._remembered)
         await self._link.close()
         self._box.close()
         self._cpu_manager.close()

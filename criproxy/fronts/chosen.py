@@ -11,7 +11,7 @@ from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
 
-Kind = Literal["grpc", "relay", "blind"]
+EngineKind = Literal["grpc", "relay", "blind"]
 
 _FALLBACK: Final = "grpc"
 """The fallback's socket lies beside the engine's own, under this name: a short one, as the kernel limits paths."""
@@ -25,7 +25,7 @@ class ChosenEngine:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: EngineKind,
         runtime: Path,
         listen: ListenSocket,
         *,

@@ -102,7 +102,7 @@ class _NamedContext(Struct):
     context: _Context
 
 
-class _Document(Struct, rename="kebab"):
+class _KubeconfigFile(Struct, rename="kebab"):
     clusters: list[_NamedCluster]
     users: list[_NamedUser]
     contexts: list[_NamedContext]
@@ -115,7 +115,7 @@ def parse(text: str, file: str) -> Kubeconfig:
     Raises KubeconfigError, which never shows a value: some are secrets.
     """
     try:
-        found = msgspec.convert(_loaded(text, file), _Document)
+        found = msgspec.convert(_loaded(text, file), _KubeconfigFile)
     except KubeconfigError:
         raise
     except (msgspec.ValidationError, ValueError, RecursionError) as error:

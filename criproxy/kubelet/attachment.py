@@ -10,8 +10,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
-from criproxy.kubelet.process import UNIT, command_line, configured, read
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
+from criproxy.kubelet.process import command_line, configured, read
 from criproxy.model import AttachStatus
 
 STATE: Final = "/var/lib/criproxy/attach.json"

@@ -1,9 +1,10 @@
-"""The flags of kubelet's command line, and the sockets that they name."""
+"""The unit that runs kubelet, the flags of its command line, and the sockets that they name."""
 
 import posixpath
 from collections.abc import Sequence
 from typing import Final
 
+UNIT: Final = "kubelet.service"
 ENDPOINT_FLAG: Final = "--container-runtime-endpoint"
 
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from criproxy.kubelet.flags import flag
-
-UNIT: Final = "kubelet.service"
+from criproxy.kubelet.flags import UNIT, flag
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
 """Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""

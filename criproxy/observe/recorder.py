@@ -21,7 +21,7 @@ _STALLED_S: Final = 30.0
 
 _HEADLINE_EVERY_S: Final = 10.0
 
-Colocation = Literal["on", "off", "pass-through"]
+ColocationState = Literal["on", "off", "pass-through"]
 
 
 class Recorder(Struct):
@@ -51,7 +51,7 @@ class Recorder(Struct):
     _ticked_s: float = 0.0
     _headline_s: float = 0.0
     _stalled_s: float = _STALLED_S
-    _last: tuple[Snapshot, Decision, Colocation] | None = None
+    _last: tuple[Snapshot, Decision, ColocationState] | None = None
 
     def __post_init__(self) -> None:
         self.started_s = self._ticked_s = self._headline_s = self.clock.monotonic_s()
@@ -116,7 +116,7 @@ class Recorder(Struct):
     # --- in words ---------------------------------------------------------------------------------------------------
 
     @property
-    def colocation(self) -> Colocation:
+    def colocation(self) -> ColocationState:
         if Mode.PASS_THROUGH in self.modes:
             return "pass-through"
         return "off" if Mode.DISABLED in self.modes else "on"
@@ -139,7 +139,7 @@ class Recorder(Struct):
         stalled_s = self.clock.monotonic_s() - self._ticked_s
         return f"the control loop has not ticked for {stalled_s:.0f} s" if stalled_s > self._stalled_s else None
 
-    def _in_force(self, decision: Decision, decided: Colocation) -> Decision:
+    def _in_force(self, decision: Decision, decided: ColocationState) -> Decision:
         """What is decided while colocation is off, or criproxy held off, is not applied: the kernel's are shown."""
         colocation = self.colocation
         held_off = Mode.HELD_OFF in self.modes

@@ -127,7 +127,7 @@ class Reporter(Struct, frozen=True):
             guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
             runtime_ready=self.link.ready,
             offline_sandboxes=self.offline_pods(),
-            misplaced_containers=len(self.placement_check.unbounded),
+            misplaced_containers=len(self.placement_check.misplaced),
             unverified_containers=len(self.placement_check.unknown),
             unbounded_pods=len(self.unbounded.pods()),
             service_worst_percent=max((one.percent for one in self.services.signals()), default=None),
@@ -187,7 +187,7 @@ class Reporter(Struct, frozen=True):
             problems=tuple(self._problems(modes, attached)),
             engine=self.engine.name,
             cgroup=self._cgroup_status(),
-            placement=PlacementStatus(check.verified, check.unbounded, check.unknown),
+            placement=PlacementStatus(check.verified, check.misplaced, check.unknown),
             decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
@@ -265,7 +265,7 @@ class Reporter(Struct, frozen=True):
             yield f"no offline pod is let in: {self.interference.closed}"
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
-        if misplaced := len(self.placement_check.unbounded):
+        if misplaced := len(self.placement_check.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
         if unbounded := len(self.unbounded.pods()):
             yield f"{unbounded} offline pods run outside the box"

@@ -25,7 +25,7 @@ def shares_asked(annotations: Mapping[str, str]) -> int:
         return 0
 
 
-_Edit = Callable[["Inventory"], object]
+_Change = Callable[["Inventory"], object]
 
 
 class PodObserver:
@@ -55,7 +55,7 @@ class Inventory(Struct, eq=False):
     _running: set[str] = set()
     _listed: dict[str, ListedSandbox] = {}
     """With their pods' labels and annotations: all of the last listing, and those that started in the box since."""
-    _journals: list[list[_Edit]] = []
+    _journals: list[list[_Change]] = []
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
@@ -126,7 +126,7 @@ class Inventory(Struct, eq=False):
 
     async def refresh(self) -> None:
         """List everything anew. What is learned while the lists are on their way wins over them."""
-        journal: list[_Edit] = []
+        journal: list[_Change] = []
         self._journals.append(journal)
         try:
             sandboxes = await self.runtime.sandboxes()
@@ -205,7 +205,7 @@ class Inventory(Struct, eq=False):
             for observer in self._observers:
                 observer.pod_started(Running(sandbox, id, container))
 
-    def _edit(self, edit: _Edit) -> None:
+    def _edit(self, edit: _Change) -> None:
         edit(self)
         for journal in self._journals:
             journal.append(edit)

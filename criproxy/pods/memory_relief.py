@@ -15,7 +15,7 @@ from criproxy.control.memory_pressure import (
     EvictionHard,
     EvictionStatus,
     Evidence,
-    Verdict,
+    MemoryVerdict,
     halfway_bytes,
     judge,
     kept_free_bytes,
@@ -44,7 +44,7 @@ class MemoryRelief(Struct):
     worker: Worker
     hard: EvictionHard = EvictionHard(problem="it was not read yet")
     _above_since_s: float | None = None
-    _verdict: Verdict = Verdict(above=False, over=False)
+    _verdict: MemoryVerdict = MemoryVerdict(above=False, over=False)
     _evidence: Evidence | None = None
 
     def configure(self, active: bool) -> None:

@@ -20,7 +20,7 @@ from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
-"""What looks unbounded is looked at again after this: on v1, the kernel shows a process that is ending in the root of
+"""What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of
 every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
 
@@ -56,7 +56,7 @@ class PlacementCheck(PodObserver, Struct):
     _bare: set[str] = set()
     """Sandboxes without a process."""
     _unknown: dict[str, Finding] = {}
-    _unbounded: dict[str, Finding] = {}
+    _misplaced: dict[str, Finding] = {}
     _trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
@@ -68,9 +68,9 @@ class PlacementCheck(PodObserver, Struct):
         return len(self._pids)
 
     @property
-    def unbounded(self) -> tuple[Finding, ...]:
+    def misplaced(self) -> tuple[Finding, ...]:
         """What runs outside the box."""
-        return tuple(self._unbounded.values())
+        return tuple(self._misplaced.values())
 
     @property
     def unknown(self) -> tuple[Finding, ...]:
@@ -112,7 +112,7 @@ class PlacementCheck(PodObserver, Struct):
                 raise failure
 
     def _forget_others(self, running: set[str]) -> None:
-        for known in (self.processes, self._pids, self._unknown, self._unbounded):
+        for known in (self.processes, self._pids, self._unknown, self._misplaced):
             for gone in known.keys() - running:
                 known.pop(gone, None)
         self._bare &= running
@@ -122,12 +122,12 @@ class PlacementCheck(PodObserver, Struct):
         settled = self._unknown.keys() | self._bare
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
         suspects, failure = await self._outside(doubtful)
-        if any(one.id not in self._unbounded for one, _ in suspects):
+        if any(one.id not in self._misplaced for one, _ in suspects):
             await self.shared.clock.sleep(CONFIRM_S)
             suspects, later = await self._outside([one for one, _ in suspects])
             failure = failure or later
         for one, where in suspects:
-            if one.id not in self._unbounded:
+            if one.id not in self._misplaced:
                 self._found(one, where)
             if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
                 if one.id in fresh:
@@ -162,7 +162,7 @@ class PlacementCheck(PodObserver, Struct):
                 continue
             if where:
                 found.append((one, where))
-            elif self._unbounded.pop(one.id, None):
+            elif self._misplaced.pop(one.id, None):
                 self.shared.log.info("no_longer_misplaced", **_names(one))
         return found, failure
 
@@ -204,7 +204,7 @@ class PlacementCheck(PodObserver, Struct):
         self.shared.log.info("placement_unknown", **_names(one), reason=why)
 
     def _found(self, one: Running, where: str) -> None:
-        self._unbounded[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
+        self._misplaced[one.id] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
         self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grpc_tools import protoc  # type: ignore[import-untyped]
+from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
 STUBS = ("cri_client_pb2.py", "cri_client_pb2.pyi")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from criproxy.control.memory_pressure import (
     EvictionHard,
     Evidence,
-    Verdict,
+    MemoryVerdict,
     halfway_bytes,
     judge,
     kept_free_bytes,
@@ -53,7 +53,7 @@ def test_what_is_kept_free(hard: EvictionHard, capacity: float, kept: float, hal
 )
 def test_verdict(seen: Evidence, since_s: float | None, above: bool, over: bool) -> None:
     verdict, after = judge(seen, since_s)
-    assert verdict == Verdict(above, over)
+    assert verdict == MemoryVerdict(above, over)
     within = seen.bound is None or seen.box <= seen.bound
     assert after == (None if within else since_s or seen.t_s)
 

@@ -76,10 +76,10 @@ def test_ladder_that_another_version_has_written_costs_nobody_the_rest(file, sta
 
 
 def test_hurry_saves_at_once(file, states):
-    checkpointer = Checkpointer(file, lambda: states)
+    checkpointer = Checkpointer(file)
 
     async def main():
-        hurried = asyncio.create_task(checkpointer.run_hurried())
+        hurried = asyncio.create_task(checkpointer.run_hurried(lambda: states))
         checkpointer.hurry()
         for _ in range(1000):
             if file.path.exists():
@@ -206,23 +206,23 @@ def test_checkpoint_old_file_is_never_written_into(file, states):
 def test_checkpointer_writes_each_minute(file, states, clock, log):
     clock.stop_after = 4
     with pytest.raises(Stop):
-        asyncio.run(Checkpointer(file, lambda: states).run())
+        asyncio.run(Checkpointer(file).run(lambda: states))
     assert clock.slept == [60.0] * 4
     assert json.loads(file.path.read_text())["boottime_s"] == 1000.0 + 180.0
 
 
 def test_checkpointer_failure_is_logged_once_until_it_works(file, states, clock, log):
     file.path.parent.write_text("a file where the directory should be")
-    checkpointer = Checkpointer(file, lambda: states)
+    checkpointer = Checkpointer(file)
     for _ in range(3):
-        asyncio.run(checkpointer.save())
+        asyncio.run(checkpointer.save(lambda: states))
     assert log.names() == ["checkpoint_failed"]
     file.path.parent.unlink()
-    asyncio.run(checkpointer.save())
+    asyncio.run(checkpointer.save(lambda: states))
     assert file.load()[0] == states
     assert json.loads(file.path.read_text())["wall_s"] == clock.wall
     file.path.with_name("predictor.json.tmp").mkdir()
-    asyncio.run(checkpointer.save())
+    asyncio.run(checkpointer.save(lambda: states))
     assert log.names() == ["checkpoint_failed", "checkpoint_failed"]
 
 
@@ -259,13 +259,13 @@ def slow_disk(monkeypatch):
 def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before(file, states, clock, log, slow_disk):
     later = with_one_sample(states)
     given = [states, later]
-    checkpointer = Checkpointer(file, lambda: given.pop(0))
+    checkpointer = Checkpointer(file)
 
     async def main():
-        each_minute = asyncio.create_task(checkpointer.save())
+        each_minute = asyncio.create_task(checkpointer.save(lambda: given.pop(0)))
         await asyncio.to_thread(slow_disk.entered.wait)
         each_minute.cancel()  # as the end of the process does
-        await checkpointer.save_last()
+        await checkpointer.save_last(lambda: given.pop(0))
 
     asyncio.run(main())
     assert file.load()[0] == later
@@ -280,7 +280,7 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
     monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 0.05)
     monkeypatch.setattr(CheckpointFile, "write", lambda *_, **__: freed.wait())
     try:
-        asyncio.run(Checkpointer(file, lambda: states).save_last())  # which joins asyncio's threads
+        asyncio.run(Checkpointer(file).save_last(lambda: states))  # which joins asyncio's threads
         assert log.names() == ["checkpoint_given_up"]
     finally:
         freed.set()
@@ -290,13 +290,13 @@ def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file
     file.write(states)
     freed, load, restored = threading.Event(), file.load, []
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
-    checkpointer = Checkpointer(file, lambda: Remembered({}))
+    checkpointer = Checkpointer(file)
 
     async def main():
         loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what)))
         await asyncio.wait((loading,), timeout=0.05)
         assert restored == []
-        await checkpointer.save()
+        await checkpointer.save(lambda: Remembered({}))
         freed.set()
         await loading
 

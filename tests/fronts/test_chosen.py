@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.fronts.chosen import ChosenEngine, Kind
+from criproxy.fronts.chosen import ChosenEngine, EngineKind
 from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame
@@ -102,7 +102,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(directory: Path, kind: Kind) -> AsyncIterator[Stage]:
+async def stage(directory: Path, kind: EngineKind) -> AsyncIterator[Stage]:
     runtime = FakeRuntime(directory / "runtime.sock")
     await runtime.start()
     listen = ListenSocket(directory / "proxy.sock", PID)
@@ -127,7 +127,7 @@ async def stage(directory: Path, kind: Kind) -> AsyncIterator[Stage]:
     ],
 )
 def test_calls_are_carried_as_the_kind_says(
-    tmp_path: Path, kind: Kind, answer: bytes, calls: list[tuple[str, str, bool]], problem: str | None
+    tmp_path: Path, kind: EngineKind, answer: bytes, calls: list[tuple[str, str, bool]], problem: str | None
 ) -> None:
     async def run() -> None:
         async with stage(tmp_path, kind) as on:

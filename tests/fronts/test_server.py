@@ -9,7 +9,6 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.fronts.grpc import server
 from tests.fakes.runtime import Seen, answer, fail, never, receive, receive_all
 from tests.fronts.rig import Rig, eventually
 
@@ -436,26 +435,3 @@ async def test_junk_on_the_socket_harms_no_other_client(rig: Rig) -> None:
             client.connect(str(rig.path))
             client.sendall(junk)
         assert await rig.unary(VERSION)(b"fine", timeout=20) == b"fine"
-
-
-class Answering:
-    """A call to the runtime that has one message more, and the context of a client that has just gone."""
-
-    async def initial_metadata(self) -> tuple[()]:
-        return ()
-
-    def done(self) -> bool:
-        return False
-
-    async def read(self) -> bytes:
-        return b"x"
-
-    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
-        pass
-
-    async def write(self, message: bytes) -> None:
-        raise aio.InternalError('Failed "execute_batch"')
-
-
-def test_answer_to_a_client_that_has_just_gone_ends_the_call_as_cancelled() -> None:
-    assert asyncio.run(server._pass_answers(Answering(), Answering())) is grpc.StatusCode.CANCELLED

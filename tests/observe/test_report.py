@@ -96,7 +96,7 @@ class Reconciler:
 @dataclass
 class PlacementCheck:
     verified: int = 3
-    unbounded: tuple[Finding, ...] = ()
+    misplaced: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
 
 
@@ -459,7 +459,7 @@ POD = PodRef("u", "batch", "job")
 
 def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
     bench = Bench()
-    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
+    bench.check.misplaced = (Finding("u", "batch", "job", "main", "/elsewhere"),)
     bench.check.unknown = (Finding("u", "batch", "job", "", "why"), Finding("u", "batch", "job", "side", "why"))
     placement = bench.status().placement
     assert [astuple(one) for one in placement.misplaced] == [("u", "batch", "job", "main", "/elsewhere")]
@@ -581,7 +581,7 @@ def _fail_tick(bench: Bench) -> None:
 
 
 def _misplace(bench: Bench) -> None:
-    bench.check.unbounded = (Finding("u", "batch", "job", "main", "/elsewhere"),)
+    bench.check.misplaced = (Finding("u", "batch", "job", "main", "/elsewhere"),)
 
 
 def _unbind(bench: Bench) -> None:

@@ -100,7 +100,7 @@ class Bench:
         with structlog.testing.capture_logs() as log:
             asyncio.run(self.check.round())
         self.log += log
-        return [finding.detail for finding in self.check.unbounded]
+        return [finding.detail for finding in self.check.misplaced]
 
     def events(self) -> list[str]:
         return [entry["event"] for entry in self.log]
@@ -140,7 +140,7 @@ def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> N
         "/offline",
     )
     assert "runtime class" in told["remedy"]
-    assert astuple(bench.check.unbounded[0])[:3] == astuple(POD)
+    assert astuple(bench.check.misplaced[0])[:3] == astuple(POD)
 
 
 def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_driver() -> None:
@@ -375,11 +375,11 @@ def test_run_looks_at_each_start() -> None:
 
     async def go() -> None:
         task = asyncio.create_task(bench.check.run())
-        while not bench.check.unbounded:
+        while not bench.check.misplaced:
             bench.check.pod_started(MAIN)
             await asyncio.sleep(0)
         bench.node.running = ()
-        while bench.check.unbounded:
+        while bench.check.misplaced:
             bench.check.pods_listed()
             await asyncio.sleep(0)
         task.cancel()

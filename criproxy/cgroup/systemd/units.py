@@ -62,7 +62,7 @@ class SystemdUnits:
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._connection: _Connection | None = None
+        self._connection: _BusConnection | None = None
 
     def start(self, unit: str, properties: Properties) -> None:
         """Start a slice with these properties, or set them on one that is there, and start it if it is not active.
@@ -159,7 +159,7 @@ class SystemdUnits:
             self._connection = None
 
 
-class _Connection:
+class _BusConnection:
     """One socket: a call at a time, each bounded in time, which the library's own connections do not promise."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -191,16 +191,16 @@ class _Connection:
             self._socket.close()
 
 
-def _connect() -> _Connection:
+def _connect() -> _BusConnection:
     """Raises OSError."""
     from jeepney.bus import get_bus
     from jeepney.bus_messages import message_bus
     from jeepney.io.blocking import prep_socket
 
     try:
-        connection = _Connection(prep_socket(get_bus("SYSTEM"), timeout=CALL_S))
+        connection = _BusConnection(prep_socket(get_bus("SYSTEM"), timeout=CALL_S))
     except (FileNotFoundError, ConnectionRefusedError):
-        return _Connection(prep_socket(_PRIVATE, timeout=CALL_S))
+        return _BusConnection(prep_socket(_PRIVATE, timeout=CALL_S))
     connection.call(message_bus.Hello(), CALL_S)
     return connection
 

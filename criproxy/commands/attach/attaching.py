@@ -9,8 +9,8 @@ from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.plan import attach_plan, begun, finished
 from criproxy.commands.attach.steps import Steps, say
 from criproxy.kubelet.attachment import DROPIN, AttachRecord
-from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
-from criproxy.kubelet.process import UNIT, command_line
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, socket_path
+from criproxy.kubelet.process import command_line
 
 
 def attach(steps: Steps) -> None:

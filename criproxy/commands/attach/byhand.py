@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.flags import UNIT
 
 _FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
 _RANCHERS: Final = (

@@ -9,8 +9,7 @@ from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.plan import detach_plan, text_of
 from criproxy.commands.attach.steps import Steps, hold, say
 from criproxy.kubelet.attachment import DROPIN
-from criproxy.kubelet.flags import socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.flags import UNIT, socket_path
 
 
 def detach(steps: Steps) -> None:

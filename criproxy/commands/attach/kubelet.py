@@ -20,8 +20,8 @@ from msgspec import Struct
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
-from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
-from criproxy.kubelet.process import UNIT, command_line, configuration, configured
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
+from criproxy.kubelet.process import command_line, configuration, configured
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"

@@ -14,8 +14,7 @@ from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, renamed
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
-from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, socket_path
 
 CRIO_SUFFIX: Final = "run/crio/crio.sock"
 """Kubelet recognises CRI-O by this, and takes its statistics from cAdvisor. Source: pkg/kubelet/cadvisor/util.go."""

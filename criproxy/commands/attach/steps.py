@@ -16,7 +16,7 @@ from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
-from criproxy.kubelet.process import UNIT
+from criproxy.kubelet.flags import UNIT
 
 _WELL_S: Final = 120.0
 """Kubelet is up within seconds, but a node may be busy, and its disk slow."""

@@ -11,12 +11,13 @@ from msgspec import Struct
 from criproxy.commands.simulate import SimulateError, plot, report, signals_command
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.readers import load
-from criproxy.commands.simulate.replay import Plan, Replayed, Resource, Trial, run
+from criproxy.commands.simulate.replay import Plan, Replayed, Trial, run
 from criproxy.commands.simulate.score import summarise
 from criproxy.commands.simulate.sweep import Point, Sweep, advice, parse_sweep, recommended
 from criproxy.commands.simulate.trace import Findings, Flaw, Trace, example
 from criproxy.config.settings import Config
-from criproxy.control.series import Kind, PredictorSettings
+from criproxy.control.resources import RESOURCES
+from criproxy.control.series import PredictorKind, PredictorSettings
 
 ADVERTISED_FROM_S: Final = 3600.0
 """Horizons from here on are those of a resource that the node advertises: they may be violated more often."""
@@ -73,9 +74,9 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error("give --capacity: what each node has, or a file of id,capacity")
     if given.files.count("-") + (given.capacity == "-") > 1:
         parser.error("standard input can be read only once")
-    cpu = given.resource == "cpu"
-    unit = given.unit or ("cores" if cpu else "bytes")
-    if (unit in _CPU_UNITS) != cpu:
+    own = RESOURCES[given.resource].unit
+    unit = given.unit or own
+    if (unit in _CPU_UNITS) != (own in _CPU_UNITS):
         parser.error(f"--unit {unit} is none of {given.resource}")
     as_given = {name: getattr(given, name) for name in ("capacity", "family", "brief", "json", "predictions", "plot")}
     sweep = parse_sweep(given.sweep) if given.sweep else None
@@ -83,14 +84,14 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def _plan(given: argparse.Namespace, unit: str) -> Plan:
-    config, resource = Config(), given.resource
+    row = RESOURCES[given.resource]
+    section = getattr(Config(), row.name)
     advertised = given.horizon is not None and given.horizon >= ADVERTISED_FROM_S
     usual = PredictorSettings()
     alpha_ratio = ADVERTISED_ALPHA if advertised else usual.alpha_ratio
-    section = config.cpu if resource == "cpu" else config.memory
     return Plan(
-        resource=resource,
-        floor=config.cpu.min_cores if resource == "cpu" else float(config.memory.min_bytes),
+        resource=row.name,
+        floor=float(getattr(section, f"min_{row.unit}")),
         watermark_ratio=section.watermark_ratio if given.watermark is None else given.watermark,
         kind=given.predictor,
         alpha_ratio=alpha_ratio if given.alpha is None else given.alpha,
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add(SIGNALS, action="store_true", help="FILE is a record of signals of harm: replay it through the interference "
         "ladder; `--signals --help` says more")  # fmt: skip
     add("--example", action="store_true", help="use two days of three made-up nodes instead of files")
-    add("--resource", choices=get_args(Resource), default="cpu", help="what the usage is of (%(default)s)")
+    add("--resource", choices=tuple(RESOURCES), default="cpu", help="what the usage is of (%(default)s)")
     add("--capacity", metavar="N|FILE", help="what each node has, in the unit of the usage; or a CSV or JSON file with "
         "id and capacity (and family)")  # fmt: skip
     add("--unit", choices=tuple(UNITS), help="the unit of usage and capacity (cores or bytes)")
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--horizon", metavar="next|S", type=_horizon, help="predict until the next sample, or for S seconds (next)")
     add("--alpha", metavar="R", type=_ratio, help="how often a prediction may be exceeded "
         f"({PredictorSettings().alpha_ratio:g}; from a horizon of an hour on {ADVERTISED_ALPHA:g})")  # fmt: skip
-    add("--predictor", choices=get_args(Kind), default="calibrated", help="the predictor (%(default)s)")
+    add("--predictor", choices=get_args(PredictorKind), default="calibrated", help="the predictor (%(default)s)")
     add("--sweep", metavar="WHAT=LOW..HIGH", help="try watermark or alpha from low to high, and recommend a value")
     add("--brief", action="store_true", help="no row per series")
     add("--json", metavar="F", help="write all numbers to this file")

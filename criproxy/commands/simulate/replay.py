@@ -5,7 +5,7 @@ A trial is one trace under one or more plans.
 
 from array import array
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -14,25 +14,23 @@ from criproxy.commands.simulate.trace import Trace
 from criproxy.control.policy import DynamicSettings, PolicySettings, PolicyState, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
-from criproxy.control.series import Kind, PredictorSettings
+from criproxy.control.series import PredictorKind, PredictorSettings
 from criproxy.model import UNLIMITED, ResourcePrediction, ResourceSample, Snapshot
-
-Resource = Literal["cpu", "memory"]
 
 NEXT_SAMPLE_STEPS: Final = 1.5
 """A horizon of this many steps holds the next sample and no other."""
 
 
 class Plan(Struct, frozen=True):
-    """What to replay with. `floor` is in cores or bytes, `unit` how many of them are 1 in a trace.
+    """What to replay with. `floor` is in the resource's unit, `unit` how many of that are 1 in a trace.
 
     `horizon_s` None reaches until the next sample, whatever the trace's step.
     """
 
-    resource: Resource
+    resource: str
     floor: float
     watermark_ratio: float = 0.9
-    kind: Kind = "calibrated"
+    kind: PredictorKind = "calibrated"
     alpha_ratio: float = 0.01
     horizon_s: float | None = None
     cold_start_probes: int = 24

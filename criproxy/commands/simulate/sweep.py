@@ -11,7 +11,7 @@ from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.replay import Plan
 from criproxy.commands.simulate.score import Summary
 
-Setting = Literal["watermark", "alpha"]
+Swept = Literal["watermark", "alpha"]
 
 _POINTS: Final = 7
 _WATERMARK_STEP: Final = 0.05
@@ -29,7 +29,7 @@ NEARLY: Final = 0.95
 
 
 class Sweep(Struct, frozen=True):
-    setting: Setting
+    setting: Swept
     values: tuple[float, ...]
 
     def plans(self, plan: Plan) -> tuple[Plan, ...]:

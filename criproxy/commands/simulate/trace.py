@@ -87,7 +87,7 @@ LATEST_S: Final = 1e11
 """The year 5138: times beyond it are in a finer unit than seconds."""
 
 
-class _Node(Struct):
+class _NodeSeries(Struct):
     family: str
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     usages: "array[float]" = field(default_factory=lambda: array("d"))
@@ -101,7 +101,7 @@ class Rows:
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
         self._sources: list[Callable[[str, int], str]] = []
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _NodeSeries] = {}
 
     def begin(self, place_of: Callable[[str, int], str]) -> None:
         """The rows that follow are of another source."""
@@ -118,7 +118,7 @@ class Rows:
                 t_s /= 1000.0
         node = self._nodes.get(node_id)
         if node is None:
-            node = self._nodes[node_id] = _Node(family)
+            node = self._nodes[node_id] = _NodeSeries(family)
         node.times_s.append(t_s)
         node.usages.append(usage)
         node.places.append((len(self._sources) - 1) << _ROW_BITS | number)
@@ -140,7 +140,7 @@ class Rows:
             self._find_gaps(trace)
             yield trace
 
-    def _sort(self, node_id: str, node: _Node) -> None:
+    def _sort(self, node_id: str, node: _NodeSeries) -> None:
         times = node.times_s
         unsorted = [i for i in range(1, len(times)) if times[i] < times[i - 1]]
         for i in unsorted:
@@ -151,7 +151,7 @@ class Rows:
             node.usages = array("d", (node.usages[i] for i in order))
             node.places = array("q", (node.places[i] for i in order))
 
-    def _clean(self, node_id: str, node: _Node, family: str, capacity: float) -> Trace:
+    def _clean(self, node_id: str, node: _NodeSeries, family: str, capacity: float) -> Trace:
         times, usages = array("d"), array("d")
         note = self.findings.note
         for t_s, usage, place in zip(node.times_s, node.usages, node.places, strict=True):

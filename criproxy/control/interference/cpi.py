@@ -69,7 +69,7 @@ class Usual(Struct, frozen=True):
         return Usual(self.windows + 1, self.mean + share * step, variance)
 
 
-class _Pod(Struct):
+class _PodCounts(Struct):
     """What was counted of a pod, by the time of the reading, and when a window of it was learned last."""
 
     workload: str
@@ -82,7 +82,7 @@ class CpiMeter:
 
     def __init__(self) -> None:
         self._usual: dict[str, Usual] = {}
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _PodCounts] = {}
         self._accused = ""
         self._now_s = -math.inf
         self._absent = ""
@@ -98,11 +98,11 @@ class CpiMeter:
             if uid in workloads:
                 self._pods[uid] = self._counted(known.get(uid), workloads[uid], work)
 
-    def _counted(self, pod: _Pod | None, workload: str, work: Work) -> _Pod:
+    def _counted(self, pod: _PodCounts | None, workload: str, work: Work) -> _PodCounts:
         now_s = self._now_s
         last = None if pod is None or not pod.counted else pod.counted[max(pod.counted)]
         if pod is None or pod.workload != workload or last is None or work.cycles < last.cycles:
-            return _Pod(workload, {now_s: work}, now_s)
+            return _PodCounts(workload, {now_s: work}, now_s)
         pod.counted = {at_s: was for at_s, was in pod.counted.items() if at_s >= now_s - _KEPT_S} | {now_s: work}
         if now_s - pod.learned_s >= WINDOW_S:
             if (cpi := _cpi(pod, pod.learned_s, now_s)) is not None:
@@ -138,18 +138,18 @@ class CpiMeter:
             return SignalValue(CPI, "sigma", gap="the pod that was slow has hardly run since")
         return self._of(pod, value)
 
-    def _held(self, pod: _Pod) -> float | None:
+    def _held(self, pod: _PodCounts) -> float | None:
         ends_s = [self._now_s - number * WINDOW_S for number in range(HELD)]
         found = [self._deviation(pod, end_s - WINDOW_S, end_s) for end_s in ends_s]
         known = [value for value in found if value is not None]
         return min(known) if len(known) == HELD else None
 
-    def _deviation(self, pod: _Pod, from_s: float, to_s: float) -> float | None:
+    def _deviation(self, pod: _PodCounts, from_s: float, to_s: float) -> float | None:
         usual = self._usual.get(pod.workload, Usual())
         cpi = _cpi(pod, from_s, to_s)
         return None if cpi is None or usual.windows < LEAST else usual.deviation(cpi)
 
-    def _of(self, pod: _Pod, deviation: float) -> SignalValue:
+    def _of(self, pod: _PodCounts, deviation: float) -> SignalValue:
         usual, value = self._usual[pod.workload], max(0.0, deviation)
         cpi = usual.mean + deviation * usual.sigma
         note = f"{pod.workload}: {cpi:.2f} cycles per instruction, usually {usual.mean:.2f}"
@@ -172,7 +172,7 @@ class CpiMeter:
         self._usual = dict(usual)
 
 
-def _cpi(pod: _Pod, from_s: float, to_s: float) -> float | None:
+def _cpi(pod: _PodCounts, from_s: float, to_s: float) -> float | None:
     """Of the readings nearest to both ends. None: too little ran, or there are none so far back."""
     first_s, last_s = _nearest(pod.counted, from_s), _nearest(pod.counted, to_s)
     if last_s - first_s < max(_SHORTEST_S, 0.7 * (to_s - from_s)):

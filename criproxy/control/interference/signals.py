@@ -183,14 +183,14 @@ def _cpu(last: Stall, this: Stall, pair: Readings) -> _Of:
     return _Of(max(0.0, pressure.value - own), pressure.value, note=note)
 
 
-class _Held(Struct, frozen=True):
+class _Throttled(Struct, frozen=True):
     """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known."""
 
     of: Mapping[str, Throttling]
     online_s: float
 
 
-def _held(before: SignalReading | None, now: SignalReading) -> _Held | str:
+def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
     """For how long own limits have stopped online since the last reading; why it is not known."""
     last, this = None if before is None else before.own_limits, now.own_limits
     if isinstance(this, Missing):
@@ -203,7 +203,7 @@ def _held(before: SignalReading | None, now: SignalReading) -> _Held | str:
     if gone:
         return f"{gone[0]}, which had been stopped by its own limit, has gone since the last reading"
     of = {path: _grown(last.of.get(path), throttling) for path, throttling in this.of.items()}
-    return _Held(of, _online_s(last, this))
+    return _Throttled(of, _online_s(last, this))
 
 
 def _online_s(last: OwnLimits, this: OwnLimits) -> float:
@@ -219,7 +219,7 @@ def _grown(last: Throttling | None, this: Throttling) -> Throttling:
     return Throttling(this.throttled_s - last.throttled_s, (this.usage_s or 0.0) - (last.usage_s or 0.0))
 
 
-def _explained_ratio(held: _Held) -> float:
+def _explained_ratio(held: _Throttled) -> float:
     """The share of time, at most, in which own limits let online wait: see the module."""
     stopped_s = _all_stopped_s(held.of)
     if stopped_s <= 0.0:
@@ -270,7 +270,7 @@ def _threads(last: Mapping[int, ThreadTimes], this: Mapping[int, ThreadTimes], m
     return found
 
 
-def _stopped_s(cgroup: str, held: _Held) -> float:
+def _stopped_s(cgroup: str, held: _Throttled) -> float:
     """For how long, at most, a thread of this cgroup waited for a limit of it, or of one above it."""
     above = (throttling.throttled_s for path, throttling in held.of.items() if f"{cgroup}/".startswith(f"{path}/"))
     return max(above, default=0.0)

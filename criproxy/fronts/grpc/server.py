@@ -39,7 +39,7 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-class _Outcome(Struct):
+class _CallStatus(Struct):
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
 
 
@@ -217,11 +217,11 @@ class GrpcServer(Struct, eq=False):
             await asyncio.gather(passing, return_exceptions=True)
 
     @contextlib.contextmanager
-    def _counted(self, method: str, hooked: bool) -> Iterator[_Outcome]:
+    def _counted(self, method: str, hooked: bool) -> Iterator[_CallStatus]:
         started = self.clock.monotonic_s()
         self.metrics.on_start()
         self._calls += 1
-        outcome = _Outcome()
+        outcome = _CallStatus()
         try:
             yield outcome
         except asyncio.CancelledError:

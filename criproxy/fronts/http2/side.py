@@ -22,7 +22,7 @@ _READ_BYTES: Final = 256 * 1024
 """One read: a little more than a unix socket holds."""
 
 
-Process = tuple[int, int]
+PeerIds = tuple[int, int]
 """Its pid and its user's id."""
 
 _UCRED: Final = struct.Struct("3i")
@@ -71,7 +71,7 @@ class Side(asyncio.BufferedProtocol):
         """None before it is made, and after it is lost."""
 
     @property
-    def peer(self) -> Process:
+    def peer(self) -> PeerIds:
         """The process that has connected, or listens; (0, 0): it is not known. Source: unix(7), SO_PEERCRED."""
         if self.transport is None:
             return 0, 0

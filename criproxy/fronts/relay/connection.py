@@ -15,7 +15,7 @@ from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.http2.codes import Code
-from criproxy.fronts.http2.side import Process, ReadBuffer, Side
+from criproxy.fronts.http2.side import PeerIds, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
 from criproxy.fronts.relay.blind import BlindRelay
 from criproxy.fronts.relay.core import Relay
@@ -56,7 +56,7 @@ class RelayConnection:
         self.fallback: Callable[[], Awaitable[Path]] | None = None
         self._shared = shared
         self.broken = False
-        self.peer: Process = (0, 0)
+        self.peer: PeerIds = (0, 0)
         self._calls: dict[int, tuple[float, str]] = {}
         self._asking: dict[int, asyncio.Task[None] | None] = {}
         """The calls that wait for a verdict; None: the interceptor has not been asked yet."""

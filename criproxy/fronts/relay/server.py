@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
-from criproxy.fronts.http2.side import Process, ReadBuffer
+from criproxy.fronts.http2.side import PeerIds, ReadBuffer
 from criproxy.fronts.relay.blind import FallbackPipe
 from criproxy.fronts.relay.connection import RelayConnection, RelayShared
 from criproxy.fronts.relay.core import Relay
@@ -54,18 +54,18 @@ class Breakers:
     """
 
     def __init__(self) -> None:
-        self._breakers: dict[Process, _Breaker] = {}
+        self._breakers: dict[PeerIds, _Breaker] = {}
 
-    def is_open(self, client: Process, now_s: float) -> bool:
+    def is_open(self, client: PeerIds, now_s: float) -> bool:
         """Whether a new connection of this client is not the relay's."""
         breaker = self._breakers.get(client)
         return breaker is not None and now_s < breaker.until_s
 
-    def open(self, now_s: float) -> tuple[Process, ...]:
+    def open(self, now_s: float) -> tuple[PeerIds, ...]:
         """The clients whose breakers are open. Safe to ask for from any thread."""
         return tuple(client for client, breaker in tuple(self._breakers.items()) if now_s < breaker.until_s)
 
-    def broke(self, client: Process, now_s: float) -> float | None:
+    def broke(self, client: PeerIds, now_s: float) -> float | None:
         """A relay connection of this client broke. For how many seconds that opens its breaker; None: it does not."""
         breaker = self._breakers.pop(client, None) or _Breaker()
         self._breakers[client] = breaker
@@ -186,7 +186,7 @@ class RelayServer:
         if connection.broken and self._fallback is not None:
             self._count_broken(connection.peer)
 
-    def _count_broken(self, peer: Process) -> None:
+    def _count_broken(self, peer: PeerIds) -> None:
         open_s = self._breakers.broke(peer, self._clock.monotonic_s())
         if open_s is None:
             return
@@ -194,7 +194,7 @@ class RelayServer:
         self._log.error("relay_given_up", pid=peer[0], for_s=open_s, consequence="the fallback serves this client")
         asyncio.get_running_loop().call_later(open_s + _AFTER_S, self._try_again, peer)
 
-    def _try_again(self, peer: Process) -> None:
+    def _try_again(self, peer: PeerIds) -> None:
         """The breaker has closed, if it was not opened anew meanwhile."""
         if self._breakers.is_open(peer, self._clock.monotonic_s()):
             return

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from criproxy.fronts.http2.side import Process
+from criproxy.fronts.http2.side import PeerIds
 from criproxy.fronts.relay.server import Breakers
 
 KUBELET, HOSTILE = (1, 0), (2, 0)
 
 
-def clients(count: int) -> Iterator[Process]:
+def clients(count: int) -> Iterator[PeerIds]:
     return ((pid, 0) for pid in range(10, 10 + count))
 
 
-def opened(times_s: list[float], client: Process = KUBELET, breakers: Breakers | None = None) -> list[float | None]:
+def opened(times_s: list[float], client: PeerIds = KUBELET, breakers: Breakers | None = None) -> list[float | None]:
     """What each break at these times opens."""
     breakers = breakers or Breakers()
     return [breakers.broke(client, t_s) for t_s in times_s]

@@ -13,7 +13,7 @@ from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import PLACEMENT_ANNOTATION, Operation
 from criproxy.pods.admission import AdmissionSettings
 from tests.fronts import gogo
-from tests.fronts.test_intercept import BOXED, KUBELET, RULES, V1, Bench, Runtime, create_request, run_request
+from tests.fronts.cri.test_intercept import BOXED, KUBELET, RULES, V1, Bench, Runtime, create_request, run_request
 
 UNDECODABLE = b"\xff\xff\xff"
 
