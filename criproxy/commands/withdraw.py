@@ -14,7 +14,8 @@ from criproxy.config import Config
 from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiRequest, UnreachableError
 from criproxy.kube.credential import KUBECONFIG, Credential, CredentialError, node_name
-from criproxy.kube.objects import Condition, path, status_of, status_patch
+from criproxy.kube.extended_resources import PUBLISHES, annotation_of, names_of
+from criproxy.kube.objects import Condition, Node, ObjectError, decoded, path, status_of, status_patch
 from criproxy.kube.publisher import CONDITION, resources_of
 from criproxy.kube.retry import Meaning
 from criproxy.kube.times import rfc3339
@@ -58,14 +59,27 @@ def _runs(socket: Path) -> bool:
 
 
 async def _publish_nothing(credential: Credential, node: str, names: list[str]) -> None:
+    """The names are those of the config. Those that were published before it was changed go."""
     clock = Clock()
     now = rfc3339(clock.wall_s())
     condition = Condition(CONDITION, "False", "Away", _WHY, now, now)
-    patch = status_patch(dict.fromkeys(names, 0), condition)
-    request = ApiRequest("PATCH", path("nodes", node, "status"), patch, STRATEGIC_MERGE_PATCH)
+    client = ApiClient(credential, clock, random.Random())
+    found = await _answer(client, ApiRequest("GET", path("nodes", node)))
     try:
-        answer = await ApiClient(credential, clock, random.Random()).ask_again(request)
+        left = names_of(decoded(found, Node).annotation(PUBLISHES))
+    except ObjectError as error:
+        raise NotWithdrawnError(str(error)) from error
+    quantities = {**dict.fromkeys(left), **dict.fromkeys(names, 0)}
+    patch = status_patch(quantities, condition, {PUBLISHES: annotation_of(names)})
+    await _answer(client, ApiRequest("PATCH", path("nodes", node, "status"), patch, STRATEGIC_MERGE_PATCH))
+
+
+async def _answer(client: ApiClient, request: ApiRequest) -> bytes:
+    """Raises NotWithdrawnError."""
+    try:
+        answer = await client.ask_again(request)
     except UnreachableError as error:
         raise NotWithdrawnError(f"the API server does not answer: {error}; try again") from error
     if answer.meaning is not Meaning.DONE:
         raise NotWithdrawnError(f"the API server answers {answer.status} {status_of(answer.body).message}")
+    return answer.body

@@ -1,7 +1,18 @@
 """The config file: typed settings (`settings`, `schema`), and reading them (`load`)."""
 
-from criproxy.config.load import ConfigError, Loaded, Override, files_of, load, load_above
+from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load, load_above
 from criproxy.config.schema import restart_keys
 from criproxy.config.settings import Config, Proxy
 
-__all__ = ["Config", "ConfigError", "Loaded", "Override", "Proxy", "files_of", "load", "load_above", "restart_keys"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Loaded",
+    "Override",
+    "OwnFiles",
+    "Proxy",
+    "files_of",
+    "load",
+    "load_above",
+    "restart_keys",
+]

@@ -50,11 +50,13 @@ class Override(Struct, frozen=True):
 class Loaded(Struct, frozen=True):
     """What a config says. With `errors`, `config` is what could be salvaged: every bad key is at its default.
 
-    A salvaged config tells where the sockets are; it is not what the operator wants of the box.
+    A salvaged config tells where the sockets are; it is not what the operator wants of the box. `instead` is what holds
+    while there are errors; None: whatever held before.
     """
 
     config: Config
     errors: tuple[ConfigError, ...]
+    instead: Config | None = None
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -87,6 +89,73 @@ def load(path: Path, overrides: Sequence[Override] = ()) -> Loaded:
     Overrides are checked as files are, and have only what needs no restart. Blocks on the disk, and takes up to a
     second for the longest config: not for the event loop.
     """
+    return _together(path, *_sources(path), overrides)
+
+
+def load_above(path: Path, override: Override) -> Loaded:
+    """As `load`, with one override; one that adds an error to those of the files is left out as a whole.
+
+    The files may have changed since it was found right: an operator's own file must not become a pass-through by that.
+    """
+    return OwnFiles(path).load(override)
+
+
+_Sources = Sequence[tuple[str, bytes]]
+"""Files by name, with their content."""
+
+
+class OwnFiles:
+    """The files of a node whose cluster sets something above them. Remembers them as they were when last in order.
+
+    So the cluster's override holds, or ends, although an operator has just made a mistake in a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self._in_order: _Sources | None = None
+        self._errors: tuple[ConfigError, ...] = ()
+
+    @property
+    def errors(self) -> tuple[ConfigError, ...]:
+        """Of the files alone, while they were never in order since this was made; (): they were."""
+        return self._errors if self._in_order is None else ()
+
+    def load(self, override: Override | None) -> Loaded:
+        """Read the files. With errors in them, the override is set above what they were before (`Loaded.instead`).
+
+        Blocks as `load` does. To be called when the files are at rest: what is half written may be in order.
+        """
+        sources, unread = _sources(self.path)
+        loaded, alone = self._above(sources, unread, override)
+        self._errors = alone
+        if not alone:
+            self._in_order = sources
+        if self._in_order is None or not loaded.errors:
+            return loaded
+        return replace(loaded, instead=self._above(self._in_order, (), override)[0].config)
+
+    def added_by(self, override: Override) -> tuple[ConfigError, ...]:
+        """The errors that it would add to the files as they were when last in order. Blocks for the parsing."""
+        return _together(self.path, self._in_order or (), (), (override,)).errors
+
+    def _above(
+        self, sources: _Sources, unread: Sequence[ConfigError], override: Override | None
+    ) -> tuple[Loaded, tuple[ConfigError, ...]]:
+        """The config with the override above it, unless that adds an error; and the errors without it."""
+        alone = _together(self.path, sources, unread)
+        together = alone if override is None else _together(self.path, sources, unread, (override,))
+        return (together if set(together.errors) <= set(alone.errors) else alone), alone.errors
+
+
+def _together(
+    path: Path, sources: _Sources, unread: Sequence[ConfigError], overrides: Sequence[Override] = ()
+) -> Loaded:
+    loaded = _combine(sources, _shown(path), overrides)
+    return Loaded(loaded.config, _few((*unread, *loaded.errors), _shown(path)))
+
+
+def _sources(path: Path) -> tuple[_Sources, Sequence[ConfigError]]:
+    """What is in the files, and what is wrong with those that can't be read."""
     sources: list[tuple[str, bytes]] = []
     errors: list[ConfigError] = []
     try:
@@ -108,17 +177,7 @@ def load(path: Path, overrides: Sequence[Override] = ()) -> Loaded:
         else:
             sources.append((_shown(file), data))
             room_bytes -= min(len(data), room_bytes)
-    loaded = _combine(sources, _shown(path), overrides)
-    return Loaded(loaded.config, _few((*errors, *loaded.errors), _shown(path)))
-
-
-def load_above(path: Path, override: Override) -> Loaded:
-    """As `load`, with one override; one that adds an error to those of the files is left out as a whole.
-
-    The files may have changed since it was found right: an operator's own file must not become a pass-through by that.
-    """
-    alone, together = load(path), load(path, (override,))
-    return together if set(together.errors) <= set(alone.errors) else alone
+    return sources, errors
 
 
 def parse(data: bytes, file: str) -> Loaded:

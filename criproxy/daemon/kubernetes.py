@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from criproxy.config import Config, Loaded, Override, load, load_above
+from criproxy.config import Config, Loaded, Override, OwnFiles, load, load_above
 from criproxy.control.clock import Clock
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
@@ -71,7 +71,8 @@ class KubernetesPart:
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._enabled = config.kubernetes.enabled and not dry_run
-        self._files = config_file, policy_file(config)
+        self._own = OwnFiles(config_file)
+        self._policy_file = policy_file(config)
         self._config = config
         self._changed = changed
         self._metrics = metrics
@@ -82,15 +83,21 @@ class KubernetesPart:
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
-        self._remembered = remembered(config) if self._enabled else None
+        self._remembered: Override | None = None
+        if self._enabled:
+            self._remembered = remembered(config)
+            self._own.load(self._remembered)
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
     def configure(self, config: Config) -> None:
         """What was wrong with a policy may be right by another file, or the other way round."""
         changed, self._config = config != self._config, config
-        if self._side is not None and changed:
+        if self._side is None:
+            return
+        if changed:
             self._side.publisher.configure(publish_settings(config.kubernetes))
+        if changed or self._side.follower.status().problems:
             self._side.follower.look_again()
 
     def policy_changed(self) -> None:
@@ -98,8 +105,9 @@ class KubernetesPart:
 
     def load(self, file: Path) -> Loaded:
         """The config with the cluster's policy above it. Blocks; for any thread."""
-        policy = self._side.follower.policy.override if self._side is not None else self._remembered
-        return load(file) if policy is None else load_above(file, policy)
+        if not self._enabled:
+            return load(file)
+        return self._own.load(self._side.follower.policy.override if self._side is not None else self._remembered)
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +129,14 @@ class KubernetesPart:
 
         settings = publish_settings(self._config.kubernetes)
         side = NodeSide(
-            credential, node, self, settings, files=self._files, taker=self, clock=self._clock, log=self._log
+            credential,
+            node,
+            self,
+            settings,
+            files=(self._own, self._policy_file),
+            taker=self,
+            clock=self._clock,
+            log=self._log,
         )
         await side.follower.remember()
         self._side = side  # from now on its policy is the one that is loaded

@@ -183,13 +183,14 @@ class Reload(Struct):
             self.log.warning("bypass_not_told", error=failed)
 
     def _take_up(self, loaded: Loaded) -> None:
-        """The new config, or, with errors in it, the old one on."""
+        """The new config; with errors in it, what holds instead, or the old one on."""
         self.notifier.reloading()
-        if not loaded.errors:
-            self.timetable = Timetable(loaded.config)
+        config = loaded.instead if loaded.errors else loaded.config
+        if config is not None:
+            self.timetable = Timetable(config)
             stage = self.timetable.stage(self.clock.wall_s())
-            self._take(replace(self.settings, config=loaded.config, stage=stage, pass_through=False))
-            logs.configure(loaded.config.observe.log_level)
+            self._take(replace(self.settings, config=config, stage=stage, pass_through=False))
+            logs.configure(config.observe.log_level)
         self.metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
         self._tell_config(loaded)
         self._tell_stage()

@@ -18,7 +18,10 @@ Whoever owns it makes another one at once, and the scheduler may bind that one t
 So, before it is evicted, the Node gets a label that names its controller, and an annotation that says until when. The
 cluster's webhook has given the pods of each controller an affinity that keeps them off nodes with its label. When the
 time is over, the cluster's controller takes the label away; where there is none, the node does, a minute later. A pod
-that is not evicted after all takes its label with it.
+that is not evicted after all takes its label with it, unless another one of its controller needs that.
+
+So what the Node should have follows from what was evicted and what is under way. It is made into a patch when that is
+sent, and one patch is sent after the other: none that is late can undo a newer one.
 
 Clocks differ, and are set. So the annotation has a beginning and an end, of which the cluster's side takes the length
 alone; and the node counts that by a clock that only grows (CLOCK_BOOTTIME).
@@ -32,7 +35,7 @@ import contextlib
 import random
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final
 
@@ -78,7 +81,7 @@ MAX_EVICTED: Final = 32
 """Entries; beyond, those go first that end first."""
 
 MAX_UNTOLD: Final = 96
-"""Patches and events that wait to be sent; of more, the oldest are forgotten."""
+"""Events that wait to be sent; of more, the oldest are forgotten."""
 
 TRIES: Final = 3
 
@@ -158,19 +161,17 @@ class KeptOut(Struct, frozen=True):
 Entries = Mapping[str, KeptOut]
 
 
-def kept_out(entries: Entries, key: str, seconds: float, now_s: float, wall_s: float) -> Entries:
-    """With one more, without those that are over. `wall_s` is the time of day."""
-    left = not_over(entries, now_s)
-    made = KeptOut(f"{rfc3339(wall_s)}/{rfc3339(wall_s + seconds)}", now_s + seconds)
-    if key not in left or left[key].ends_s < made.ends_s:
-        left[key] = made
-    return dict(sorted(left.items(), key=lambda entry: entry[1].ends_s)[-MAX_EVICTED:])
+def kept_out(entries: Entries, key: str, one: KeptOut) -> Entries:
+    """With one more. Of two with the same key, the one that ends later."""
+    joined = dict(entries)
+    if key not in joined or joined[key].ends_s < one.ends_s:
+        joined[key] = one
+    return dict(sorted(joined.items(), key=lambda entry: entry[1].ends_s)[-MAX_EVICTED:])
 
 
-def let_in(entries: Entries, key: str, before: Entries) -> Entries:
-    """Once a pod was not evicted after all: the entry is again what it was in `before`."""
-    left = {name: one for name, one in entries.items() if name != key}
-    return {**left, key: before[key]} if key in before else left
+def kept_out_for(seconds: float, now_s: float, wall_s: float) -> KeptOut:
+    """From now on. `wall_s` is the time of day."""
+    return KeptOut(f"{rfc3339(wall_s)}/{rfc3339(wall_s + seconds)}", now_s + seconds)
 
 
 def not_over(entries: Entries, now_s: float) -> dict[str, KeptOut]:
@@ -199,11 +200,11 @@ def entries_of(text: str, now_s: float, wall_now_s: float) -> Entries:
     return found
 
 
-def change(before: Entries, after: Entries) -> bytes:
-    """The merge patch of the Node from some entries to others: the annotation, and the labels that belong."""
-    wanted = {**{key: None for key in before if key not in after}, **dict.fromkeys(after, "")}
+def change(labelled: Collection[str], entries: Entries) -> bytes:
+    """The merge patch of the Node to these entries: the annotation, and the labels. `labelled`: what it may have."""
+    wanted = {**dict.fromkeys(key for key in labelled if key not in entries), **dict.fromkeys(entries, "")}
     labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if _LABEL.fullmatch(key)}
-    text = msgspec.json.encode({name: one.text for name, one in after.items()}).decode()
+    text = msgspec.json.encode({name: one.text for name, one in entries.items()}).decode()
     return msgspec.json.encode({"metadata": {"annotations": {EVICTED: text}, "labels": labels}})
 
 
@@ -232,8 +233,15 @@ class Evictor:
         self._luck = luck
         self._log = log
         self._version = "v1"
-        self._entries: Entries | None = None
-        """None: nothing was evicted, and the node was not seen yet."""
+        self._evicted: Entries = {}
+        self._under_way: list[tuple[str, KeptOut]] = []
+        self._written: Entries | None = {}
+        """What the Node has; None: it is not known."""
+        self._labelled: set[str] = set()
+        """What the Node may have a label for."""
+        self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[object]] = set()
+        self._node_seen = False
         self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
 
@@ -261,25 +269,30 @@ class Evictor:
 
     async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
         """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
-        before = self._entries or {}
+        now_s = self._clock.boottime_s()
+        self._evicted = not_over(self._evicted, now_s)
+        mark = _key(victim), kept_out_for(keep_out_s, now_s, self._clock.wall_s())
+        self._under_way.append(mark)
+        evicted = False
         try:
-            await self._keep_out(victim, keep_out_s)
+            await self._mark()
             made = await self._evict(victim)
-        except asyncio.CancelledError:  # whoever asked waits no longer
-            self._let_in(victim, before)
-            raise
+            evicted = made.outcome is Outcome.EVICTED
+        finally:  # also when whoever asked waits no longer
+            self._under_way.remove(mark)
+            if evicted:
+                self._evicted = kept_out(self._evicted, *mark)
+            self._some.set()
         self._log.warning(
-            "evicted" if made.outcome is Outcome.EVICTED else "not_evicted",
+            "evicted" if evicted else "not_evicted",
             pod=str(victim.pod),
             pod_uid=victim.pod.uid,
             reason=why,
             outcome=made.outcome.value,
             message=made.message,
         )
-        if made.outcome is Outcome.EVICTED:
+        if evicted:
             self._tell(victim.pod, _EVICTED, f"Evicted by criproxy: {why}")
-        else:
-            self._let_in(victim, before)
         return made
 
     async def _evict(self, victim: EvictionTarget) -> Eviction:
@@ -308,25 +321,53 @@ class Evictor:
     def _body(victim: EvictionTarget, version: str) -> bytes:
         return eviction(victim.pod, version, victim.grace_period_s)
 
-    async def _keep_out(self, victim: EvictionTarget, seconds: float) -> None:
-        """Before it goes. What can't be written now is written later: nobody stays for it."""
-        now_s, wall_s = self._clock.boottime_s(), self._clock.wall_s()
-        request = self._changed(kept_out(self._entries or {}, _key(victim), seconds, now_s, wall_s))
-        try:
-            async with asyncio.timeout(MARK_S):
-                if (await self._client.ask(request)).meaning is Meaning.DONE:
-                    return
-        except (TimeoutError, UnreachableError):
-            pass
-        self._tell_later(request)
+    @property
+    def _entries(self) -> Entries:
+        """What the Node should have."""
+        entries = self._evicted
+        for key, one in self._under_way:
+            entries = kept_out(entries, key, one)
+        return entries
 
-    def _let_in(self, victim: EvictionTarget, before: Entries) -> None:
-        self._tell_later(self._changed(let_in(self._entries or {}, _key(victim), before)))
+    async def _mark(self) -> None:
+        """Before a pod goes. What can't be written now is written later: nobody stays for it."""
+        writing = asyncio.create_task(self._write())
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.wait((writing,), timeout=MARK_S)
 
-    def _changed(self, entries: Entries) -> ApiRequest:
-        """These are the entries from now on; what to write for it."""
-        patch, self._entries = change(self._entries or {}, entries), entries
-        return ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH)
+    async def _write(self) -> ApiAnswer | UnreachableError | None:
+        """Have the Node have the entries, with one try, once no other is under way. None: it has them."""
+        async with self._writing:
+            entries = self._entries
+            if entries == self._written:
+                return None
+            patch = change(self._labelled, entries)
+            self._written = None
+            self._labelled |= entries.keys()
+            try:
+                answer = await self._client.ask(ApiRequest("PATCH", path("nodes", self._node.name), patch, MERGE_PATCH))
+            except UnreachableError as error:
+                return error
+            if answer.meaning is not Meaning.DONE:
+                return answer
+            self._written, self._labelled = entries, set(entries)
+            return None
+
+    async def _write_again(self) -> None:
+        """Never raises. What can't be written after a few tries is left until something else is to be told."""
+        for failures in range(1, TRIES + 1):
+            failed = await self._write()
+            if failed is None:
+                return
+            named_s, reason = None, str(failed)
+            if isinstance(failed, ApiAnswer):
+                named_s, reason = failed.named_pause_s, f"{failed.status}"
+                if failed.meaning not in (Meaning.AGAIN, Meaning.DENIED):
+                    break
+            if failures < TRIES:
+                await self._clock.sleep(pause_s(failures, self._luck.random(), named_s))
+        self._log.info("eviction_not_told", path=path("nodes", self._node.name), reason=reason)
 
     def _tell_later(self, request: ApiRequest) -> None:
         self._to_tell.append(request)
@@ -351,7 +392,7 @@ class Evictor:
     async def run(self) -> None:
         """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
         while True:
-            ends_s = next_end_s(self._entries or {})
+            ends_s = next_end_s(self._evicted)
             left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.boottime_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -361,13 +402,12 @@ class Evictor:
 
     def forget_those_over(self) -> None:
         """Take away what the cluster's side, where there is one, has taken away `LATER_S` before."""
-        left = not_over(self._entries or {}, self._clock.boottime_s() - LATER_S)
-        if left != (self._entries or {}):
-            self._tell_later(self._changed(left))
+        self._evicted = not_over(self._evicted, self._clock.boottime_s() - LATER_S)
 
     async def tell_all(self) -> None:
         """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
         self._some.clear()
+        await self._write_again()
         while self._to_tell:
             request = self._to_tell.popleft()
             try:
@@ -380,6 +420,13 @@ class Evictor:
 
     def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""
-        if self._entries is None and node is not None and (text := node.annotation(EVICTED)) is not None:
-            self._entries = entries_of(text, self._clock.boottime_s(), self._clock.wall_s())
+        if self._node_seen or node is None:
+            return
+        self._node_seen = True
+        found = entries_of(node.annotation(EVICTED) or "{}", self._clock.boottime_s(), self._clock.wall_s())
+        if before := {key: one for key, one in found.items() if key not in self._labelled}:
+            if self._written == self._evicted == {}:
+                self._written = before
+            self._evicted = {**before, **self._evicted}
+            self._labelled |= before.keys()
             self._some.set()  # some of them may be over

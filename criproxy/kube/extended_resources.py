@@ -17,10 +17,17 @@ that is placed today must still fit in an hour. It is published
 - as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
 - when it differs from what was last published by more than `change_ratio`, or that is `every_s` old. The latter is also
   the sign of life by which the controller knows a node's numbers to be of today. No division: the last one may be 0;
-- when somebody else has written another number;
+- when somebody else has written another number, or another annotation (below);
 - no more often than each `QUIET_S`, so that two writers never patch in circles. Only to lend nothing is never put off.
 
 Pauses are random, so that nodes that started together do not write together.
+
+With the numbers goes an annotation, which has their names:
+
+    colocation.criproxy.io/publishes  kubernetes.io/batch-cpu,kubernetes.io/batch-memory
+
+By it a criproxy that begins with other names knows which ones an earlier one has left, and takes them away; and the
+cluster's side knows which names to make 0 when the node is away.
 
 What kubelet makes of it: of the names below kubernetes.io/ that a pod requests, it admits no more than allocatable has.
 It asks that of pods that run as well, when it restarts (later versions have the gate NotEvictPodOnKubeletRestart). So
@@ -31,7 +38,8 @@ Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s); kubel
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -39,6 +47,15 @@ from msgspec import Struct
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, ResourceDecision, ResourceSample, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
+
+PUBLISHES: Final = "colocation.criproxy.io/publishes"
+"""The Node's annotation: the names of what is published, also while it is 0, sorted, with commas between them."""
+
+MAX_NAMES: Final = 64
+"""Of an annotation that is read: anybody who may edit the Node may write there."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]{0,252}/[A-Za-z0-9][-._A-Za-z0-9]{0,62}", re.ASCII)
+"""An extended resource's. All else that a node has (cpu, memory, hugepages-2Mi) has no slash."""
 
 QUIET_S: Final = 10.0
 """Between two patches, and up to twice as long."""
@@ -130,9 +147,17 @@ class PublishSettings(Struct, frozen=True):
     off: str = ""
 
 
+class Seen(Struct, frozen=True):
+    """What the Node has: the amounts of the names that are to be published, and the annotation (None: it has none)."""
+
+    quantities: Mapping[str, int]
+    publishes: str | None
+
+
 class Published(Struct, frozen=True):
     """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
 
+    `publishes`: the annotation; None: there is none, as the names are left to others.
     `raised`: something was published above what is wanted, as pods were promised it. `occupied`: see `Offer`.
     """
 
@@ -141,17 +166,22 @@ class Published(Struct, frozen=True):
     at_s: float
     due_s: float
     quiet_until_s: float
+    publishes: str | None = None
     raised: bool = False
     withheld: str = ""
     occupied: bool = False
 
 
 class Publication(Struct, frozen=True):
-    """What is to be published: the amounts (None: the name is to go), and why now, in words."""
+    """What is to be published: the amounts (None: the name is to go), and why now, in words.
+
+    `publishes`: the annotation; None: it is to go.
+    """
 
     quantities: Mapping[str, int | None]
     wanted: Mapping[str, int]
     why_now: str
+    publishes: str | None = None
     raised: bool = False
     withheld: str = ""
     occupied: bool = False
@@ -217,20 +247,30 @@ def wanted(offered: Offer, settings: PublishSettings) -> dict[str, int]:
     }
 
 
+def annotation_of(names: Collection[str]) -> str:
+    """See PUBLISHES."""
+    return ",".join(sorted(names))
+
+
+def names_of(annotation: str | None) -> tuple[str, ...]:
+    """The names in it. What can be no extended resource is left out."""
+    found = (name for name in (annotation or "").split(",", MAX_NAMES)[:MAX_NAMES] if _NAME.fullmatch(name))
+    return tuple(found)
+
+
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
 def due(
     offered: Offer,
-    seen: Mapping[str, int] | None,
+    seen: Seen | None,
     last: Published | None,
     settings: PublishSettings,
     now_s: float,
 ) -> str:
     """Why something is to be published now, in words; "": nothing is.
 
-    `seen` are the amounts in the node's status (None: not known, as there is no view of the node). `last` None: nothing
-    was published since this process began.
+    `seen` None: there is no view of the node. `last` None: nothing was published since this process began.
     """
     if last is None:
         return "nothing was published since criproxy started"
@@ -243,7 +283,7 @@ def due(
 
 def _reasons(
     offered: Offer,
-    seen: Mapping[str, int] | None,
+    seen: Seen | None,
     last: Published,
     settings: PublishSettings,
     now_s: float,
@@ -255,8 +295,12 @@ def _reasons(
     for name, amount in want.items():
         if abs(amount - last.wanted[name]) > settings.change_ratio * last.wanted[name]:
             yield f"{name} differs by more than {settings.change_ratio:.0%} from {last.wanted[name]}"
-        if seen is not None and seen.get(name) != last.quantities[name]:
-            yield f"somebody else has set {name} to {seen.get(name, 'nothing')}"
+        if seen is not None and seen.quantities.get(name) != last.quantities[name]:
+            yield f"somebody else has set {name} to {seen.quantities.get(name, 'nothing')}"
+    if seen is not None and seen.publishes != last.publishes:
+        yield f"somebody else has changed the annotation {PUBLISHES}"
+    if settings.off and last.publishes is not None:
+        yield f"the names are left to others: {settings.off}"
     if bool(offered.withheld) != bool(last.withheld):
         yield "the node lends again" if last.withheld else f"nothing is lent: {offered.withheld}"
     if offered.occupied != last.occupied:
@@ -289,16 +333,22 @@ def publication(
     last: Published | None,
     settings: PublishSettings,
     why_now: str,
+    *,
+    left: Collection[str] = (),
 ) -> Publication:
-    """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no."""
+    """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no.
+
+    `left` are the names that an earlier process published, while `last` is None.
+    """
     want = wanted(offered, settings)
     bound_to = {} if offered.withheld else allocated
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
-    gone = {name: None for name in (last.quantities if last else ()) if name not in want}
+    gone = {name: None for name in (last.quantities if last else left) if name not in want}
     return Publication(
         {**gone, **quantities},
         want,
         why_now,
+        None if settings.off else annotation_of(want),
         raised=quantities != dict(want),
         withheld=offered.withheld,
         occupied=offered.occupied,
@@ -313,6 +363,7 @@ def published(made: Publication, settings: PublishSettings, now_s: float, luck: 
         at_s=now_s,
         due_s=now_s + settings.every_s * (1.0 + LONGER_RATIO * luck),
         quiet_until_s=now_s + QUIET_S * (1.0 + luck),
+        publishes=made.publishes,
         raised=made.raised,
         withheld=made.withheld,
         occupied=made.occupied,

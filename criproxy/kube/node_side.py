@@ -6,6 +6,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.config import OwnFiles
 from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient
 from criproxy.kube.credential import Credential
@@ -27,7 +28,7 @@ class NodeSide:
         source: OfferSource,
         settings: PublishSettings,
         *,
-        files: tuple[Path, Path],
+        files: tuple[OwnFiles, Path],
         taker: TakesPolicy,
         clock: Clock,
         log: FilteringBoundLogger,

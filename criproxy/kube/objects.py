@@ -271,14 +271,18 @@ class Condition(Struct, frozen=True, rename="camel"):
     last_transition_time: str
 
 
-def status_patch(quantities: Mapping[str, int | None], condition: Condition) -> bytes:
-    """A strategic merge patch for nodes/status: these resources (None removes one) and one condition, all else stays.
+def status_patch(
+    quantities: Mapping[str, int | None], condition: Condition, annotations: Mapping[str, str | None]
+) -> bytes:
+    """A strategic merge patch for nodes/status, of resources, annotations (None removes one) and one condition.
 
-    Kubelet makes allocatable from capacity, but only when it next writes its status: so both are set.
+    All else stays. Kubelet makes allocatable from capacity, but only when it next writes its status: so both are set.
+    Kubelet, too, relies on it that nodes/status takes annotations.
+    Source: component-helpers, node/util/status.go, preparePatchBytesforNodeStatus.
     """
     amounts = {name: None if amount is None else str(amount) for name, amount in quantities.items()}
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [msgspec.to_builtins(condition)]}
-    return msgspec.json.encode({"status": status})
+    return msgspec.json.encode({"metadata": {"annotations": annotations}, "status": status})
 
 
 def eviction(pod: PodRef, version: str, grace_period_s: int | None) -> bytes:

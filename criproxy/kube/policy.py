@@ -6,11 +6,14 @@ How it works
     colocation.criproxy.io/policy-status  {"version": "7", "inForce": true, "problems": []}
 
 The first is written by the controller, the second by the node. `settings` has the sections and keys of the config file.
-A policy is *accepted* when the file and it together have no error that the file alone has not. Then
+A policy is *accepted* when the file, as it was when last in order, and it together have no error. Then
 
-- it is in force from the next reload on, and remembered on disk, so that a node without an API server starts with it;
+- it is in force from the next reload on, also while the file has an error;
+- it is written to disk, so that a node without an API server starts with it. While it can't be (a full disk), it is in
+  force all the same, the trouble is told, and it is tried again;
 - else the old one stays in force, and what is wrong is reported: in the annotation, the log and the status;
 - an annotation that was removed is a policy without settings: the file alone holds;
+- while the file has had errors since criproxy began, no policy is accepted, as there is nothing to lay it above;
 - a Node that is gone, or an API server that is away, changes nothing.
 
 The report is written when it differs from what the Node has, and never because of anything else: no loop of patches.
@@ -20,20 +23,22 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.config import ConfigError, Override, load
+from criproxy.config import Override, OwnFiles
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
+
+T = TypeVar("T")
 
 POLICY: Final = "colocation.criproxy.io/policy"
 POLICY_STATUS: Final = "colocation.criproxy.io/policy-status"
@@ -83,7 +88,7 @@ class PolicyReport(Struct, frozen=True, rename="camel"):
 
 
 class PolicyStatus(Struct, frozen=True):
-    """For people. `problems` are of a policy that was given and refused; `trouble`: it could not be looked at."""
+    """For people. `problems` are of a policy that was refused; `trouble`: it can't be checked, kept or reported."""
 
     name: str
     version: str
@@ -100,12 +105,6 @@ def parsed(text: str) -> Policy:
         return msgspec.json.decode(text, type=Policy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
-
-
-def problems_of(together: tuple[ConfigError, ...], alone: tuple[ConfigError, ...]) -> tuple[str, ...]:
-    """What a policy adds to the errors of the files alone, in words."""
-    known = set(alone)
-    return bounded([str(error) for error in together if error not in known])
 
 
 def bounded(problems: list[str]) -> tuple[str, ...]:
@@ -158,17 +157,17 @@ class PolicyFollower:
         self,
         client: Asks,
         node: str,
-        files: tuple[Path, Path],
+        files: tuple[OwnFiles, Path],
         taker: TakesPolicy,
         *,
         clock: Clock,
         luck: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
-        """`files` are the config file, and the one in which the policy is remembered."""
+        """`files` are the config's, which whoever puts settings in force reads, and where the policy is remembered."""
         self._client = client
         self._node = node
-        self._config, self._file = files[0], PolicyFile(files[1])
+        self._own, self._file = files[0], PolicyFile(files[1])
         self._taker = taker
         self._clock = clock
         self._luck = luck
@@ -179,6 +178,8 @@ class PolicyFollower:
         """The annotation's text that was looked at last; None: none was."""
         self._report: PolicyReport | None = None
         self._trouble = ""
+        self._kept: Policy | None = None
+        """What is on disk; None: it could not be read."""
         self.policy = NONE
 
     def status(self) -> PolicyStatus:
@@ -199,7 +200,7 @@ class PolicyFollower:
     async def remember(self) -> None:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
-            self.policy = await _apart("read the policy", self._file.read)
+            self.policy = self._kept = await _apart("read the policy", self._file.read)
         except (OSError, RuntimeError, StuckError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
@@ -221,7 +222,7 @@ class PolicyFollower:
                 self._changed.set()
 
     async def look(self) -> bool:
-        """Judge the newest annotation, and report it. Whether something failed that should be tried again."""
+        """Judge the newest annotation, keep and report it. Whether something failed that should be tried again."""
         node = self._newest
         if node is None:
             return False
@@ -229,16 +230,18 @@ class PolicyFollower:
         if text != self._judged:
             try:
                 await self._judge(text)
-            except (OSError, RuntimeError, StuckError) as error:
-                return self._failed(f"the policy can't be checked or kept: {error}")
-        return await self._tell(node)
+            except (RuntimeError, StuckError) as error:
+                return self._failed(f"the policy can't be checked: {error}")
+        trouble = "; ".join(filter(None, (await self._keep(), await self._tell(node))))
+        if trouble:
+            return self._failed(trouble)
+        self._trouble = ""
+        return False
 
     async def _judge(self, text: str) -> None:
-        policy, problems = NONE, ()
+        policy, problems = NONE, tuple[str, ...]()
         if text:
             policy, problems = await _apart("check the policy", lambda: self._checked(text))
-        if not problems and policy != self.policy:
-            await _apart("keep the policy", lambda: self._file.write(policy))
         self._judged = text
         before, self._report = self._report, self._reported(text, policy, problems)
         if problems:
@@ -260,31 +263,44 @@ class PolicyFollower:
             policy = parsed(text)
         except PolicyError as error:
             return NONE, bounded([str(error)])
-        alone = load(self._config).errors
-        return policy, problems_of(load(self._config, (policy.override,)).errors, alone)
+        if own := self._own.errors:
+            return policy, bounded(["this node's own file has had errors since criproxy began", *map(str, own)])
+        return policy, bounded([str(error) for error in self._own.added_by(policy.override)])
 
     def _reported(self, text: str, policy: Policy, problems: tuple[str, ...]) -> PolicyReport | None:
         """None: there is nothing to report of."""
         if not text:
             return None
-        return PolicyReport(policy.version, not problems, problems, self.policy.version if problems else "")
+        instead = self.policy.version if problems and policy != self.policy else ""
+        return PolicyReport(policy.version, not problems, problems, instead)
 
-    async def _tell(self, node: Node) -> bool:
-        """Make the Node's report this one. Whether it failed."""
+    async def _keep(self) -> str:
+        """Write what is in force to disk, unless it is there. Returns what went wrong; "": nothing."""
+        policy = self.policy
+        if policy != self._kept:
+            try:
+                await _apart("keep the policy", lambda: self._file.write(policy))
+            except (OSError, RuntimeError, StuckError) as error:
+                return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
+            self._kept = policy
+        return ""
+
+    async def _tell(self, node: Node) -> str:
+        """Make the Node's report this one. Returns what went wrong; "": nothing."""
         wanted = None if self._report is None else msgspec.json.encode(self._report).decode()
         if report_of(node) == wanted or node is not self._newest:
-            return self._well()
+            return ""
         patch = annotations_patch({POLICY_STATUS: wanted})
         try:
             answer = await self._client.ask(ApiRequest("PATCH", path("nodes", self._node), patch, MERGE_PATCH))
         except UnreachableError as error:
-            return self._failed(f"the policy's report is not written: {error}")
+            return f"the policy's report is not written: {error}"
         if answer.meaning is not Meaning.DONE:
-            return self._failed(f"the policy's report is not written: {answer.status} {status_of(answer.body).message}")
+            return f"the policy's report is not written: {answer.status} {status_of(answer.body).message}"
         if self._newest is node:  # the watch has not shown it yet
             with contextlib.suppress(msgspec.DecodeError):
                 self._newest = msgspec.json.decode(answer.body, type=Node)
-        return self._well()
+        return ""
 
     def _failed(self, why: str) -> bool:
         if not self._trouble:
@@ -292,12 +308,8 @@ class PolicyFollower:
         self._trouble = why
         return True
 
-    def _well(self) -> bool:
-        self._trouble = ""
-        return False
 
-
-async def _apart(what: str, job: Any) -> Any:
+async def _apart(what: str, job: Callable[[], T]) -> T:
     """In a thread that nobody waits for when the process ends. Raises what the job does, RuntimeError or StuckError."""
     worker = Worker("policy", _DISK_S)
     try:

@@ -13,12 +13,15 @@ from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
     PRESETS,
+    PUBLISHES,
     ExtendedResource,
     Offer,
     Publication,
     Published,
     PublishSettings,
+    Seen,
     due,
+    names_of,
     needs_allocated,
     publication,
     published,
@@ -108,7 +111,7 @@ class Publisher:
         self._clock = clock
         self._luck = luck
         self._log = log
-        self._seen: dict[str, int] | None = None
+        self._seen: Seen | None = None
         self._last: Published | None = None
         self._not_before_s = 0.0
         self._failures = 0
@@ -122,7 +125,7 @@ class Publisher:
         self._settings = settings
 
     def saw(self, node: Node | None) -> None:
-        self._seen = None if node is None else self._amounts(node)
+        self._seen = None if node is None else Seen(self._amounts(node), node.annotation(PUBLISHES))
         conditions = (node.status.conditions if node else None) or ()
         self._lent = any(one.type == CONDITION and one.status == "True" for one in conditions)
 
@@ -145,7 +148,7 @@ class Publisher:
     async def look(self) -> None:
         """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
         offered, now_s = self._offer(), self._clock.boottime_s()
-        if offered is None or now_s < self._not_before_s or (self._settings.off and not self._lent):
+        if offered is None or now_s < self._not_before_s or (self._settings.off and self._left_to_others()):
             return
         why_now = due(offered, self._seen, self._last, self._settings, now_s)
         if not why_now:
@@ -173,13 +176,23 @@ class Publisher:
             return replace(offered, withheld=f"nothing was decided for {age_s:.0f} s")
         return offered
 
+    def _left_to_others(self) -> bool:
+        return not self._lent and (self._seen is None or self._seen.publishes is None)
+
+    async def _left(self) -> tuple[str, ...]:
+        """The names that an earlier process published, which may have had another config."""
+        if self._seen is None:  # the watch has not begun yet
+            self.saw(decoded(await self._ask(ApiRequest("GET", path("nodes", self._node))), Node))
+        return names_of(self._seen.publishes if self._seen else None)
+
     async def _publish(self, offered: Offer, why_now: str) -> None:
         settings, last = self._settings, self._last
+        left = await self._left() if last is None else ()
         promised: dict[str, int] = {}
         if needs_allocated(offered, last, settings):
             promised = await self._allocated()
-        made = publication(offered, promised, last, settings, why_now)
-        patch = status_patch(made.quantities, self._condition(made, offered))
+        made = publication(offered, promised, last, settings, why_now, left=left)
+        patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, settings, now_s, self._luck.random())

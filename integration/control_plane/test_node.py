@@ -41,6 +41,7 @@ def test_node_lends_what_its_status_says_and_why_explains_it(cluster: Cluster, s
     assert code == 200
     assert f'criproxy_kubernetes_published{{resource="{CPU}"}} {lent}' in metrics
     assert cluster.condition()["status"] == "True"
+    assert cluster.node()["metadata"]["annotations"]["colocation.criproxy.io/publishes"] == f"{CPU},{MEMORY}"
 
 
 def test_scheduler_places_an_offline_pod_by_what_is_published_and_it_runs_in_the_box(cluster: Cluster) -> None:

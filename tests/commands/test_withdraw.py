@@ -6,6 +6,7 @@ from criproxy.cli import main
 from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
 from criproxy.daemon.kubernetes import POLICY_FILE
+from criproxy.kube.extended_resources import PUBLISHES
 from criproxy.kube.policy import Policy, PolicyFile
 from criproxy.observe import client
 from tests.fakes.apiserver import FakeApiServer, Pki
@@ -64,6 +65,14 @@ def test_policy_that_held_last_says_what_was_published(policy, left, tmp_path, a
 
     assert main(["withdraw", "--config", str(file)]) == 0
     assert {name: api.nodes["node1"]["status"]["allocatable"][name] for name in left} == left
+
+
+def test_names_that_were_published_by_an_earlier_config_go(tmp_path, authority, api):
+    api.put_node(metadata={"annotations": {PUBLISHES: f"{CPU},{MEMORY}"}})
+    withdraw(config(tmp_path, authority.kubeconfig(api.port), names="crane"))
+    node = api.nodes["node1"]
+    assert node["status"]["allocatable"] == {"cpu": "8", "gocrane.io/cpu": "0", "gocrane.io/memory": "0"}
+    assert node["metadata"]["annotations"] == {PUBLISHES: "gocrane.io/cpu,gocrane.io/memory"}
 
 
 def test_node_that_publishes_nothing_asks_nobody(tmp_path):

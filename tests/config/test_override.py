@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.config import Override, load
+from criproxy.config import Override, OwnFiles, load
 
 ORIGIN = "policy night (7)"
 
@@ -58,3 +58,47 @@ def test_override_of_what_is_the_nodes_leaves_the_file_s_value(file):
 def test_override_has_no_influence_on_a_file_s_own_errors(file):
     file.write_text("[cpu]\nmin_cores = -1\n")
     assert [error.file for error in loaded(file, {"cpu": {"watermark_ratio": 0.5}}).errors] == [str(file)]
+
+
+# --- above files that an operator has made a mistake in ---------------------------------------------------------------
+
+
+def override(**cpu):
+    return Override(ORIGIN, {"cpu": cpu})
+
+
+def test_override_holds_above_what_the_files_were_before_they_had_an_error(file):
+    own = OwnFiles(file)
+    assert own.load(None).instead is None
+    file.write_text("[cpu]\nwatermark_ratio = 0.7\nmin_core = 1\n")
+    found = own.load(override(min_cores=2.0))
+    assert [error.file for error in found.errors] == [str(file)]
+    assert (found.instead.cpu.watermark_ratio, found.instead.cpu.min_cores) == (0.8, 2.0)
+    assert own.load(None).instead.cpu.min_cores == 1.0, "without it, what the files were"
+    assert (own.errors, own.added_by(override(min_cores=2.0))) == ((), ())
+    assert [error.file for error in own.added_by(override(watermark_ratio=7))] == [ORIGIN]
+    file.write_text("[cpu]\nwatermark_ratio = 0.7\n")
+    found = own.load(override(min_cores=2.0))
+    assert (found.errors, found.instead, found.config.cpu.watermark_ratio) == ((), None, 0.7)
+
+
+def test_files_that_were_never_in_order_have_nothing_to_lay_an_override_above(file):
+    file.write_text("[cpu]\nmin_cores = -1\n")
+    own = OwnFiles(file)
+    assert own.load(override(watermark_ratio=0.5)).instead is None
+    assert [error.file for error in own.errors] == [str(file)]
+
+
+def test_override_with_an_error_leaves_what_the_files_were_alone(file):
+    own = OwnFiles(file)
+    own.load(None)
+    file.write_text("no TOML")
+    assert own.load(override(watermark_ratio=7)).instead.cpu.watermark_ratio == 0.8
+
+
+def test_override_of_the_very_key_that_is_wrong_in_the_file_makes_it_right(file):
+    own = OwnFiles(file)
+    own.load(None)
+    file.write_text("[cpu]\nwatermark_ratio = 7\nmin_cores = 2.0\n")
+    found = own.load(override(watermark_ratio=0.5))
+    assert (found.errors, found.instead, found.config.cpu.min_cores) == ((), None, 2.0)

@@ -50,9 +50,10 @@ class Offering:
 
 
 class Bench:
-    def __init__(self, folder, kubeconfig, *, dry_run=False, publish=True):
+    def __init__(self, folder, kubeconfig, *, dry_run=False, publish=True, text=""):
         self.file, self.clock, self.log, self.changes = folder / "config.toml", Hurried(), FakeLog(), 0
-        self.file.write_text(f'[control]\ncheckpoint = "{folder}/predictor.json"\n[kubernetes]\nenabled = true\n')
+        right = f'[control]\ncheckpoint = "{folder}/predictor.json"\n[kubernetes]\nenabled = true\n'
+        self.file.write_text(text or right)
         self.config = Config(
             control=Control(checkpoint=f"{folder}/predictor.json"),
             kubernetes=Settings(enabled=True, kubeconfig=str(kubeconfig), publish=publish),
@@ -208,6 +209,46 @@ def test_policy_of_the_annotation_is_in_what_is_loaded_next(bench, api):
 
     assert bench.run(scenario) == 1.5
     assert bench.part.status().policy.keys == ("cpu.reserve_cores",)
+
+
+def test_cluster_s_switch_works_while_the_node_s_file_has_an_error_and_its_end_as_well(bench, api):
+    bench.file.write_text(bench.file.read_text() + "[colocation]\nenabled = true\n")
+    bench.part.load(bench.file)
+    bench.file.write_text("[colocation]\nenabeld = true\n")
+
+    def put(text):
+        api.put_node(metadata={"annotations": {POLICY: text}})
+
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        found = []
+        for text in (json.dumps({"version": "8", "settings": {"colocation": {"enabled": False}}}), None):
+            changes = bench.changes
+            put(text)
+            await bench.until(lambda changes=changes: bench.changes > changes)
+            found.append(bench.part.load(bench.file).instead.colocation.enabled)
+        return found
+
+    assert bench.run(scenario) == [False, True]
+
+
+def test_policy_is_looked_at_again_once_a_file_that_was_wrong_from_the_start_is_mended(bench, api, tmp_path):
+    """Though what could be salvaged of it was the same config."""
+    right = bench.file.read_text()
+    bench.file.write_text(right + "[cpu]\nmin_core = 1\n")
+    bench = Bench(tmp_path, bench.config.kubernetes.kubeconfig, text=bench.file.read_text())
+    policy = {"version": "8", "settings": {"cpu": {"reserve_cores": 1.5}}}
+    api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
+
+    async def scenario():
+        await bench.until(lambda: bench.part.status().policy and bench.part.status().policy.problems)
+        bench.file.write_text(right)
+        bench.part.load(bench.file)
+        bench.part.configure(bench.config)
+        await bench.until(lambda: bench.changes)
+        return bench.part.load(bench.file).config.cpu.reserve_cores
+
+    assert bench.run(scenario) == 1.5
 
 
 # --- evictions -------------------------------------------------------------------------------------------------------

@@ -8,9 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from criproxy.config import Config, Loaded
+from criproxy.config import Config, ConfigError, Loaded
+from criproxy.config.settings import Colocation
 from criproxy.daemon.reload import FileWatch, Reload
+from criproxy.daemon.settings import PartSettings, Timetable
 from tests.fakes.clock import FakeClock
+
+ON, OFF = (Config(colocation=Colocation(enabled=enabled)) for enabled in (True, False))
+WRONG = (ConfigError("config.toml", "cpu.min_cores", "-1", "is wrong", "correct it"),)
 
 
 class Clock(FakeClock):
@@ -120,6 +125,37 @@ def test_reading_that_a_failed_hand_over_has_cut_off_is_done_again(slow: SlowFil
         second.cancel()
 
     asyncio.run(main())
+
+
+# --- what holds then ----------------------------------------------------------------------------------
+
+
+class Shown:
+    """What is told of the reload: recorder, notifier, metrics and log."""
+
+    def __getattr__(self, _name: str) -> Callable[..., object]:
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(
+    ("loaded", "enabled"),
+    [
+        pytest.param(Loaded(OFF, ()), False, id="in order"),
+        pytest.param(Loaded(OFF, WRONG), True, id="an error: the old one"),
+        pytest.param(Loaded(Config(), WRONG, instead=OFF), False, id="an error, and what holds instead"),
+    ],
+)
+def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
+    shown, clock = Shown(), FakeClock()
+    applied: list[PartSettings] = []
+    settings = PartSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
+    watch = SimpleNamespace(file=Path("config.toml"))
+    others = dict.fromkeys(("socket", "hold_offs", "bypass"))
+    told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)
+    reload = Reload(watch, settings, Timetable(ON), applied.append, clock=clock, **told, **others)  # type: ignore[arg-type]
+    reload._take_up(loaded)
+    assert reload.settings.config.colocation.enabled is enabled
+    assert [one.config.colocation.enabled for one in applied] == ([] if enabled else [False])
 
 
 # --- the watch ------------------------------------------------------------------------------------------

@@ -248,7 +248,9 @@ class FakeApiServer:
         if name not in self.nodes:
             return failure(404, "NotFound", f'nodes "{name}" not found', kind="nodes")
         if seen.method == "PATCH":
-            patch = seen.body if not status else {"status": seen.body.get("status", {})}
+            patch = seen.body
+            if status:  # takes metadata, too, but not the spec
+                patch = {part: patch[part] for part in ("metadata", "status") if part in patch}
             return 200, self._store(name, merged(self.nodes[name], patch), "MODIFIED"), {}
         return 200, self.nodes[name], {}
 

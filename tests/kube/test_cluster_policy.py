@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.config import load
+from criproxy.config import OwnFiles
 from criproxy.kube.client import ApiClient
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.policy import (
@@ -47,7 +47,9 @@ class Bench:
         """As a new process does."""
         self.taker, self.log = Taker(), FakeLog()
         client = ApiClient(self.credential, self.clock, random.Random(5))
-        files = (self.config, self.folder / "state" / "policy.json")
+        self.own = OwnFiles(self.config)
+        self.own.load(None)
+        files = (self.own, self.folder / "state" / "policy.json")
         self.follower = PolicyFollower(
             client, "node1", files, self.taker, clock=self.clock, luck=random.Random(5), log=self.log
         )
@@ -63,11 +65,16 @@ class Bench:
         self.follower.saw(decoded(msgspec.json.encode(self.api.nodes["node1"]), Node))
         return asyncio.run(self.follower.look())
 
+    def edit(self, text):
+        """The file is another one, and the daemon has read it."""
+        self.config.write_text(text)
+        self.own.load(self.follower.policy.override)
+        self.follower.look_again()
+
     def watermark(self):
-        """What the daemon would load."""
-        loaded = load(self.config, (self.follower.policy.override,))
-        assert loaded.errors == ()
-        return loaded.config.cpu.watermark_ratio
+        """What the daemon would put in force."""
+        loaded = self.own.load(self.follower.policy.override)
+        return (loaded.instead if loaded.errors else loaded.config).cpu.watermark_ratio
 
     def report(self):
         text = self.api.nodes["node1"].get("metadata", {}).get("annotations", {}).get(POLICY_STATUS)
@@ -145,16 +152,43 @@ def test_bad_policy_leaves_the_old_one_in_force_and_is_reported(bench, bad, word
 def test_refused_policy_is_in_force_once_the_file_allows_it(bench):
     bench.write({"version": "8", "settings": {"cpu": {"max_cores": 0.5}}})
     assert not bench.report()["inForce"]
-    bench.config.write_text("[cpu]\nmin_cores = 0.2\n")
-    bench.follower.look_again()
+    bench.edit("[cpu]\nmin_cores = 0.2\n")
     assert not asyncio.run(bench.follower.look())
     assert bench.report()["inForce"]
 
 
-def test_policy_is_not_blamed_for_what_is_wrong_with_the_file_alone(bench):
-    bench.config.write_text("[cpu]\nmin_cores = -1\n")
+WRONG = "[cpu]\nmin_cores = -1\n"
+
+
+def test_policy_holds_and_ends_though_the_file_has_an_error_by_now(bench):
+    """The cluster's switch is for emergencies: a mistake in a file must neither keep it from working nor keep it on."""
+    bench.edit(WRONG)
     bench.write(NIGHT)
-    assert bench.report()["inForce"]
+    assert (bench.report()["inForce"], bench.watermark()) == (True, 0.5)
+    bench.write(None)
+    assert (bench.report(), bench.watermark()) == (None, 0.8)
+    assert bench.taker.times == 2
+
+
+def test_policy_is_not_in_force_on_a_file_that_had_errors_from_the_start(bench):
+    bench.config.write_text(WRONG)
+    bench.start()
+    bench.write(NIGHT)
+    report = bench.report()
+    assert (report["inForce"], report["instead"], bench.taker.times) == (False, "", 0)
+    assert report["problems"][0] == "this node's own file has had errors since criproxy began"
+    assert "cpu.min_cores = -1" in report["problems"][1]
+    bench.edit("[cpu]\nwatermark_ratio = 0.8\n")
+    assert not bench.see()
+    assert (bench.report()["inForce"], bench.watermark(), bench.taker.times) == (True, 0.5, 1)
+
+
+def test_remembered_policy_on_a_file_that_had_errors_from_the_start_is_not_said_to_hold_instead(bench):
+    bench.write(NIGHT)
+    bench.config.write_text(WRONG)
+    bench.start()
+    bench.see()
+    assert (bench.report()["inForce"], bench.report()["instead"]) == (False, "")
 
 
 def test_without_an_api_server_the_last_policy_holds_after_a_restart(bench, api):
@@ -188,15 +222,27 @@ def test_node_that_is_gone_changes_nothing(bench):
     assert bench.watermark() == 0.5
 
 
-def test_policy_that_cannot_be_kept_is_not_in_force_yet(bench):
+def test_policy_that_cannot_be_kept_is_in_force_and_kept_once_it_can_be(bench):
+    """A full disk must not keep the cluster's switch from working."""
     (bench.folder / "state").write_text("no folder")
     assert bench.write(NIGHT)
-    assert bench.watermark() == 0.8
-    assert "can't be checked or kept" in bench.follower.status().trouble
+    assert (bench.watermark(), bench.taker.times, bench.report()["inForce"]) == (0.5, 1, True)
+    assert "can't be kept for a restart" in bench.follower.status().trouble
+    assert bench.see(), "it is tried again"
     (bench.folder / "state").unlink()
     assert not bench.see()
+    assert (bench.follower.status().trouble, bench.taker.times, bench.patches()) == ("", 1, 1)
+    bench.start()
     assert bench.watermark() == 0.5
-    assert bench.follower.status().trouble == ""
+
+
+def test_file_that_could_not_be_read_is_written_anew(bench):
+    bench.write(NIGHT)
+    (bench.folder / "state" / "policy.json").write_bytes(b"{")
+    bench.start()
+    bench.see()
+    bench.start()
+    assert bench.watermark() == 0.5
 
 
 @pytest.mark.parametrize("how", [{"status": 409}, {"status": 500}, {"raw": b""}], ids=str)

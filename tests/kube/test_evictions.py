@@ -20,6 +20,8 @@ from criproxy.kube.evictions import (
     change,
     entries_of,
     kept_out,
+    kept_out_for,
+    not_over,
     outcome,
 )
 from criproxy.kube.objects import Involved, Meta, Node
@@ -129,6 +131,35 @@ def test_controller_of_a_pod_that_is_not_evicted_is_let_in_again(bench, api, ans
     assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
 
 
+def test_mark_that_is_late_does_not_undo_a_newer_one(bench, api):
+    """The controller goes by the annotation: it would take the newer one's label away."""
+    api.fail("PATCH", slow_s=1.3)
+
+    async def scenario():
+        await bench.evictor.evict(victim("a", controller="job-1"), "why")
+        assert bench.left() == "bc"
+        await bench.evictor.evict(victim("b", controller="job-2"), "why")
+        await bench.evictor.tell_all()
+
+    asyncio.run(scenario())
+    assert sorted(bench.annotation()) == ["job-1", "job-2"]
+    assert sorted(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}job-1", f"{EVICTED_FROM}job-2"]
+
+
+@pytest.mark.parametrize("refused", ["", "a", "b", "ab"])
+def test_controller_of_two_pods_at_once_is_kept_out_if_one_of_them_is_evicted(bench, api, refused):
+    api.budgets = dict.fromkeys(refused, BUDGET)
+    pods = [victim(name, controller="job-1") for name in "ab"]
+
+    async def scenario():
+        await asyncio.gather(*(bench.evictor.evict(one, "why") for one in pods))
+        await bench.evictor.tell_all()
+
+    asyncio.run(scenario())
+    assert list(bench.annotation()) == ([] if refused == "ab" else ["job-1"])
+    assert list(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}{name}" for name in bench.annotation()]
+
+
 def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
     api.fail("eviction", slow_s=2.0)
 
@@ -183,6 +214,15 @@ def test_entries_of_an_earlier_process_are_kept(bench, clock):
     before = interval(clock, -200, 100)
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
+    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+
+
+def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_before_the_node_is_seen(bench, clock, api):
+    before = interval(clock, -200, 100)
+    api.put_node(metadata={"annotations": {EVICTED: before}})
+    bench.first(victim("a"))
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
+    asyncio.run(bench.evictor.tell_all())
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
 
 
@@ -333,8 +373,8 @@ def test_hint_of_an_earlier_process_lasts_no_longer_than_it_was_to(bench, clock,
 def test_kept_out_is_bounded_and_holds_what_is_not_over(text, evictions):
     entries = entries_of(text, 1e5, 1e9)
     for key, seconds in evictions:
-        entries = kept_out(entries, key, seconds, 1e5, 1e9)
-    written = json.loads(change({}, entries))["metadata"]["annotations"][EVICTED]
+        entries = kept_out(not_over(entries, 1e5), key, kept_out_for(seconds, 1e5, 1e9))
+    written = json.loads(change((), entries))["metadata"]["annotations"][EVICTED]
     assert len(entries) <= MAX_EVICTED
     assert len(written) < 64 * 1024
     assert set(entries) <= {key for key, _ in evictions}

@@ -17,8 +17,11 @@ from criproxy.kube.extended_resources import (
     Offer,
     Published,
     PublishSettings,
+    Seen,
+    annotation_of,
     due,
     lendable,
+    names_of,
     needs_allocated,
     offer,
     publication,
@@ -156,8 +159,11 @@ def test_whole_milli_cores_stay_what_they_are(milli):
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
-def ask(one, last, now_s=100.0, seen=None):
-    return due(one, seen, last, SETTINGS, now_s)
+NAMES = f"{BATCH_CPU},{BATCH_MEMORY}"
+
+
+def ask(one, last, now_s=100.0, seen=None, publishes=NAMES):
+    return due(one, None if seen is None else Seen(seen, publishes), last, SETTINGS, now_s)
 
 
 def test_first_is_due_at_once():
@@ -189,6 +195,13 @@ def test_what_somebody_else_has_written_is_written_anew():
     assert ask(offered(), last, seen=last.quantities) == ""
     assert ask(offered(), last, seen={**last.quantities, BATCH_CPU: 7}) == f"somebody else has set {BATCH_CPU} to 7"
     assert ask(offered(), last, seen={}) == f"somebody else has set {BATCH_CPU} to nothing"
+
+
+@pytest.mark.parametrize("publishes", [None, "", BATCH_CPU])
+def test_annotation_that_somebody_else_has_changed_is_written_anew(publishes):
+    last = taken(offered())
+    said = "somebody else has changed the annotation colocation.criproxy.io/publishes"
+    assert ask(offered(), last, seen=last.quantities, publishes=publishes) == said
 
 
 def test_nothing_but_lending_nothing_breaks_the_quiet_after_a_patch():
@@ -287,6 +300,34 @@ def test_other_names_take_the_place_of_the_old_ones():
     made = publication(offered(), {}, last, other, "")
     assert made.quantities == {BATCH_CPU: None, BATCH_MEMORY: None, "gocrane.io/cpu": 4, "gocrane.io/memory": 8 * GIB}
     assert set(published(made, other, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
+
+
+def test_names_that_an_earlier_process_has_left_go_with_the_first_publication():
+    made = publication(offered(), {}, None, SETTINGS, "", left=("gocrane.io/cpu", BATCH_CPU))
+    assert made.quantities == {"gocrane.io/cpu": None, BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
+    assert made.publishes == NAMES
+    assert published(made, SETTINGS, 0.0, 0.0).publishes == NAMES
+
+
+def test_names_are_left_to_others_where_nothing_is_to_be_published():
+    off = PublishSettings(off="kubernetes.publish is false")
+    assert publication(offered(withheld=off.off), {}, None, off, "").publishes is None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "names"),
+    [
+        pytest.param(None, (), id="none"),
+        pytest.param("", (), id="empty"),
+        pytest.param(NAMES, (BATCH_CPU, BATCH_MEMORY), id="ours"),
+        pytest.param(f"cpu,memory,{BATCH_CPU},hugepages-2Mi", (BATCH_CPU,), id="what a node has besides"),
+        pytest.param("a/b/c, /x,x/,\u00e4/b,a/" + "b" * 64, (), id="no names"),
+        pytest.param(",".join(f"a/{n}" for n in range(100)), tuple(f"a/{n}" for n in range(64)), id="many"),
+    ],
+)
+def test_names_in_an_annotation_are_extended_resources_and_bounded(annotation, names):
+    assert names_of(annotation) == names
+    assert names_of(annotation_of(names)) == tuple(sorted(names))
 
 
 def test_why_explains_each_number():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from criproxy.kube.client import ApiClient
-from criproxy.kube.extended_resources import PRESETS, Lendable, Offer, PublishSettings
+from criproxy.kube.extended_resources import PRESETS, PUBLISHES, Lendable, Offer, PublishSettings
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import CONDITION, STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
@@ -32,10 +32,13 @@ class Source:
 class Bench:
     def __init__(self, credential, clock, api):
         self.clock, self.api, self.source, self.log = clock, api, Source(clock), FakeLog()
-        client = ApiClient(credential, clock, random.Random(5))
-        self.publisher = Publisher(
-            client, "node1", self.source, PublishSettings(), clock=clock, luck=random.Random(5), log=self.log
-        )
+        self.client = ApiClient(credential, clock, random.Random(5))
+        self.begin(PublishSettings())
+
+    def begin(self, settings):
+        """As a new process does."""
+        how = {"clock": self.clock, "luck": random.Random(5), "log": self.log}
+        self.publisher = Publisher(self.client, "node1", self.source, settings, **how)
 
     def look(self, after_s=0.0):
         """Returns what the node's status then has."""
@@ -47,6 +50,9 @@ class Bench:
 
     def patches(self):
         return len(self.api.seen("PATCH", "/status"))
+
+    def annotation(self):
+        return self.api.nodes["node1"]["metadata"].get("annotations", {}).get(PUBLISHES)
 
     def condition(self):
         return next(one for one in self.api.nodes["node1"]["status"]["conditions"] if one["type"] == CONDITION)
@@ -253,6 +259,33 @@ def test_other_names_replace_the_old_ones(bench):
         "resource.katalyst.kubewharf.io/reclaimed_millicpu": "4000",
         "resource.katalyst.kubewharf.io/reclaimed_memory": str(8 * GIB),
     }
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_other_names_replace_those_of_an_earlier_process(bench, watched):
+    bench.look()
+    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}"
+    bench.begin(PublishSettings(PRESETS["crane"]))
+    if watched:
+        bench.see()
+    assert bench.look(30) == {"gocrane.io/cpu": "4", "gocrane.io/memory": str(8 * GIB)}
+    assert bench.annotation() == "gocrane.io/cpu,gocrane.io/memory"
+
+
+def test_annotation_that_is_removed_is_written_anew_and_goes_when_the_names_are_left_to_others(bench, api):
+    bench.look()
+    api.put_node(metadata={"annotations": {PUBLISHES: None}})
+    bench.see()
+    bench.look(30)
+    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}"
+    bench.source.lend(4.0, withheld="disabled")
+    bench.look(30)
+    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}", "0 is published, too"
+    bench.publisher.configure(PublishSettings(off="kubernetes.publish is false"))
+    bench.look(30)
+    assert (bench.annotation(), bench.patches()) == (None, 4)
+    bench.look(3600)
+    assert bench.patches() == 4
 
 
 def test_status_tells_the_numbers_and_why(bench):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from criproxy.config import OwnFiles
 from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
@@ -36,7 +37,9 @@ class Node:
         how: dict[str, Any] = {"clock": self.clock, "luck": random.Random(3), "log": self.log}
         client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
         self.publisher = Publisher(client, "node1", self, PublishSettings(), **how)
-        files = (folder / "config.toml", folder / "policy.json")
+        own = OwnFiles(folder / "config.toml")
+        own.load(None)
+        files = (own, folder / "policy.json")
         self.follower = PolicyFollower(client, "node1", files, self, **how)
         self.watch = NodeWatch(client, "node1", [self.publisher, self.follower], **how)
 
