@@ -134,8 +134,8 @@ class Fleet:
 
     # --- what is to be done -------------------------------------------------------------------------------------------
 
-    def look(self, name: str, now_s: float, now_wall_s: float) -> Judgement | None:
-        """At one node; None: there is none."""
+    def look(self, name: str, now_s: float, now_wall_s: float, deaf_s: float = 0.0) -> Judgement | None:
+        """At one node; None: there is none. `deaf_s`: see `judge`."""
         entry = self._nodes.get(name)
         if entry is None:
             return None
@@ -155,7 +155,7 @@ class Fleet:
         entry.drained = entry.stage is Stage.IN_FORCE and entry.view.empty
         self._put_in(name, entry)
         self._was_looked_at(name)
-        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
+        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s, deaf_s=deaf_s)
         entry.memory = judgement.memory
         entry.due_s = judgement.due_s
         self._enqueue(name, entry)

@@ -265,6 +265,17 @@ def test_nodes_that_live_are_not_away_for_a_controller_that_begins_with_a_wrong_
     assert judge(node(beat=rfc3339(WALL), lent={CPU: "1"}), later.memory, None, gone_s, WALL).status, "it is away"
 
 
+def test_time_in_which_a_node_could_not_be_heard_does_not_make_it_away():
+    silent = node(beat=rfc3339(WALL), lent={CPU: "1"})
+    first = judge(silent, None, None, 0.0, WALL)
+    deaf = judge(silent, first.memory, None, 1200.0, WALL, deaf_s=1000.0)
+    assert (deaf.status, deaf.due_s) == (None, 1000.0 + AWAY_S)
+
+    new = judge(node(beat="2", lent={CPU: "1"}), deaf.memory, None, 1300.0, WALL, deaf_s=1000.0)
+    assert new.due_s == 1300.0 + AWAY_S
+    assert judge(silent, deaf.memory, None, 1000.0 + AWAY_S, WALL, deaf_s=1000.0).status, "it is away"
+
+
 def test_another_system_s_numbers_are_left_alone():
     seen = node(lent={CPU: "4000"})
     first = judge(seen, None, None, 0.0, WALL)
