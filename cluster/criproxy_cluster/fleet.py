@@ -20,7 +20,7 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
 from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting
+from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting, switch_off
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""
@@ -124,8 +124,8 @@ class Fleet:
     def set_unusable(self, names: frozenset[str]) -> list[str]:
         """Policies that are there but can't be used, and whose last good content nobody knows.
 
-        Nodes that they speak to keep what they have: a mistake in a policy must not take away the one before, also when
-        another replica begins to lead. Returns the nodes that need not keep it any more.
+        Nodes that they speak to keep what they have, unless other policies switch them off: a mistake in a policy must
+        not take away the one before, also when another replica begins to lead. Returns the nodes that need not keep it any more.
         """
         before, self._unusable = self._unusable, names - self._policies.keys()
         if not (over := before - self._unusable):
@@ -143,7 +143,7 @@ class Fleet:
         chosen = selecting(self._ordered, entry.view.labels)
         off = is_switched_off(entry.view)
         told = self._told(chosen, off)
-        if self._unusable and not off and mentions(entry.view.policy, self._unusable):
+        if self._unusable and mentions(entry.view.policy, self._unusable) and not (off or switch_off(chosen)):
             told = (entry.view.policy or "", "")
         self._take_out(name, entry)
         entry.policies = tuple(policy.name for policy in chosen)

@@ -440,6 +440,31 @@ def test_a_policy_that_goes_takes_no_node_from_another_s_figures():
     assert len(concerned) == fleet.status("cluster")["nodes"] == 3
 
 
+NIGHT = text_of((policy(settings={"cpu": {"reserve_cores": 1}}),))[0]
+OTHERS = {
+    "a switch": ([policy("stop", priority=1000, enabled=False)], ["stop.1"]),
+    "a switch among settings": ([policy("stop", settings={"colocation": {"enabled": False}})], ["stop.1"]),
+    "a switch that another one overrules": ([policy("a", priority=1, enabled=True), policy("b", enabled=False)], None),
+    "no switch": ([policy("more", settings={"cpu": {"min_cores": 1}})], None),
+}
+
+
+@pytest.mark.parametrize(("others", "names"), OTHERS.values(), ids=OTHERS)
+def test_a_node_keeps_what_an_unusable_policy_has_said_unless_others_switch_it_off(others, names):
+    """As another replica begins to lead, which does not know what `night` was."""
+    fleet = Fleet()
+    fleet.see(node("n0", {}, NIGHT))
+    fleet.set_unusable(frozenset({"night"}))
+    for other in others:
+        fleet.set_policy(other.name, other)
+
+    if names is None:
+        assert fleet.look("n0", 0.0, WALL).patch is None
+    else:
+        assert told(fleet)["name"] == "+".join(names)
+        assert told(fleet)["settings"]["colocation"]["enabled"] is False
+
+
 def test_a_node_s_label_switches_it_off():
     fleet = Fleet()
     fleet.see(node("n0", {SWITCH: "off"}))
