@@ -125,7 +125,8 @@ class Fleet:
         """Policies that are there but can't be used, and whose last good content nobody knows.
 
         Nodes that they speak to keep what they have, unless other policies switch them off: a mistake in a policy must
-        not take away the one before, also when another replica begins to lead. Returns the nodes that need not keep it any more.
+        not take away the one before, also when another replica begins to lead. Returns the nodes that need not keep it
+        any more.
         """
         before, self._unusable = self._unusable, names - self._policies.keys()
         if not (over := before - self._unusable):
