@@ -17,8 +17,11 @@ of its own, and no list has more than `PAGE` of them at once.
 
 What fails is tried again with growing pauses; a conflict is tried again after what came in between. A watch that breaks
 goes on from the last version, one that is too old (410) begins with a list, and so does one that has said nothing for
-`SILENCE_S`, as a connection may be dead without a word. Nothing is written before policies and nodes were listed; while
-their kind is not there, as the CRD was removed, nodes keep what they have.
+`SILENCE_S`, as a connection may be dead without a word. One that ends before `EARLY_S`, as some proxies do to all, is
+asked for again after a pause. Nothing is written before policies and nodes were listed; while their kind is not there,
+as the CRD was removed, nodes keep what they have.
+
+A controller is run once: another replica may have led when this one leads again, and what was known is of old.
 """
 
 import asyncio
@@ -29,7 +32,9 @@ from contextlib import aclosing
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+import httpx2
 from lightkube.core.async_client import AsyncClient
+from lightkube.core.generic_client import WatchDriver
 from lightkube.types import PatchType
 from structlog.typing import FilteringBoundLogger
 
@@ -51,6 +56,8 @@ MOST_REST_S: Final = 2.0
 STATUS_S: Final = 1.0
 SILENCE_S: Final = 330.0
 WATCH_S: Final = 280
+EARLY_S: Final = 5.0
+CONNECT_S: Final = 10.0
 PAGE: Final = 100
 LISTED: Final = "LISTED"
 """Beside the events of a watch: the object was in a list."""
@@ -97,6 +104,29 @@ class Queue:
             await self._some.wait()
 
 
+class _Silence(Exception):
+    """A watch has said nothing for `SILENCE_S`."""
+
+
+class Hearing:
+    """For how long something could not be heard of, in all. Times are of a clock that only grows."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._lost_s: float | None = None
+
+    def heard(self, now_s: float) -> None:
+        self._before_s, self._lost_s = self.deaf_s(now_s), None
+
+    def lost(self, now_s: float) -> None:
+        """Found to be lost now: a connection may have been dead for `SILENCE_S` before, which a node's time bears."""
+        if self._lost_s is None:
+            self._lost_s = now_s
+
+    def deaf_s(self, now_s: float) -> float:
+        return self._before_s + (0.0 if self._lost_s is None else now_s - self._lost_s)
+
+
 class Controller:
     """See `run`."""
 
@@ -104,6 +134,7 @@ class Controller:
         self._client = client
         self._log = log
         self._fleet = Fleet()
+        self._nodes = Hearing()
         self._queue = Queue()
         self._failures: dict[str, int] = {}
         self._problems: dict[str, tuple[int, str]] = {}
@@ -113,11 +144,11 @@ class Controller:
         self._next_write_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, and once."""
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow(PolicyResource, self._policies_listed, self._policy_changed))
+            parts.create_task(self._follow(PolicyResource, self._policies_listed, self._policy_changed, Hearing()))
             await self._listed.wait()
-            parts.create_task(self._follow(NodeResource, self._nodes_listed, self._node_changed))
+            parts.create_task(self._follow(NodeResource, self._nodes_listed, self._node_changed, self._nodes))
             parts.create_task(self._wake())
             parts.create_task(self._tell())
             for _ in range(PROMPT_WRITERS):
@@ -128,7 +159,11 @@ class Controller:
     # --- what is seen -------------------------------------------------------------------------------------------------
 
     async def _follow(
-        self, kind: type[T], listed: Callable[[set[str]], None], changed: Callable[[str, T], None]
+        self,
+        kind: type[T],
+        listed: Callable[[set[str]], None],
+        changed: Callable[[str, T], None],
+        hearing: Hearing,
     ) -> None:
         """An unbroken view of all objects of a kind, for ever."""
         failures, version = 0, ""
@@ -136,15 +171,25 @@ class Controller:
             try:
                 if not version:
                     version = await self._list(kind, listed, changed)
-                async for event, item, seen in self._changes(kind, version):
-                    version, failures = seen, 0
+                began_s = time.monotonic()
+                async for event, item in self._changes(kind, version, hearing):
+                    version, failures = item.metadata.resourceVersion, 0
                     changed(event, item)
                     await asyncio.sleep(0)  # what has come at once is not worked off at once
-                version = ""  # it was silent for too long
+                if time.monotonic() - began_s >= EARLY_S:
+                    failures = 0
+                    continue
+                failures += 1
+                hearing.lost(time.monotonic())
+                await asyncio.sleep(pause_s(failures))
+            except _Silence:
+                version = ""
             except Trouble as trouble:
                 failures += 1
                 if trouble.code in (404, 410):
                     version = ""
+                else:
+                    hearing.lost(time.monotonic())
                 if failures == 2:
                     self._log.warning(
                         "watch_trouble", kind=kind.__name__, error=str(trouble), consequence="tried again"
@@ -164,18 +209,32 @@ class Controller:
         listed(names)
         return version
 
-    async def _changes(self, kind: type[T], version: str) -> AsyncIterator[tuple[str, T, str]]:
-        """Events since `version`; ends after a long silence. Raises Trouble."""
-        watch: Any = self._client.watch(kind, resource_version=version, server_timeout=WATCH_S)
+    async def _changes(self, kind: type[T], version: str, hearing: Hearing) -> AsyncIterator[tuple[str, T]]:
+        """Events since `version`, until the API server ends its answer. Raises Trouble and _Silence.
+
+        lightkube's own watch asks again at once when an answer ends, for ever, and nobody learns of it.
+        """
+        client: Any = self._client._client
+        params = {"resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
+        request = client.prepare_request("list", res=kind, watch=True, params=params)
+        request.timeout = httpx2.Timeout(CONNECT_S, read=None)
+        driver: Any = WatchDriver(request, client.build_adapter_request)
         with trouble_of(f"watch of {kind.__name__}"):
-            async with aclosing(watch) as events:
+            async with asyncio.timeout(SILENCE_S):
+                response = await client.send(client.build_adapter_request(request), stream=True)
+            async with aclosing(response):
+                response.raise_for_status()
+                hearing.heard(time.monotonic())
+                lines = response.aiter_lines()
                 while True:
                     try:
                         async with asyncio.timeout(SILENCE_S):
-                            event, item = await anext(events)
-                    except (TimeoutError, StopAsyncIteration):
+                            line = await anext(lines)
+                    except StopAsyncIteration:
                         return
-                    yield event, item, item.metadata.resourceVersion
+                    except TimeoutError:
+                        raise _Silence from None
+                    yield driver.process_one_line(line)
 
     def _policies_listed(self, names: set[str]) -> None:
         for gone in (self._fleet.policy_names() | self._problems.keys()) - names:
@@ -255,7 +314,8 @@ class Controller:
             await asyncio.sleep(min(time.monotonic() - began_s, MOST_REST_S))
 
     def _look(self, name: str) -> Judgement | None:
-        return self._fleet.look(name, time.monotonic(), time.time())
+        now_s = time.monotonic()
+        return self._fleet.look(name, now_s, time.time(), self._nodes.deaf_s(now_s))
 
     def _is_to_be_written(self, name: str) -> bool:
         judgement = self._look(name)

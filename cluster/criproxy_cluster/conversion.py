@@ -183,7 +183,7 @@ def _convert(where: str, resources: Json, spare: Json, before: Json, settings: C
     """Changes `resources`, and returns what is to be recorded of them.
 
     `spare` is used when they name no extended resource. `before` is what was recorded, perhaps by somebody else: it is
-    believed when it makes what is there.
+    believed when it makes what is there, which then need not look as if people had written it.
     """
     if not any(_table(resources.get(kind), f"{where}.resources.{kind}").keys() & _EXTENDED for kind in _KINDS):
         for kind in _KINDS:
@@ -191,7 +191,15 @@ def _convert(where: str, resources: Json, spare: Json, before: Json, settings: C
                 resources[kind] = {**(resources.get(kind) or {}), **said}
     old = {kind: dict(resources.get(kind) or {}) for kind in _KINDS}
     extended = {_EXTENDED[name] for table in old.values() for name in table if name in _EXTENDED}
-    asked = {kind: _asked(old[kind], f"{where}.resources.{kind}", settings, extended) for kind in _KINDS}
+    said = old
+    if believed := _makes(before, old, settings):
+        plain = {"cpu", "memory"} - extended
+        said = {
+            kind: {name: text for name, text in old[kind].items() if name in plain} | before.get(kind, {})
+            for kind in _KINDS
+        }
+        extended = set()
+    asked = {kind: _asked(said[kind], f"{where}.resources.{kind}", settings, extended) for kind in _KINDS}
     asked["requests"] = {**asked["limits"], **asked["requests"]}
     named = dict.fromkeys(asked["requests"], "0") if _has_huge_pages(old) else {}
     for kind, table in _extended(asked, settings).items():
@@ -202,7 +210,7 @@ def _convert(where: str, resources: Json, spare: Json, before: Json, settings: C
         if kept or wanted or kind in resources:
             resources[kind] = {**kept, **wanted}
     recorded = {kind: {what: text for what, (text, _) in asked[kind].items()} for kind in _KINDS if asked[kind]}
-    if all((resources.get(kind) or {}) == old[kind] for kind in _KINDS) and _makes(before, resources, settings):
+    if believed and all((resources.get(kind) or {}) == old[kind] for kind in _KINDS):
         return before
     return recorded
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
 from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting
+from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting, switch_off
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""
@@ -124,8 +124,9 @@ class Fleet:
     def set_unusable(self, names: frozenset[str]) -> list[str]:
         """Policies that are there but can't be used, and whose last good content nobody knows.
 
-        Nodes that they speak to keep what they have: a mistake in a policy must not take away the one before, also when
-        another replica begins to lead. Returns the nodes that need not keep it any more.
+        Nodes that they speak to keep what they have, unless other policies switch them off: a mistake in a policy must
+        not take away the one before, also when another replica begins to lead. Returns the nodes that need not keep it
+        any more.
         """
         before, self._unusable = self._unusable, names - self._policies.keys()
         if not (over := before - self._unusable):
@@ -134,8 +135,8 @@ class Fleet:
 
     # --- what is to be done -------------------------------------------------------------------------------------------
 
-    def look(self, name: str, now_s: float, now_wall_s: float) -> Judgement | None:
-        """At one node; None: there is none."""
+    def look(self, name: str, now_s: float, now_wall_s: float, deaf_s: float = 0.0) -> Judgement | None:
+        """At one node; None: there is none. `deaf_s`: see `judge`."""
         entry = self._nodes.get(name)
         if entry is None:
             return None
@@ -143,7 +144,7 @@ class Fleet:
         chosen = selecting(self._ordered, entry.view.labels)
         off = is_switched_off(entry.view)
         told = self._told(chosen, off)
-        if self._unusable and not off and mentions(entry.view.policy, self._unusable):
+        if self._unusable and mentions(entry.view.policy, self._unusable) and not (off or switch_off(chosen)):
             told = (entry.view.policy or "", "")
         self._take_out(name, entry)
         entry.policies = tuple(policy.name for policy in chosen)
@@ -155,7 +156,7 @@ class Fleet:
         entry.drained = entry.stage is Stage.IN_FORCE and entry.view.empty
         self._put_in(name, entry)
         self._was_looked_at(name)
-        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s)
+        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s, deaf_s=deaf_s)
         entry.memory = judgement.memory
         entry.due_s = judgement.due_s
         self._enqueue(name, entry)

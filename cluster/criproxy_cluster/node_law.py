@@ -22,8 +22,9 @@ what is published there is another system's. One that was away is no longer held
 Clocks may be wrong, the controller's too. So a node is away when its condition does not change for `AWAY_S` of a clock
 that only grows. A controller that has just begun believes the time in it, but for `TRUST_S` before the end, in which a
 node that lives writes it anew: neither a node whose clock is behind nor a controller whose clock is ahead makes a node
-away. And of the annotation of what was evicted the length of time counts, from when the controller has first seen it.
-The time of day counts where a controller that has just begun finds no label for it: there, the time may be over.
+away. Time in which nodes could not be heard (`deaf_s`), as the watch of them was broken, counts for nothing. And of the
+annotation of what was evicted the length of time counts, from when the controller has first seen it. The time of day
+counts where a controller that has just begun finds no label for it: there, the time may be over.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Memory(Struct, frozen=True, gc=False):
 
     beat: str | None = None
     beat_s: float = 0.0
-    """Since when the condition is no newer."""
+    """Since when the condition is no newer, less `deaf_s` then."""
     calm_s: float | None = None
     """Since when a node with a taint holds nothing back."""
     evicted: Mapping[str, Entry] = {}
@@ -92,9 +93,14 @@ class Judgement(Struct, frozen=True):
         return bool(self.patch or self.status)
 
 
-def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: float, now_wall_s: float) -> Judgement:
-    """`policy` is the annotation that it should have; None: none. `memory` None: it was not seen before."""
-    memory = remembered(node, memory, now_s, now_wall_s)
+def judge(
+    node: NodeView, memory: Memory | None, policy: str | None, now_s: float, now_wall_s: float, *, deaf_s: float = 0.0
+) -> Judgement:
+    """`policy` is the annotation that it should have; None: none. `memory` None: it was not seen before.
+
+    `deaf_s`: for how long nodes could not be heard, in all, since the controller began.
+    """
+    memory = remembered(node, memory, now_s, now_wall_s, deaf_s)
     annotations: Json = {}
     why: list[str] = []
     due: list[float] = []
@@ -105,7 +111,7 @@ def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: floa
     if labels:
         why.append("evicted")
     taints = _taints(node, memory, now_s, due)
-    status = _away(node, memory, now_s, now_wall_s, due)
+    status = _away(node, memory.beat_s + deaf_s + AWAY_S, now_s, now_wall_s, due)
     patch: Json = {}
     if annotations or labels:
         patch["metadata"] = {name: table for name, table in (("annotations", annotations), ("labels", labels)) if table}
@@ -119,12 +125,12 @@ def judge(node: NodeView, memory: Memory | None, policy: str | None, now_s: floa
     return Judgement(patch or None, status, memory, min(due, default=None), tuple(why))
 
 
-def remembered(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: float) -> Memory:
-    beat_s = now_s
+def remembered(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: float, deaf_s: float) -> Memory:
+    beat_s = now_s - deaf_s
     if memory is None:
         said_s = _wall_s(node.beat)
         age_s = 0.0 if said_s is None else now_wall_s - said_s
-        beat_s = now_s - min(max(age_s, 0.0), AWAY_S - TRUST_S)
+        beat_s -= min(max(age_s, 0.0), AWAY_S - TRUST_S)
     elif memory.beat == node.beat:
         beat_s = memory.beat_s
     calm_s = None
@@ -192,10 +198,9 @@ def _taints(node: NodeView, memory: Memory, now_s: float, due: list[float]) -> l
     return [{name: value for name, value in msgspec.to_builtins(one).items() if value is not None} for one in wanted]
 
 
-def _away(node: NodeView, memory: Memory, now_s: float, now_wall_s: float, due: list[float]) -> Json | None:
+def _away(node: NodeView, ends_s: float, now_s: float, now_wall_s: float, due: list[float]) -> Json | None:
     if node.beat is None or not node.lends:  # nothing there is ours
         return None
-    ends_s = memory.beat_s + AWAY_S
     if now_s < ends_s:
         due.append(ends_s)
         return None

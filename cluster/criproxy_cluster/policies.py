@@ -144,6 +144,11 @@ def selecting(policies: Sequence[Policy], labels: Mapping[str, str]) -> tuple[Po
     return tuple(policy for policy in policies if policy.selector.selects(labels))
 
 
+def switch_off(chosen: Sequence[Policy]) -> bool:
+    """Whether policies in their order say together that nothing is lent."""
+    return merged(policy.settings for policy in chosen).get("colocation", {}).get("enabled") is False
+
+
 def mentions(text: str | None, names: frozenset[str]) -> bool:
     """Whether an annotation was made of one of these policies."""
     try:

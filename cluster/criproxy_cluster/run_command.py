@@ -100,11 +100,11 @@ async def run(settings: RunSettings, client: AsyncClient, log: FilteringBoundLog
     namespace = client.namespace
     source = FilesSource(settings.certificates) if settings.certificates else SecretSource(client, namespace)
     certificate = ServerCertificate(source, log)
-    controller = Controller(client, log)
 
     async def lead() -> None:
+        """Each time with nothing from the time before: others have led since, or nobody could be heard."""
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(controller.run())
+            parts.create_task(Controller(client, log).run())
             if settings.certificates is None:
                 parts.create_task(CertificateKeeper(client, namespace, SERVICE, log).run())
 

@@ -45,6 +45,8 @@ class FakeKube:
         self.page = 500
         self.absent: set = set()
         """Resources that the server does not know: a CRD that was removed."""
+        self.cuts_watches = False
+        """As a proxy that ends each answer at once."""
         self._server = None
 
     @contextmanager
@@ -291,6 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
                 over = True
             else:
                 lines = [line for version, about, line in api.history if version > since and about == plural]
+                lines = [] if api.cuts_watches else lines
                 over = False
             api.watchers.append((plural, events))
         self.send_response(200)
@@ -300,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             for line in lines:
                 self._chunk(line)
-            while not over:
+            while not (over or api.cuts_watches):
                 try:
                     line = events.get(timeout=float(query.get("timeoutSeconds", "3600")))
                 except queue.Empty:

@@ -12,6 +12,7 @@ from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, U
 from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.leader import LEASE, Leader
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
+from criproxy_cluster.run_command import RunSettings, run
 from criproxy_cluster.times import rfc3339
 
 CPU = "kubernetes.io/batch-cpu"
@@ -276,6 +277,60 @@ def test_a_silent_watch_begins_anew(kube, log, monkeypatch):
     asyncio.run(scenario())
 
 
+def test_watches_that_end_at_once_are_asked_for_with_pauses(kube, log):
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        kube.cuts_watches = True
+        async with controlling(kube, log):
+            await until(lambda: settings(kube, "n1"))
+            await asyncio.sleep(1.5)
+            assert len(kube.seen("watch", "nodes")) <= 5
+            kube.cuts_watches = False
+            kube.put("nodes", node("n2", {"pool": "night"}))
+            await until(lambda: settings(kube, "n2"))
+
+    asyncio.run(scenario())
+
+
+# --- nodes that nobody could hear ------------------------------------------------------------------------------------
+
+
+def lending(beat=None):
+    """What a node writes of itself each few minutes."""
+    said = {"type": "ColocationReady", "status": "True", "reason": "Lending", "lastHeartbeatTime": beat}
+    return {"capacity": {CPU: "4000"}, "allocatable": {CPU: "4000"}, "conditions": [said]}
+
+
+def told_to_lend_nothing(kube):
+    return kube.seen("patch", "nodes/status")
+
+
+def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
+    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.2)
+
+    async def scenario():
+        for name in ("lives", "gone"):
+            kube.put("nodes", node(name, **lending("x")))
+        async with controlling(kube, log):
+            await until(lambda: [1 for plural, _ in kube.watchers if plural == "nodes"])
+            kube.fail("GET .*/nodes$", 429, 10_000)
+            kube.tell_watchers(None)
+            await asyncio.sleep(3.0)
+            assert not told_to_lend_nothing(kube), "nobody can hear it"
+            kube.faults.clear()
+            await asyncio.sleep(0.5)
+            assert not told_to_lend_nothing(kube), "it has had no time to say so"
+            for beat in range(20):
+                kube.put("nodes", node("lives", **lending(str(beat))))
+                await asyncio.sleep(0.2)
+            assert told_to_lend_nothing(kube) == ["gone"]
+
+    asyncio.run(scenario())
+
+
 NEEDED = {
     ("list", "nodes"),
     ("watch", "nodes"),
@@ -402,6 +457,79 @@ def test_events_that_come_at_once_are_worked_off_one_by_one(kube, log, monkeypat
 
 
 # --- the lease -------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(kube, log, folder):
+    """A whole replica."""
+    async with kube.client() as client:
+        settings = RunSettings(address="127.0.0.1", port=0, certificates=folder)
+        task = asyncio.create_task(run(settings, client, log))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def holder(kube):
+    return kube.get("leases", LEASE, "criproxy-system")["spec"].get("holderIdentity")
+
+
+def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_nodes_alone(
+    kube, log, short, monkeypatch, tmp_path
+):
+    """They could not report either, and do so some time after it is back."""
+    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 4.0)
+    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 2.0)
+
+    async def scenario():
+        install_lease(kube)
+        kube.put("nodes", node("n1", {"pool": "night"}, **lending(rfc3339(time.time()))))
+        put_policy(kube, "night", **NIGHT)
+        async with running(kube, log, tmp_path):
+            await until(lambda: settings(kube, "n1"))
+            before = len(kube.seen("list", "nodes"))
+            kube.fail(".*", 503, 10_000)
+            await asyncio.sleep(4.5)
+            kube.faults.clear()
+            await until(lambda: len(kube.seen("list", "nodes")) > before)
+            await asyncio.sleep(1.0)
+            assert not told_to_lend_nothing(kube)
+            kube.put("nodes", {**kube.get("nodes", "n1"), "status": lending(rfc3339(time.time()))})
+            await asyncio.sleep(2.0)
+            assert not told_to_lend_nothing(kube)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, log, short, tmp_path, monkeypatch):
+    """A policy that another one has seen go is not written back, though the list of policies takes its time."""
+    monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.1)
+
+    async def scenario():
+        install_lease(kube)
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        put_policy(kube, "other", **NIGHT)
+        async with running(kube, log, tmp_path):
+            me = await until(lambda: settings(kube, "n1") and status(kube, "other").get("nodes") == 1 and holder(kube))
+            kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": "b"}}, "criproxy-system")
+            await asyncio.sleep(0.4)
+            kube.remove("colocationpolicies", "night")
+            kube.put("nodes", node("n1", {"pool": "night"}))
+            kube.put("colocationpolicies", {**policy("other", **NIGHT), "status": {"nodes": 7}})
+            kube.fail("GET .*/colocationpolicies", 503, 10_000)
+            patches = len(kube.seen("patch", "nodes"))
+            kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": ""}}, "criproxy-system")
+            await until(lambda: holder(kube) == me)
+            await asyncio.sleep(1.5)
+            assert len(kube.seen("patch", "nodes")) == patches, "it has no policies yet"
+            kube.faults.clear()
+            await until(lambda: (annotation(kube, "n1") or {}).get("name") == "other.1")
+            await until(lambda: status(kube, "other").get("nodes") == 1)
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

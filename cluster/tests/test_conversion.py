@@ -377,7 +377,7 @@ def test_a_pod_without_a_controller_has_no_like():
 
 # --- what holds for all ----------------------------------------------------------------------------------------------
 
-cpus = st.sampled_from(["1", "1500m", "0.5", "0", 2, "10m", "33.4m"])
+cpus = st.sampled_from(["1", "1500m", "0.5", "0", 2, "10m", "33.4m", "1m", "5m"])
 memories = st.sampled_from(["1Gi", "1.5Gi", "100M", "0", 2097153, "1e8"])
 batch_cpus = st.sampled_from(["1k", "1500", 20, "0"])
 
@@ -454,6 +454,18 @@ def test_amounts_that_the_api_server_writes_otherwise_in_between_are_the_same():
 
     assert converted(once, BATCH) == once
     assert recorded(once)["c"]["requests"] == {"cpu": "1", "memory": "1G"}
+
+
+def test_less_than_the_least_that_people_may_write_is_believed_of_a_record_that_makes_it():
+    once = converted(pod(container(requests={"cpu": "5m"}, limits={"cpu": "0.4m"})), BATCH)
+    assert resources(once) == {"requests": {CPU: "5", MEMORY: "4194304"}, "limits": {CPU: "1"}}
+    assert converted(once, BATCH) == once
+
+    added = copy.deepcopy(once)
+    resources(added)["limits"]["memory"] = "8Mi"  # by a LimitRange
+    twice = converted(added, BATCH)
+    assert resources(twice) == {"requests": resources(once)["requests"], "limits": {CPU: "1"}}
+    assert recorded(twice) == recorded(once)
 
 
 def test_a_record_that_somebody_else_wrote_is_not_believed():

@@ -265,6 +265,17 @@ def test_nodes_that_live_are_not_away_for_a_controller_that_begins_with_a_wrong_
     assert judge(node(beat=rfc3339(WALL), lent={CPU: "1"}), later.memory, None, gone_s, WALL).status, "it is away"
 
 
+def test_time_in_which_a_node_could_not_be_heard_does_not_make_it_away():
+    silent = node(beat=rfc3339(WALL), lent={CPU: "1"})
+    first = judge(silent, None, None, 0.0, WALL)
+    deaf = judge(silent, first.memory, None, 1200.0, WALL, deaf_s=1000.0)
+    assert (deaf.status, deaf.due_s) == (None, 1000.0 + AWAY_S)
+
+    new = judge(node(beat="2", lent={CPU: "1"}), deaf.memory, None, 1300.0, WALL, deaf_s=1000.0)
+    assert new.due_s == 1300.0 + AWAY_S
+    assert judge(silent, deaf.memory, None, 1000.0 + AWAY_S, WALL, deaf_s=1000.0).status, "it is away"
+
+
 def test_another_system_s_numbers_are_left_alone():
     seen = node(lent={CPU: "4000"})
     first = judge(seen, None, None, 0.0, WALL)
@@ -427,6 +438,31 @@ def test_a_policy_that_goes_takes_no_node_from_another_s_figures():
 
     concerned = fleet.set_policy("night", None)
     assert len(concerned) == fleet.status("cluster")["nodes"] == 3
+
+
+NIGHT = text_of((policy(settings={"cpu": {"reserve_cores": 1}}),))[0]
+OTHERS = {
+    "a switch": ([policy("stop", priority=1000, enabled=False)], ["stop.1"]),
+    "a switch among settings": ([policy("stop", settings={"colocation": {"enabled": False}})], ["stop.1"]),
+    "a switch that another one overrules": ([policy("a", priority=1, enabled=True), policy("b", enabled=False)], None),
+    "no switch": ([policy("more", settings={"cpu": {"min_cores": 1}})], None),
+}
+
+
+@pytest.mark.parametrize(("others", "names"), OTHERS.values(), ids=OTHERS)
+def test_a_node_keeps_what_an_unusable_policy_has_said_unless_others_switch_it_off(others, names):
+    """As another replica begins to lead, which does not know what `night` was."""
+    fleet = Fleet()
+    fleet.see(node("n0", {}, NIGHT))
+    fleet.set_unusable(frozenset({"night"}))
+    for other in others:
+        fleet.set_policy(other.name, other)
+
+    if names is None:
+        assert fleet.look("n0", 0.0, WALL).patch is None
+    else:
+        assert told(fleet)["name"] == "+".join(names)
+        assert told(fleet)["settings"]["colocation"]["enabled"] is False
 
 
 def test_a_node_s_label_switches_it_off():
