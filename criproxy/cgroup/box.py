@@ -611,6 +611,7 @@ class Box:
         lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
         if asked and lowest:
             limits = replace(limits, cpu_weight=weight_of(asked, self._version))
+        limits = replace(limits, oom_group=True)  # kubelet has it on containers alone
         if not self._settings.tiers:
             return replace(limits, protected=False)
         mid = place.name in self._mid

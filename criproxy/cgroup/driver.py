@@ -47,7 +47,8 @@ class PodLimits(Struct, frozen=True):
 
     `cpu_weight` is in the unit of the kernel's file (v1: cpu.shares, v2: cpu.weight), and the lowest where it is None.
     `cpu_cores` is None on v1, where no child of the box can have a quota. `hugetlb`: files of that controller, by name.
-    `protected`: reclaim within the box takes the others' memory first (v2 alone).
+    `protected`: reclaim within the box takes the others' memory first (v2 alone). `oom_group`: where the kernel kills
+    one of the pod's processes for want of memory, it kills all of them (v2 alone).
     """
 
     memory_bytes: int | None = None
@@ -56,6 +57,7 @@ class PodLimits(Struct, frozen=True):
     pids: int | Unlimited | None = None
     hugetlb: Mapping[str, str] = field(default_factory=dict)
     protected: bool = False
+    oom_group: bool = True
 
 
 class CgroupDriver(Protocol):
@@ -157,7 +159,7 @@ class CgroupDriver(Protocol):
         """Make a pod's cgroup in the box, with its own limits."""
 
     def pod_limits(self, path: str) -> PodLimits:
-        """The limits of a pod, in kubelet's tree or in the box; what its cgroup has no file for is None."""
+        """The limits of a pod, in kubelet's tree or in the box; those without a file are as in `PodLimits()`."""
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         """Keep what kubelet's own cgroups of the pods in the box need there; returns what was started or stopped.

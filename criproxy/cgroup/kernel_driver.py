@@ -31,6 +31,7 @@ POD_FILES: Final = {
     "cpu_cores": rows.CPU_QUOTA,
     "pids": rows.PIDS_MAX,
     "protected": rows.MEMORY_PROTECTED,
+    "oom_group": rows.MEMORY_OOM_GROUP,
 }
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
 
@@ -44,7 +45,7 @@ class KernelDriver:
         self.version = version.access.version
         self._tree = tree
         self._proc = proc
-        left_out = () if self.version == 2 else ("cpu_cores", "protected")
+        left_out = () if self.version == 2 else ("cpu_cores", "protected", "oom_group")
         self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
 
     @property
@@ -212,7 +213,8 @@ class KernelDriver:
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)
         memory = self._access.read(rows.MEMORY_MAX, path)
-        values = {name: self._access.read(row, path) for name, row in self._pod_files}
+        held = {name: self._access.read(row, path) for name, row in self._pod_files}
+        values = {name: value for name, value in held.items() if value is not None}
         hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
         return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
 

@@ -246,6 +246,12 @@ the box itself is not protected from, nothing in it is. Source: cgroup-v2.rst, m
 effective_protection.
 """
 
+MEMORY_OOM_GROUP: Final = KernelFile(v2=Column("memory.oom.group", _FLAG, new="0"), optional=True)
+"""Whether the kernel, when it kills one process in here for want of memory, kills all of them. It counts where what
+ran short is this cgroup or one above it, not one below it. Since Linux 4.19; systemd has no property of it for slices.
+Source: cgroup-v2.rst, memory.oom.group; mm/memcontrol.c, mem_cgroup_get_oom_group.
+"""
+
 MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
 
