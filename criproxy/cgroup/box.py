@@ -117,7 +117,8 @@ class BoxState(Struct, frozen=True):
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
     `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write. `cores` says
-    how many whole cores these CPUs are, or why they are not, "": they are not asked for. `tiers`: its pods are in two.
+    how many whole cores these CPUs are, or why they are not, or that siblings are left out, "": neither. `tiers`: its
+    pods are in two.
     """
 
     path: str | None
@@ -172,7 +173,8 @@ class BoxSettings(Struct, frozen=True):
 
 
 class Box:
-    """`cpus` returns, on the writer's thread, the CPUs that the box may run on; `cores` chooses whole ones of them.
+    """`cpus` returns, on the writer's thread, the CPUs that the box may run on; of these, `cores` leaves out siblings,
+    or chooses whole cores.
 
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
@@ -782,8 +784,10 @@ class Box:
 
     def _keep_to_cpus(self, path: str, limit_cores: float | Unlimited) -> tuple[LimitChange, ...]:
         cpus, words = self._cpus(), ""
-        if self._settings.whole_cores and self._cores is not None:
+        if self._cores is not None and self._settings.whole_cores:
             cpus, words = self._cores.choose(cpus, limit_cores)
+        elif self._cores is not None and cpus is not UNLIMITED:
+            cpus, words = self._cores.spare(cpus)
         changes = self._counted_drift(self._driver.confine(path, cpus))
         self._confined, self._cores_words = cpus, words
         return changes
