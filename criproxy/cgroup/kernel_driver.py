@@ -248,8 +248,12 @@ class KernelDriver:
         return True
 
     def kill_pod(self, pod: str) -> None:
-        checked_pod(pod)
-        self._tree.kill(lambda: self.processes(pod))
+        path = checked_pod(pod)[1]
+        if self._access.has(rows.KILL, path):
+            with if_there():
+                self._access.write(rows.KILL, path, "1")
+        else:
+            self._tree.kill(lambda: self.processes(pod))
 
     def processes(self, path: str) -> tuple[int, ...]:
         path = checked_path(path)

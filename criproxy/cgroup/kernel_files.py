@@ -281,6 +281,12 @@ it was told of; not measured. Each look puts back what has gone. On v1 a limit h
 not for those below it (blk-throttle.c, throtl_pd_init), so that the box as a whole can't be bounded.
 """
 
+KILL: Final = KernelFile(v2=Column("cgroup.kill", _ORDER), optional=True)
+"""Written only, "1": kills all in the cgroup and below it, what is just forked, too. Since Linux 5.14.
+
+Source: cgroup-v2.rst, cgroup.kill.
+"""
+
 HUGE_PAGES: Final = FileFamily("hugetlb", v1=".limit_in_bytes", v2=".max")
 """One or two files for each size of page, which systemd does not know.
 
