@@ -111,7 +111,7 @@ def _cores(text: str) -> float | Unlimited:
 
 
 def _first_line(text: str) -> str:
-    """All there is, but in io.weight, where weights of single devices may follow."""
+    """The first line of io.weight is the weight for all disks; lines for single disks may follow."""
     return text.partition("\n")[0]
 
 
