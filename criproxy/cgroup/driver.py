@@ -14,7 +14,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 from criproxy.model import LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate
+from criproxy.model.signals import DiskRate, Missing, Stall
 
 T = TypeVar("T")
 
@@ -58,6 +58,13 @@ class PodLimits(Struct, frozen=True):
     hugetlb: Mapping[str, str] = field(default_factory=dict)
     protected: bool = False
     oom_group: bool = True
+
+
+class Reclaimable(Struct, frozen=True):
+    """How much of a box's memory could be taken back, and for how long its processes have waited for memory."""
+
+    size_bytes: int
+    stall: Stall
 
 
 class CgroupDriver(Protocol):
@@ -108,6 +115,15 @@ class CgroupDriver(Protocol):
 
         For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
         `path`: the box, or a pod in it.
+        """
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        """What `take_back` goes by; Missing: the kernel can't take memory back on demand, or tells no pressure."""
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        """Take back so much of the box's memory, in one step, whatever its limits; returns by how much it fell.
+
+        For a thread of its own, as `reclaim` is.
         """
 
     def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:

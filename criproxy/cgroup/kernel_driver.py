@@ -3,6 +3,7 @@
 Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from criproxy.cgroup.driver import (
     CgroupError,
     HeldLimit,
     PodLimits,
+    Reclaimable,
     checked_box,
     checked_path,
     checked_pod,
@@ -24,7 +26,7 @@ from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate
+from criproxy.model.signals import DiskRate, Missing
 
 POD_FILES: Final = {
     "cpu_weight": rows.CPU_WEIGHT,
@@ -138,6 +140,20 @@ class KernelDriver:
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        return self._version.reclaimable(checked_box(box))
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        path = checked_box(box)
+        before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        try:
+            self._access.write(rows.MEMORY_RECLAIM, path, str(size_bytes))
+        except CgroupError as error:
+            if error.errno != errno.EAGAIN:  # it was less
+                raise
+        after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        return max(0, before_bytes - after_bytes)
 
     def capacity(self, box: str, name: str) -> int | None:
         row = LIMITS[name].limit

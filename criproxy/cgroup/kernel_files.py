@@ -246,6 +246,12 @@ the box itself is not protected from, nothing in it is. Source: cgroup-v2.rst, m
 effective_protection.
 """
 
+MEMORY_GUARANTEES: Final = (
+    KernelFile(v2=Column("memory.min", _COUNT), optional=True),
+    KernelFile(v2=Column("memory.low", _COUNT), optional=True),
+)
+"""For reading: how much of a cgroup's memory is not to be taken back. Criproxy gives the box none."""
+
 MEMORY_OOM_GROUP: Final = KernelFile(v2=Column("memory.oom.group", _FLAG, new="0"), optional=True)
 """Whether the kernel, when it kills one process in here for want of memory, kills all of them. It counts where what
 ran short is this cgroup or one above it, not one below it. Since Linux 4.19; systemd has no property of it for slices.

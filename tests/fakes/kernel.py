@@ -61,6 +61,7 @@ _V2_FILES = {
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
     "io": {"io.weight": "default 100", "io.stat": "", "io.max": ""},
     "memory": {
+        "memory.min": "0",
         "memory.low": "0",
         "memory.high": "max",
         "memory.max": "max",
