@@ -420,6 +420,38 @@ def test_pod_limit_below_its_usage_is_an_error_and_kills_nobody(ground: Ground) 
     assert ground.file(pod, "memory.limit_in_bytes", "memory.max").read_text() == f"{128 * MIB}\n"
 
 
+@pytest.mark.parametrize("short", ["pod", "container"])
+def test_kernel_that_kills_for_memory_ends_a_pod_whole_unless_a_container_has_hit_its_own_limit(
+    ground: Ground, short: str
+) -> None:
+    if ground.driver.version == 1:
+        pytest.skip("cgroup v1 has no memory.oom.group")
+    pod, neighbour = ground.pod("poda"), ground.pod("podb")
+    main, sidecar = f"{pod}/main", f"{pod}/sidecar"
+    at = Path(f"{ground.mounts.v2}{pod}")
+    (at / "cgroup.subtree_control").write_text("+memory")
+    for container in (main, sidecar):
+        Path(f"{ground.mounts.v2}{container}").mkdir()
+    if short == "pod":
+        ground.driver.ensure_pod(pod, PodLimits(memory_bytes=128 * MIB))
+    else:
+        (at / "main/memory.max").write_text(str(128 * MIB))
+    hog, beside, other = (ground.start(cgroup) for cgroup in (main, sidecar, neighbour))
+    for child in (beside, other):
+        tell(child, "hold 1")
+
+    assert hog.stdin is not None
+    hog.stdin.write("hold 400\n")
+    hog.stdin.flush()
+
+    assert hog.wait(60) == -signal.SIGKILL
+    if short == "pod":
+        assert beside.wait(60) == -signal.SIGKILL
+    else:
+        tell(beside, "hold 2")
+    tell(other, "hold 2")
+
+
 def test_quota_below_a_childs_holds(ground: Ground) -> None:
     pod = ground.pod("poda")
     child_quota = ground.file(pod, "cpu.cfs_quota_us", "cpu.max")

@@ -53,9 +53,9 @@ done
 # --- CPUs that online has alone --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def static_node() -> Iterator[Node]:
-    """With whole cores, all of which the box's limit needs, and kubelet's static CPU manager."""
+@pytest.fixture(params=[False, True], ids=["by-itself", "whole-cores"])
+def static_node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """With kubelet's static CPU manager; and with whole cores, of which the box's limit needs all."""
     with claimed() as lab:
         try:
             config: Config = {
@@ -63,7 +63,7 @@ def static_node() -> Iterator[Node]:
                 "guard": {"enabled": False},
                 "cpu": {"static_cores": CPUS - 0.5},
                 "memory": {"static_bytes": 256 << 20},
-                "cpuset": {"whole_cores": True},
+                "cpuset": {"whole_cores": request.param},
             }
             node = Node(lab, config)
             node.start()

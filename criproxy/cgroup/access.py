@@ -120,7 +120,7 @@ class FileAccess:
         return [] if column is None or column.lowest is None else self.settle(row, path, column.lowest, made=made)
 
     def note(self, row: KernelFile, path: str, value: Any) -> None:
-        """What the file holds now is our own doing, or none of our business."""
+        """Remember that the file holds this value, so that `settle` does not take it for a change by somebody else."""
         self._keep(self.file(row, path), _column(row, self.version).format.text(value))
 
     def changed(self, row: KernelFile, path: str, old: Any, new: Any) -> LimitChange:

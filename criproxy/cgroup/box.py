@@ -49,7 +49,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits, Reclaimable
 from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.signals import SignalReader
@@ -72,7 +72,7 @@ from criproxy.model import (
 )
 from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
-from criproxy.model.signals import DiskRate, SignalReading
+from criproxy.model.signals import DiskRate, Missing, SignalReading
 
 T = TypeVar("T")
 
@@ -117,7 +117,8 @@ class BoxState(Struct, frozen=True):
     `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
     `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write. `cores` says
-    how many whole cores these CPUs are, or why they are not, "": they are not asked for. `tiers`: its pods are in two.
+    how many whole cores these CPUs are, or why they are not, or that siblings are left out, "": neither. `tiers`: its
+    pods are in two.
     """
 
     path: str | None
@@ -172,7 +173,8 @@ class BoxSettings(Struct, frozen=True):
 
 
 class Box:
-    """`cpus` returns, on the writer's thread, the CPUs that the box may run on; `cores` chooses whole ones of them.
+    """`cpus` returns, on the writer's thread, the CPUs that the box may run on; of these, `cores` leaves out siblings,
+    or chooses whole cores.
 
     `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
     """
@@ -459,6 +461,19 @@ class Box:
         path = self._path
         return 0 if path is None else await self._reclaimer.run("drop caches", lambda: self._drop_caches(path, kept))
 
+    async def reclaimable(self) -> Reclaimable | Missing | None:
+        """What of the box's memory could be taken back; None: there is no box. Raises CgroupError."""
+        path = self._path
+        return None if path is None else await self._reader.run("read pressure", lambda: self._reclaimable(path))
+
+    async def take_back(self, size_bytes: int) -> int:
+        """Take back so much of the box's memory, beside its limits; returns by how many bytes it fell.
+
+        A limit that is to sink goes first, and what takes long is left. Raises CgroupError.
+        """
+        path = self._path
+        return 0 if path is None else await self._reclaimer.run("take back", lambda: self._take_back(path, size_bytes))
+
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
 
@@ -611,6 +626,7 @@ class Box:
         lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
         if asked and lowest:
             limits = replace(limits, cpu_weight=weight_of(asked, self._version))
+        limits = replace(limits, oom_group=True)  # kubelet has it on containers alone
         if not self._settings.tiers:
             return replace(limits, protected=False)
         mid = place.name in self._mid
@@ -781,8 +797,10 @@ class Box:
 
     def _keep_to_cpus(self, path: str, limit_cores: float | Unlimited) -> tuple[LimitChange, ...]:
         cpus, words = self._cpus(), ""
-        if self._settings.whole_cores and self._cores is not None:
+        if self._cores is not None and self._settings.whole_cores:
             cpus, words = self._cores.choose(cpus, limit_cores)
+        elif self._cores is not None and cpus is not UNLIMITED:
+            cpus, words = self._cores.spare(cpus)
         changes = self._counted_drift(self._driver.confine(path, cpus))
         self._confined, self._cores_words = cpus, words
         return changes
@@ -817,6 +835,18 @@ class Box:
                 else:
                     dropped_bytes += size
         return dropped_bytes
+
+    def _reclaimable(self, path: str) -> Reclaimable | Missing | None:
+        return self._driver.reclaimable(path) if self._driver.exists(path) else None
+
+    def _take_back(self, path: str, size_bytes: int) -> int:
+        until_s, left_bytes = self._clock.monotonic_s() + _CACHE_S, size_bytes
+        while left_bytes > 0 and self._sink_to is None and self._clock.monotonic_s() <= until_s:
+            taken_bytes = self._driver.take_back(path, min(left_bytes, files.CACHE_STEP_BYTES))
+            left_bytes -= taken_bytes
+            if not taken_bytes:
+                break
+        return size_bytes - left_bytes
 
     def _usage(self, path: str | None) -> UsageReading:
         wanted, began_s = self._wanted, self._clock.monotonic_s()

@@ -14,7 +14,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 from criproxy.model import LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate
+from criproxy.model.signals import DiskRate, Missing, Stall
 
 T = TypeVar("T")
 
@@ -47,7 +47,8 @@ class PodLimits(Struct, frozen=True):
 
     `cpu_weight` is in the unit of the kernel's file (v1: cpu.shares, v2: cpu.weight), and the lowest where it is None.
     `cpu_cores` is None on v1, where no child of the box can have a quota. `hugetlb`: files of that controller, by name.
-    `protected`: reclaim within the box takes the others' memory first (v2 alone).
+    `protected`: reclaim within the box takes the others' memory first (v2 alone). `oom_group`: where the kernel kills
+    one of the pod's processes for want of memory, it kills all of them (v2 alone).
     """
 
     memory_bytes: int | None = None
@@ -56,6 +57,14 @@ class PodLimits(Struct, frozen=True):
     pids: int | Unlimited | None = None
     hugetlb: Mapping[str, str] = field(default_factory=dict)
     protected: bool = False
+    oom_group: bool = True
+
+
+class Reclaimable(Struct, frozen=True):
+    """How much of a box's memory could be taken back, and for how long its processes have waited for memory."""
+
+    size_bytes: int
+    stall: Stall
 
 
 class CgroupDriver(Protocol):
@@ -108,6 +117,15 @@ class CgroupDriver(Protocol):
         `path`: the box, or a pod in it.
         """
 
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        """What `take_back` goes by; Missing: the kernel can't take memory back on demand, or tells no pressure."""
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        """Take back so much of the box's memory, in one step, whatever its limits; returns by how much it fell.
+
+        For a thread of its own, as `reclaim` is.
+        """
+
     def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has.
 
@@ -157,7 +175,7 @@ class CgroupDriver(Protocol):
         """Make a pod's cgroup in the box, with its own limits."""
 
     def pod_limits(self, path: str) -> PodLimits:
-        """The limits of a pod, in kubelet's tree or in the box; what its cgroup has no file for is None."""
+        """The limits of a pod, in kubelet's tree or in the box; those without a file are as in `PodLimits()`."""
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         """Keep what kubelet's own cgroups of the pods in the box need there; returns what was started or stopped.

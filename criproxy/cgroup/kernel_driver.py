@@ -3,6 +3,7 @@
 Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from criproxy.cgroup.driver import (
     CgroupError,
     HeldLimit,
     PodLimits,
+    Reclaimable,
     checked_box,
     checked_path,
     checked_pod,
@@ -24,13 +26,14 @@ from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate
+from criproxy.model.signals import DiskRate, Missing
 
 POD_FILES: Final = {
     "cpu_weight": rows.CPU_WEIGHT,
     "cpu_cores": rows.CPU_QUOTA,
     "pids": rows.PIDS_MAX,
     "protected": rows.MEMORY_PROTECTED,
+    "oom_group": rows.MEMORY_OOM_GROUP,
 }
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
 
@@ -44,7 +47,7 @@ class KernelDriver:
         self.version = version.access.version
         self._tree = tree
         self._proc = proc
-        left_out = () if self.version == 2 else ("cpu_cores", "protected")
+        left_out = () if self.version == 2 else ("cpu_cores", "protected", "oom_group")
         self._pod_files = [(name, row) for name, row in POD_FILES.items() if name not in left_out]
 
     @property
@@ -138,6 +141,20 @@ class KernelDriver:
     def reclaim(self, path: str, size_bytes: int) -> bool:
         return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
 
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        return self._version.reclaimable(checked_box(box))
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        path = checked_box(box)
+        before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        try:
+            self._access.write(rows.MEMORY_RECLAIM, path, str(size_bytes))
+        except CgroupError as error:
+            if error.errno != errno.EAGAIN:  # it was less
+                raise
+        after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        return max(0, before_bytes - after_bytes)
+
     def capacity(self, box: str, name: str) -> int | None:
         row = LIMITS[name].limit
         if not self.can_limit(box, name):
@@ -212,7 +229,8 @@ class KernelDriver:
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)
         memory = self._access.read(rows.MEMORY_MAX, path)
-        values = {name: self._access.read(row, path) for name, row in self._pod_files}
+        held = {name: self._access.read(row, path) for name, row in self._pod_files}
+        values = {name: value for name, value in held.items() if value is not None}
         hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
         return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
 
@@ -246,8 +264,12 @@ class KernelDriver:
         return True
 
     def kill_pod(self, pod: str) -> None:
-        checked_pod(pod)
-        self._tree.kill(lambda: self.processes(pod))
+        path = checked_pod(pod)[1]
+        if self._access.has(rows.KILL, path):
+            with if_there():
+                self._access.write(rows.KILL, path, "1")
+        else:
+            self._tree.kill(lambda: self.processes(pod))
 
     def processes(self, path: str) -> tuple[int, ...]:
         path = checked_path(path)

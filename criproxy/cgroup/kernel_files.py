@@ -111,7 +111,7 @@ def _cores(text: str) -> float | Unlimited:
 
 
 def _first_line(text: str) -> str:
-    """All there is, but in io.weight, where weights of single devices may follow."""
+    """The first line of io.weight is the weight for all disks; lines for single disks may follow."""
     return text.partition("\n")[0]
 
 
@@ -246,6 +246,18 @@ the box itself is not protected from, nothing in it is. Source: cgroup-v2.rst, m
 effective_protection.
 """
 
+MEMORY_GUARANTEES: Final = (
+    KernelFile(v2=Column("memory.min", _COUNT), optional=True),
+    KernelFile(v2=Column("memory.low", _COUNT), optional=True),
+)
+"""For reading: how much of a cgroup's memory is not to be taken back. Criproxy gives the box none."""
+
+MEMORY_OOM_GROUP: Final = KernelFile(v2=Column("memory.oom.group", _FLAG, new="0"), optional=True)
+"""Whether the kernel, when it kills one process in here for want of memory, kills all of them. It counts where what
+ran short is this cgroup or one above it, not one below it. Since Linux 4.19; systemd has no property of it for slices.
+Source: cgroup-v2.rst, memory.oom.group; mm/memcontrol.c, mem_cgroup_get_oom_group.
+"""
+
 MEMORY_AND_SWAP: Final = KernelFile(v1=Column("memory.memsw.limit_in_bytes", _COUNT_V1), optional=True)
 """There with swap accounting only."""
 
@@ -273,6 +285,12 @@ IO_MAX: Final = KernelFile(v2=Column("io.max", _IO_MAX), optional=True)
 Systemd is not told of it: by its source (cgroup.c, cgroup_context_apply) it writes the lines of those disks alone that
 it was told of; not measured. Each look puts back what has gone. On v1 a limit holds for the processes of one cgroup,
 not for those below it (blk-throttle.c, throtl_pd_init), so that the box as a whole can't be bounded.
+"""
+
+KILL: Final = KernelFile(v2=Column("cgroup.kill", _ORDER), optional=True)
+"""Written only, "1": kills all in the cgroup and below it, what is just forked, too. Since Linux 5.14.
+
+Source: cgroup-v2.rst, cgroup.kill.
 """
 
 HUGE_PAGES: Final = FileFamily("hugetlb", v1=".limit_in_bytes", v2=".max")

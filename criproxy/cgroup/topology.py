@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whole_cores import choose
+from criproxy.cgroup.whole_cores import choose, spared
 from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, parse_cpus
 
@@ -48,7 +48,10 @@ class Topology(Struct):
 
 
 class WholeCores(Struct):
-    """The box's whole cores; the next choice begins at the last. `own`: the CPUs that offline pods have alone."""
+    """The box's cores, whole ones if it is to have those; the next choice begins at the last.
+
+    `own`: the CPUs that offline pods have alone.
+    """
 
     topology: Topology
     own: Callable[[], Cpus]
@@ -63,3 +66,13 @@ class WholeCores(Struct):
         if cpus is not UNLIMITED:
             self._held = cpus
         return cpus, words
+
+    def spare(self, allowed: Cpus) -> tuple[Cpus, str]:
+        """The CPUs that may be the box's, without siblings of exclusive ones, and in words what these are.
+
+        Never raises: what is not known to be a sibling stays the box's, which is to leave the exclusive CPUs at least.
+        """
+        try:
+            return spared(self.topology.cores(), allowed, self.own())
+        except CgroupError as error:
+            return allowed, f"what kubelet leaves; which of them are siblings of exclusive CPUs is not known: {error}"

@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from criproxy.cgroup.driver import CgroupError
@@ -32,6 +32,12 @@ _LINKS_OF_A_LEAF: Final = 2
 
 _MOST_OPEN: Final = 128
 """Descriptors of a thread that stay open: some twenty of one box."""
+
+_KILLED_AT_ONCE: Final = 64
+"""A descriptor each."""
+
+_MOST_KILLS: Final = 1000
+"""Beyond that, something is started from outside as fast as it is killed."""
 
 
 class Tree:
@@ -223,15 +229,43 @@ class Tree:
         return pids
 
     def kill(self, pids: Callable[[], Collection[int]]) -> None:
-        """SIGKILL to those that `pids` returns; not to one that has got the pid of another meanwhile."""
-        for pid in pids():
-            with contextlib.suppress(ProcessLookupError):
-                handle = os.pidfd_open(pid)
+        """SIGKILL to those that `pids` returns, and to what they have forked by then; not to one that has got the pid
+        of another meanwhile.
+
+        A process that was killed forks no more, so this ends when all that are listed were killed.
+        """
+        there, killed = set(pids()), set[int]()
+        for _ in range(_MOST_KILLS):
+            chosen = sorted(there - killed)[:_KILLED_AT_ONCE]
+            if not chosen:
+                return
+            tried, there = self._kill(chosen, pids)
+            killed |= tried
+
+    def _kill(self, chosen: Sequence[int], pids: Callable[[], Collection[int]]) -> tuple[set[int], set[int]]:
+        """Returns those of `chosen` that are done with (all, unless descriptors ran out), and who is there now."""
+        handles: dict[int, int] = {}
+        gone = set[int]()
+        try:
+            for pid in chosen:
                 try:
-                    if pid in pids():
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-                finally:
-                    os.close(handle)
+                    handles[pid] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    gone.add(pid)
+                except OSError:
+                    if not handles:
+                        raise
+                    break
+            there = set(pids())
+            for pid in handles.keys() & there:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        except OSError as error:
+            raise _failed(f"kill one of {len(chosen)} processes", error) from error
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        return gone | handles.keys(), there
 
 
 def _failed(operation: str, error: OSError) -> CgroupError:

@@ -7,11 +7,12 @@ from typing import Final
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess, contested
-from criproxy.cgroup.driver import CgroupError, no_cpus
+from criproxy.cgroup.driver import CgroupError, Reclaimable, no_cpus
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.model.signals import Missing
 
 _TRIES: Final = 3
 """So often the box's cpuset is narrowed while containers come."""
@@ -225,6 +226,9 @@ class V1Hierarchies:
             step = max(want, files.whole_pages(self.access.read(rows.MEMORY_USAGE, path) - files.RECLAIM_STEP_BYTES))
             reached = self._lower(rows.MEMORY_MAX, path, step)
         return reached and step > want
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        return Missing("cgroup v1 has no memory.reclaim")
 
     def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
         """All in one go; False: the kernel can't."""

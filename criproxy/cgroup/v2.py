@@ -10,10 +10,11 @@ from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.busytime import BusyTime
-from criproxy.cgroup.driver import CgroupError, no_cpus
+from criproxy.cgroup.driver import CgroupError, Reclaimable, no_cpus
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus
+from criproxy.model.signals import Missing, Stall
 
 # What kubelet asks of a pod's cgroup, as far as the kernel has it.
 _CONTROLLERS: Final = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pids"})
@@ -167,6 +168,18 @@ class V2Hierarchy:
             if step > want and not goes_on:
                 self.access.write(rows.MEMORY_HIGH, path, want)
         return goes_on
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        for row, why in (
+            (rows.MEMORY_RECLAIM, "it takes Linux 5.19"),
+            (rows.MEMORY_PRESSURE, "this kernel has no pressure (PSI), or has it switched off"),
+        ):
+            if not self.access.has(row, box):
+                return Missing(f"{self.access.file(row, box)} does not exist: {why}")
+        kept = [self.access.read(row, box) or 0 for row in rows.MEMORY_GUARANTEES]
+        stall = Stall(self._clock(), self.access.read(rows.MEMORY_PRESSURE, box)["some"])
+        in_use_bytes: int = self.access.read(rows.MEMORY_USAGE, box)
+        return Reclaimable(0 if UNLIMITED in kept else max(0, in_use_bytes - max(kept)), stall)
 
     def drop_cache(self, pod: str, in_use_bytes: int) -> bool:
         """A step; False: the kernel can't. With swappiness 0, where the kernel takes it, so that nothing is swapped."""

@@ -1,7 +1,8 @@
-"""Which physical cores the box runs on, when it is to have whole ones: as few moves as possible. Pure.
+"""Which CPUs of its physical cores the box runs on: never beside a CPU that an online pod has alone. Pure.
 
 Two hyperthreads of one core share its units and its nearest caches, so that a busy offline thread slows down the online
-one beside it, and neither a weight nor cpu.idle helps. A box that runs on whole cores alone has its own siblings only.
+one beside it, and neither a weight nor cpu.idle helps. So the box leaves the siblings of exclusive CPUs (`spared`).
+A box that is to run on whole cores alone (`choose`) has its own siblings only, in as few moves as possible:
 
     candidates   the cores of which every CPU may be the box's: never one that an online pod has alone, nor its sibling
     kept         the candidates that the box has already
@@ -16,7 +17,20 @@ manager) are the box's whatever becomes of the rest of their cores.
 from collections.abc import Sequence
 
 from criproxy.model import UNLIMITED, Unlimited
-from criproxy.model.cpulist import Cpus
+from criproxy.model.cpulist import Cpus, format_cpus
+
+
+def spared(cores: Sequence[Cpus], allowed: Cpus, own: Cpus) -> tuple[Cpus, str]:
+    """`allowed` without the siblings of CPUs that are not among them, and in words what is left; "": all of them.
+
+    Where no others are left that pods share, the siblings stay. The arguments are those of `choose`.
+    """
+    beside = frozenset().union(*(core & allowed for core in cores if not core <= allowed)) - own
+    if not beside:
+        return allowed, ""
+    if beside | own >= allowed:
+        return allowed, "kubelet leaves no CPU but siblings of online pods' exclusive ones, so the box has these"
+    return allowed - beside, f"what kubelet leaves, without {format_cpus(beside)}, the siblings of exclusive CPUs"
 
 
 def choose(

@@ -76,6 +76,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OverheadReader, OverheadWatch
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
@@ -218,6 +219,7 @@ class Daemon:
         )
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
+        self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
         hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
         self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
@@ -313,6 +315,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
             cache=self._cache,
+            proactive_reclaim=self._proactive_reclaim,
             hold_offs=self._hold_offs,
             services=self._services,
             bypass=self._bypass.status,
@@ -372,6 +375,7 @@ class Daemon:
             self._overhead.run(),
             self._disk_watch.run(),
             self._cache.run(),
+            self._proactive_reclaim.run(),
             self._realtime.run(),
             self._services.run(),
             self._checkpointer.run(self._remembered),
@@ -394,6 +398,7 @@ class Daemon:
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._services, lambda settings: settings.modes.writes),
             (self._cache, PartSettings.cache),
+            (self._proactive_reclaim, PartSettings.proactive_reclaim),
             (self._relief, lambda settings: settings.relieves),
             (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),

@@ -195,6 +195,9 @@ class PartSettings(Struct, frozen=True):
         cache = self.config.cache
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
+    def proactive_reclaim(self) -> bool:
+        return self.config.memory.proactive_reclaim and self.modes.writes
+
     def unbounded(self) -> OfflineRules | None:
         return self.config.colocation.offline_rules() if self.relieves else None
 

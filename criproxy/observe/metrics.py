@@ -32,6 +32,7 @@ _COUNTERS: Final = {
     "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
     "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
+    "proactively_reclaimed_bytes": ("Memory taken back from offline pods while nobody was short of it",),
     "box_swept": ("Pod cgroups removed from the box",),
     "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
     "guard_false_alarms": ("Squeezes that proved needless",),

@@ -15,6 +15,7 @@ from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.control.interference.ladder import Rung
 from criproxy.control.memory_pressure import EvictionStatus
+from criproxy.control.resources import RESOURCES
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Snapshot
@@ -52,6 +53,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OutsideLoad, OverheadWatch
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
@@ -97,6 +99,7 @@ class Reporter(Struct, frozen=True):
     cpu_manager: CpuManager
     disk_watch: DiskWatch
     cache: CacheShare
+    proactive_reclaim: ProactiveReclaim
     hold_offs: HoldOffs
     services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
@@ -194,6 +197,7 @@ class Reporter(Struct, frozen=True):
             overhead=_overhead(self.overhead.load),
             disks=self.disk_watch.disks,
             cache=self._cache(),
+            proactive_reclaim=self._reclaim(),
             eviction=self._eviction_status(),
             interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
@@ -311,6 +315,12 @@ class Reporter(Struct, frozen=True):
         if problem:
             return f"not bounded: {problem}"
         return f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
+
+    def _reclaim(self) -> str:
+        part = self.proactive_reclaim
+        if not part.enabled:
+            return ""
+        return part.problem or f"{RESOURCES[MEMORY].words(part.taken_bytes)} taken back from offline pods so far"
 
     def _tiers(self, box: BoxState) -> str:
         if not box.tiers:

@@ -213,6 +213,7 @@ class Status(Struct, frozen=True):
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
     `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
     `cache`: the box's share of caches and memory bandwidth, or why it has all; "": no bound is asked for.
+    `proactive_reclaim`: what was taken back, or why nothing is; "": it is off.
     `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None: it is not switched on.
     """
 
@@ -239,6 +240,7 @@ class Status(Struct, frozen=True):
     overhead: OverheadStatus = OverheadStatus()
     disks: tuple[DiskWeight, ...] = ()
     cache: str = ""
+    proactive_reclaim: str = ""
     eviction: EvictionStatus | None = None
     interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()

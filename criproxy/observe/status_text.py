@@ -99,6 +99,8 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _disk_lines(status.disks)
     if status.cache:
         yield _row("cache", status.cache)
+    if status.proactive_reclaim:
+        yield _row("reclaim", status.proactive_reclaim)
     yield from _overhead_lines(status.overhead)
     yield from _placement_lines(status.placement)
     if status.unbounded:

@@ -166,7 +166,7 @@ class Reconciler(PodObserver, Struct, eq=False):
         self._know_asked()
         left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
         if carried := await self.box.carry(left):
-            reason = "kubelet has set others on its own cgroup"
+            reason = "the pods' cgroups in the box held others"
             self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
 
     def _know_asked(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,7 +193,8 @@ def test_new_cgroup_of_a_pod_is_read_only_where_it_was_written(node: Node, monke
 
     of_pod = [Path(file).name for file in reads if "podb" in file and "cpuset" not in file]
     written = "cpu.weight" if node.is_v2 else "cpu.shares"
-    assert of_pod == [written] if not node.by_systemd else written in of_pod
+    first = [written, *["memory.oom.group"] * 2] if node.is_v2 else [written]
+    assert of_pod == first if not node.by_systemd else written in of_pod
     assert node.text(other, written) in ("1", "2")
     assert node.text(other, "pids.max") == "max"
 
@@ -271,6 +273,44 @@ def test_limits_of_a_pod_that_goes_while_they_are_read_are_none_and_not_the_lowe
         node.driver.pod_limits(path)
 
     assert caught.value.errno == errno.ENOENT
+
+
+def carried_anew(node: Node, meanwhile: Callable[[], object]) -> tuple[str, ...]:
+    """The pods whose limits were put back after this had happened."""
+    place = parse_kubelet_parent(node.set_by_kubelet())
+    box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
+
+    async def carried() -> tuple[str, ...]:
+        await box.admit(place, 0)
+        meanwhile()
+        again = await box.carry()
+        assert await box.carry() == ()
+        return again
+
+    return asyncio.run(carried())
+
+
+def test_kernel_kills_a_pod_whole_and_the_box_never(node: Node) -> None:
+    if not node.is_v2:
+        pytest.skip("cgroup v1 has no memory.oom.group")
+    admitted = list[str]()
+
+    def reset() -> None:
+        admitted.append(node.text(node.pod, "memory.oom.group"))
+        node.kernel.by_hand(node.file(node.pod, "memory.oom.group"), "0")
+
+    carried = carried_anew(node, reset)
+
+    assert (admitted, carried) == (["1"], ("poda",))
+    assert (node.text(node.pod, "memory.oom.group"), node.text(node.box, "memory.oom.group")) == ("1", "0")
+
+
+def test_kernel_without_oom_groups_has_nothing_carried_again_and_again(node: Node) -> None:
+    def lack() -> None:
+        for file in Path(node.kernel.root).rglob("memory.oom.group"):
+            file.unlink()
+
+    assert carried_anew(node, lack) == ()
 
 
 @pytest.mark.parametrize("mid", [True, False])

@@ -103,6 +103,59 @@ def test_kill_lets_a_pid_be_that_is_told_no_longer(child: subprocess.Popen[bytes
         child.wait(0.1)
 
 
+def test_kill_ends_what_is_forked_while_it_lists() -> None:
+    """Each that is killed has one more at the next look, as of a fork bomb that is seen once only."""
+    children = [subprocess.Popen(["sleep", "60"])]
+
+    def listed() -> list[int]:
+        if len(children) < 6:
+            children.append(subprocess.Popen(["sleep", "60"]))
+        return [one.pid for one in children]
+
+    try:
+        Tree().kill(listed)
+        assert [one.wait(20) for one in children] == [-signal.SIGKILL] * 6
+    finally:
+        for one in children:
+            one.kill()
+            one.wait()
+
+
+def test_kill_goes_on_with_the_descriptors_that_there_are(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, real, opened = subprocess.Popen(["sleep", "60"]), os.pidfd_open, list[int]()
+
+    def few(pid: int) -> int:
+        opened.append(pid)
+        if len(opened) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", few)
+    try:
+        Tree().kill(lambda: [child.pid, other.pid])
+        assert (child.wait(20), other.wait(20)) == (-signal.SIGKILL, -signal.SIGKILL)
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.parametrize(("call", "number"), [("pidfd_open", errno.EMFILE), ("pidfd_send_signal", errno.ENOMEM)])
+def test_kill_that_the_system_has_no_means_for_is_a_cgroup_error(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os if call == "pidfd_open" else signal, call, failing)
+
+    with pytest.raises(CgroupError, match="cannot kill") as caught:
+        Tree().kill(lambda: [child.pid])
+
+    assert caught.value.errno == number
+
+
 def test_directory_without_others_in_it_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, listed, real = Tree(), list[str](), os.scandir
     for name in ("a/b", "a/c", "d"):

@@ -175,3 +175,19 @@ def test_oom_group_is_left_off(kernel: FakeKernel, driver: CgroupDriver) -> None
     driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
 
     assert kernel.file(f"cg{BOX}/memory.oom.group") == "0"
+
+
+@pytest.mark.parametrize("lacks", [(), ("cgroup.kill",)], ids=["by-the-kernel", "before-5.14"])
+def test_pod_is_killed_by_the_kernel_at_once_where_it_can(tmp_path: Path, lacks: tuple[str, ...]) -> None:
+    (tmp_path / "node").mkdir()
+    kernel = FakeKernel(tmp_path / "node", 2, lacks=lacks)
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, PodLimits())
+    kernel.by_hand(f"cg{POD}/cgroup.procs", "17")
+    kernel.writes.clear()
+
+    driver.kill_pod(POD)
+
+    assert driver.processes(POD) == ()
+    assert kernel.writes == ([] if lacks else [(f"{kernel.root}/cg{POD}/cgroup.kill", "1")])

@@ -13,7 +13,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.topology import Topology, WholeCores
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.whole_cores import choose
+from criproxy.cgroup.whole_cores import choose, spared
 from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 from tests.fakes.clock import FakeClock
@@ -65,6 +65,31 @@ def test_where_there_are_no_whole_cores_the_box_has_what_it_may_have(
     cpus, why = choose([frozenset(core) for core in cores], parse_cpus(allowed), NONE, NONE, 1.0)
 
     assert (cpus, words in why) == (parse_cpus(allowed), True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "own", "left", "words"),
+    [
+        pytest.param("0-7", "", "0-7", "", id="nobody-has-any-alone"),
+        pytest.param("0-2,4-7", "", "0-2,4-6", "without 7, the siblings", id="sibling-of-an-exclusive-cpu"),
+        pytest.param("1-4,6-7", "", "2-3,6-7", "without 1,4, the siblings", id="two-siblings"),
+        pytest.param("0-2,4-6", "", "0-2,4-6", "", id="whole-core-exclusive"),
+        pytest.param("0-2,4-7", "7", "0-2,4-7", "", id="an-offline-pod-has-the-sibling-alone"),
+        pytest.param("0-3", "", "0-3", "no CPU but siblings", id="nothing-else-is-left"),
+        pytest.param("0-3,7", "3,7", "0-3,7", "no CPU but siblings", id="nothing-else-that-pods-share"),
+        pytest.param("", "", "", "", id="none-at-all"),
+    ],
+)
+def test_siblings_of_exclusive_cpus_are_not_the_boxs_unless_it_would_have_none(
+    allowed: str, own: str, left: str, words: str
+) -> None:
+    cpus, why = spared(FOUR, parse_cpus(allowed), parse_cpus(own))
+
+    assert (format_cpus(cpus), words in why, why == "") == (left, True, words == "")
+
+
+def test_machine_without_hyperthreads_spares_nothing() -> None:
+    assert spared([frozenset({cpu}) for cpu in range(4)], parse_cpus("0-2"), NONE) == (parse_cpus("0-2"), "")
 
 
 LIMITS = st.floats(0.0, 12.0)
@@ -164,3 +189,33 @@ def test_container_is_kept_to_what_the_box_has_now_on_v1_alone(tmp_path: Path, v
 
     assert cpus is not UNLIMITED
     assert format_cpus(cpus) == kept
+
+
+def test_box_leaves_the_sibling_of_an_exclusive_cpu_without_being_asked_for_whole_cores(tmp_path: Path) -> None:
+    driver, allowed = FakeDriver(), [parse_cpus("0-7")]
+    topology = machine(tmp_path, FOUR)
+    cores = WholeCores(topology, lambda: NONE)
+    box = Box(driver, BoxSettings(FLOOR), lambda: allowed[0], FakeClock(), cores=cores)
+    held: list[tuple[str, str]] = []
+
+    async def course() -> None:
+        await box.admit(POD, 0)
+        for cpus in ("0-2,4-7", "0-7"):
+            allowed[0] = parse_cpus(cpus)
+            await box.confine()
+            held.append((box.state().cpus, box.state().cores))
+
+    asyncio.run(course())
+
+    without = "what kubelet leaves, without 7, the siblings of exclusive CPUs"
+    assert held == [("0-2,4-6", without), ("0-7", "")]
+
+
+def test_box_on_a_machine_that_does_not_tell_its_cores_leaves_the_exclusive_cpus(tmp_path: Path) -> None:
+    cores = WholeCores(Topology(Tree(), None, str(tmp_path)), lambda: NONE)
+    box = Box(FakeDriver(), BoxSettings(FLOOR), lambda: parse_cpus("0-2"), FakeClock(), cores=cores)
+
+    asyncio.run(box.admit(POD, 0))
+
+    assert box.state().cpus == "0-2"
+    assert "which of them are siblings of exclusive CPUs is not known: cannot read" in box.state().cores

@@ -250,6 +250,21 @@ def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not
         assert held_off.modes.new_pod is one.modes.new_pod
 
 
+def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_change() -> None:
+    asked = Config(colocation=Colocation(enabled=True), memory=Memory(proactive_reclaim=True))
+    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+
+    assert on.proactive_reclaim()
+    assert not replace(on, config=Config(colocation=asked.colocation)).proactive_reclaim()
+    for other in (
+        replace(on, held_off="repair"),
+        replace(on, dry_run=True),
+        replace(on, pass_through=True),
+        replace(on, config=Config(memory=asked.memory)),
+    ):
+        assert not other.proactive_reclaim()
+
+
 @pytest.mark.parametrize(
     ("on_disable", "disks", "cache"),
     [("release", DisksUse.LIFTED, CacheLimits()), ("evict", DisksUse.LEFT, None)],

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Mapping
 
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits, Reclaimable
 from criproxy.cgroup.naming import parse_box, parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
-from criproxy.model.signals import DiskRate
+from criproxy.model.signals import DiskRate, Missing
 
 
 class FakeDriver:
@@ -116,6 +116,13 @@ class FakeDriver:
         self.reclaim_gate.wait()
         self.in_use = min(self.in_use, size_bytes)
         return False
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        return Missing("it is a fake")
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        self._call("take_back", box, str(size_bytes))
+        return size_bytes
 
     def drop_cache(self, pod: str) -> int | None:
         """A unit of what `caches` has for the pod, by name, each time."""

@@ -61,6 +61,7 @@ _V2_FILES = {
     "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.2MB.current": "0"},
     "io": {"io.weight": "default 100", "io.stat": "", "io.max": ""},
     "memory": {
+        "memory.min": "0",
         "memory.low": "0",
         "memory.high": "max",
         "memory.max": "max",
@@ -74,6 +75,7 @@ _V2_FILES = {
 _V2_CORE_FILES = {
     "cgroup.threads": "",
     "cgroup.pressure": "1",
+    "cgroup.kill": "",
     **{f"{name}.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0" for name in ("cpu", "memory", "io")},
 }
 """In every cgroup, whatever its controllers; but the root has no switch for pressure."""
@@ -182,6 +184,7 @@ class FakeKernel(Tree):
             "memory.high": self._high,
             "memory.max": self._max,
             "io.max": self._io_max,
+            "cgroup.kill": self._kill_below,
             "cgroup.subtree_control": self._subtree_control,
         }.get(name)
         held = checker(directory, name, value) if checker else value
@@ -287,6 +290,11 @@ class FakeKernel(Tree):
 
     def _force_empty(self, directory: str, name: str, value: str) -> str:
         self._reclaim(directory, 0)
+        return ""
+
+    def _kill_below(self, directory: str, name: str, value: str) -> str:
+        for below in self.below(directory):
+            Path(below, "cgroup.procs").write_text("")
         return ""
 
     def _io_max(self, directory: str, name: str, value: str) -> str:

@@ -161,6 +161,7 @@ class Bench:
         self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
         self.cache = SimpleNamespace(group=CacheGroup(), problem="")
+        self.proactive_reclaim = SimpleNamespace(enabled=False, problem="", taken_bytes=0)
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
@@ -307,6 +308,22 @@ def test_status_tells_the_boxs_share_of_the_cache(group: CacheGroup, problem: st
     bench.cache.group, bench.cache.problem = group, problem
 
     assert bench.status().cache == words
+
+
+@pytest.mark.parametrize(
+    ("enabled", "problem", "words"),
+    [
+        pytest.param(False, "", "", id="off"),
+        pytest.param(True, "", "64.00 MiB taken back from offline pods so far", id="on"),
+        pytest.param(True, "cgroup v1 has none", "cgroup v1 has none", id="not-here"),
+    ],
+)
+def test_status_tells_what_was_taken_back_proactively(enabled: bool, problem: str, words: str) -> None:
+    bench = Bench()
+    part = bench.proactive_reclaim
+    part.enabled, part.problem, part.taken_bytes = enabled, problem, 64 << 20
+
+    assert bench.status().proactive_reclaim == words
 
 
 def test_status_before_the_first_tick_has_no_sample() -> None:

@@ -96,6 +96,7 @@ def test_text_shows(shown: str) -> None:
         ),
         pytest.param({"box": replace(STATUS.box, tiers="1 mid, 2 low; by CPU")}, "  tiers: 1 mid, 2 low;", id="tiers"),
         pytest.param({"cache": "not bounded: no resctrl"}, "cache         not bounded: no resctrl\n", id="cache"),
+        pytest.param({"proactive_reclaim": "1.00 GiB"}, "reclaim       1.00 GiB\n", id="proactive-reclaim"),
         pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
             "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",

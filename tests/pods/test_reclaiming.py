@@ -1,0 +1,148 @@
+"""Memory that offline pods don't use is taken back from the box alone, where that is asked for and can be."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from criproxy.cgroup.box import Box, BoxSettings
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.model import UNLIMITED
+from criproxy.pods.proactive_reclaim import ProactiveReclaim
+from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.log import FakeLog
+
+MIB = 1 << 20
+FLOOR = {"cpu": 0.1, "memory": 4096 * MIB}
+POD = parse_kubelet_parent("/kubepods/besteffort/poda")
+
+
+@dataclass
+class Bench:
+    """A box with a pod, which has page cache."""
+
+    root: Path
+    version: int = 2
+    lacks: tuple[str, ...] = ()
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.clock, self.log = FakeClock(), FakeLog()
+        self.kernel = FakeKernel(self.root, self.version, self.lacks)
+        self.box = Box(detect(self.kernel, self.kernel.root), BoxSettings(FLOOR), lambda: UNLIMITED, self.clock)
+        self.read_s = 0.0
+        shared: Any = SimpleNamespace(log=self.log, clock=self.clock, counters=self)
+        self.part = ProactiveReclaim(True, shared, self.box)
+
+    def count(self, name: str, by: int) -> None:
+        self.counted[name] += by
+
+    def looks(self, number: int, *, admitted: bool = True) -> list[str]:
+        """What was asked of memory.reclaim in so many looks, each some seconds after the other."""
+        self.kernel.writes.clear()
+
+        async def looks() -> None:
+            if admitted and self.box.path is None:
+                await self.box.admit(POD, 0)
+                self.kernel.cache[f"{self.kernel.root}/cg/offline"] = 1000 * MIB
+            for _ in range(number):
+                await self.part.look()
+
+        asyncio.run(looks())
+        return [f"{Path(file).parent.name} {value}" for file, value in self.kernel.writes if "reclaim" in file]
+
+    def events(self) -> list[str]:
+        return [event for _, event, _ in self.log.events if event.startswith("proactive_reclaim")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_hundredth_of_the_box_is_taken_back_from_the_second_look_on(bench: Bench) -> None:
+    asked = bench.looks(3)
+
+    first = 1000 * MIB // 100 // 4096 * 4096
+    assert asked[0] == f"offline {first}"
+    assert len(asked) == 2
+    assert bench.counted["proactively_reclaimed_bytes"] == bench.part.taken_bytes > 1.9 * first
+
+
+def test_guarantee_of_the_box_is_left(bench: Bench) -> None:
+    bench.looks(1)
+    bench.kernel.by_hand("cg/offline/memory.low", str(500 * MIB))
+    asked = bench.looks(1)
+    bench.kernel.by_hand("cg/offline/memory.low", "max")
+
+    assert asked == [f"offline {5 * MIB}"]
+    assert bench.looks(1) == []
+
+
+def test_box_that_waits_for_memory_is_left_alone(bench: Bench) -> None:
+    bench.looks(1)
+    bench.kernel.by_hand("cg/offline/memory.pressure", "some avg10=9.00 avg60=9.00 avg300=9.00 total=900000")
+
+    assert bench.looks(1) == []
+
+
+def test_limit_that_sinks_goes_first(bench: Bench) -> None:
+    bench.looks(1)
+    bench.box._sink_to = 1
+
+    assert bench.looks(1) == []
+
+
+def test_anonymous_memory_that_can_not_be_taken_back_is_no_failure(bench: Bench) -> None:
+    bench.looks(1)
+    bench.kernel.cache.clear()
+    bench.kernel.anon[f"{bench.kernel.root}/cg/offline"] = 1000 * MIB
+
+    assert len(bench.looks(1)) == 1
+    assert (bench.part.problem, bench.part.taken_bytes, bench.events()) == ("", 0, [])
+
+
+@pytest.mark.parametrize(
+    ("version", "lacks", "words"),
+    [
+        pytest.param(1, (), "cgroup v1 has no memory.reclaim", id="v1"),
+        pytest.param(2, ("memory.reclaim",), "memory.reclaim does not exist: it takes Linux 5.19", id="before-5.19"),
+        pytest.param(2, ("memory.pressure",), "memory.pressure does not exist: this kernel has no", id="no-psi"),
+    ],
+)
+def test_kernel_that_can_not_is_told_once(tmp_path: Path, version: int, lacks: tuple[str, ...], words: str) -> None:
+    bench = Bench(tmp_path, version, lacks)
+
+    assert bench.looks(3) == []
+    assert words in bench.part.problem
+    assert bench.events() == ["proactive_reclaim_not_here"]
+
+
+def test_without_a_box_nothing_is_asked_for(bench: Bench) -> None:
+    assert bench.looks(2, admitted=False) == []
+    assert bench.part.problem == ""
+
+
+def test_part_that_is_off_never_wakes_up_and_one_that_is_on_looks_each_6_s(bench: Bench) -> None:
+    bench.part.enabled = False
+    bench.clock.stop_after = 2
+
+    async def off_then_on() -> list[float]:
+        running = asyncio.create_task(bench.part.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        slept = list(bench.clock.slept)
+        bench.part.configure(True)
+        with contextlib.suppress(Stop):
+            await running
+        return slept
+
+    assert asyncio.run(off_then_on()) == []
+    assert bench.clock.slept == [6.0, 6.0]
