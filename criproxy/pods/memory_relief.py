@@ -136,10 +136,16 @@ class MemoryRelief(Struct):
         except Exception as error:  # what was known holds
             hard = structs.replace(self.hard, problem=f"it can't be read now: {error}")
         if hard != self.hard:
-            words = f"{hard.ratio:.1%}" if hard.ratio else bytes_in_words(hard.size_bytes)
+            words = _in_words(hard.size_bytes, hard.ratio)
+            if hard.soft_bytes or hard.soft_ratio:
+                words += f", soft {_in_words(hard.soft_bytes, hard.soft_ratio)}"
             if hard.problem:
                 remedy = f"{words} is assumed, kubelet's default"
                 self.shared.log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
             else:
                 self.shared.log.info("eviction_threshold", memory_available=words, source=hard.source)
         self.hard = hard
+
+
+def _in_words(size_bytes: int, ratio: float) -> str:
+    return f"{ratio:.1%}" if ratio else bytes_in_words(size_bytes)

@@ -135,7 +135,7 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
     with capture_logs() as logs:
         for hard in (
             HARD,
-            replace(HARD, size_bytes=GIB),
+            replace(HARD, soft_bytes=GIB),
             EvictionHard(problem="no kubelet"),
             EvictionHard(problem="no kubelet"),
         ):
@@ -143,6 +143,7 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
             asyncio.run(bench.relief.read_threshold())
 
     assert [entry["event"] for entry in logs] == ["eviction_threshold", "eviction_threshold_unknown"]
+    assert logs[0]["memory_available"] == "100.00 MiB, soft 1.00 GiB"
     assert logs[1]["consequence"] == "100.00 MiB is assumed, kubelet's default"
     assert bench.relief.status("").problem == "no kubelet"
 
