@@ -21,7 +21,7 @@ above its bar: so a service is kept back until it has been high for its own `hol
 of the others counts.
 
     at rest         the worst service that is low, or high for its `hold_s`
-    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was given
+    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was asked for
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
     convicted       the worst, held or not
@@ -156,16 +156,17 @@ def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
 
 
 class ServiceSignal(Struct, frozen=True):
-    """The last word of one service: `percent` of its `threshold` (None: it says yes or no), at `read_s` (boottime).
+    """The last word of one service: `percent` of its `threshold` (None: it says yes or no).
 
-    It is harm above 100, and an alarm when it has been for `hold_s`.
+    `asked_s` (boottime) is when it was asked, as an answer that takes its time, or never comes, may be about what was
+    before the answer. It is harm above 100, and an alarm when it has been for `hold_s`.
     """
 
     pod: PodRef
     percent: float
     threshold: float | None
     hold_s: float
-    read_s: float
+    asked_s: float
 
 
 class Hearing(Struct, frozen=True):
@@ -185,7 +186,7 @@ class Hearing(Struct, frozen=True):
 def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
     """What is remembered after these: a service is high from above the bar until below the level."""
     since = {
-        one.pod.uid: before.high_since_s.get(one.pod.uid, one.read_s)
+        one.pod.uid: before.high_since_s.get(one.pod.uid, one.asked_s)
         for one in signals
         if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
     }
@@ -197,7 +198,7 @@ def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: 
 def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
     """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
     count = _that_count(signals, hearing)
-    waiting = [one for one in count if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    waiting = [one for one in count if one.asked_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
     known = [one for one in count if one not in waiting]
     if known:
         worst = max(known, key=_percent)
@@ -210,11 +211,11 @@ def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalV
 
 
 def in_a_case(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float | None) -> tuple[SignalValue, Hearing]:
-    """What the accuser has said since `since_s` (boottime); None: at all, as no experiment is made now."""
+    """What the accuser says when asked after `since_s` (boottime); None: at all, as no experiment is made now."""
     word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
     if word is None:
         return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more"), hearing
-    if since_s is not None and word.read_s < since_s:
+    if since_s is not None and word.asked_s < since_s:
         return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began"), hearing
     return _word_of(word), replace(hearing, said_by=word.pod.uid)
 
