@@ -104,7 +104,7 @@ class ServiceChecks(Struct):
         """Those that are known now: an answer counts until two more should have come."""
         now_s = self.clock.boottime_s()
         return tuple(
-            ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.asked_s)
+            ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.asked_s - one.check.lag_s)
             for one in self._services.values()
             if one.check is not None
             and one.percent is not None
@@ -169,7 +169,7 @@ class ServiceChecks(Struct):
 
     def _new(self, id: str, pod: Pod) -> AskedService | None:
         try:
-            check = check_of(pod.annotations)
+            check = check_of(pod.annotations, pod.ref)
         except ValueError as error:
             self.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
             return AskedService(pod.ref, None, str(error))

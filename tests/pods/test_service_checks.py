@@ -124,6 +124,16 @@ def test_word_is_of_the_moment_that_it_was_asked_for() -> None:
     run(test)
 
 
+def test_word_of_a_query_is_as_old_as_its_answer_may_be() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", '{"prometheus": {"query": "x", "lag_s": 20}, "threshold": 100}')})
+        asked_s = bench.clock.boottime_s()
+        await bench.seconds(2)
+        assert [one.asked_s for one in bench.checks.signals()] == [asked_s - 20.0]
+
+    run(test)
+
+
 def test_accuser_is_asked_while_as_many_as_can_be_never_answer() -> None:
     async def test() -> None:
         bench = Bench({f"s{n}": pod(f"p{n}") for n in range(AT_ONCE + 1)})
