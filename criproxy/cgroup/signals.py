@@ -5,10 +5,12 @@ being read. Nothing here waits for anything but the kernel's own locks, but all 
 each read of a v2 counter first sums up the cgroups below.
 
 What is read is bounded: a dozen files each time, `run_queue.MOST_THREADS` threads or a few more where there is no
-pressure, and, only when asked for, one file of each of online's cgroups, `run_queue.MOST_CGROUPS` at most.
+pressure, and, only when asked for, one file of each of online's cgroups, `run_queue.MOST_CGROUPS` at most, and another
+of those that are pods'.
 """
 
 import errno
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
@@ -41,6 +43,9 @@ from criproxy.model.signals import (
 T = TypeVar("T")
 
 _NO_PRESSURE_V1: Final = "cgroup v1 reports no pressure (PSI) of cgroups"
+_POD: Final = re.compile(r"(?:.*-)?pod[0-9A-Za-z_-]+(?:\.slice)?")
+"""The name of a pod's cgroup, by either of kubelet's drivers (see `cgroup.naming`)."""
+
 _OFF: Final = ("0", "n", "no", "off", "false")
 
 
@@ -83,7 +88,7 @@ class SignalReader:
             refaults=_understood(lambda: self._refaults(online)),
             disks=_understood(lambda: self._disks(checked_box(box))),
             pids=_understood(self._pids),
-            own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
+            own_limits=_understood(lambda: self._own_limits(online, isinstance(cpu, Stall))) if own_limits else None,
             disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
             work=None if pods is None else _understood(lambda: self._work.read(pods)),
@@ -135,7 +140,7 @@ class SignalReader:
 
     # --- limits of online's own --------------------------------------------------------------------------------------
 
-    def _own_limits(self, online: str) -> OwnLimits:
+    def _own_limits(self, online: str, has_pressure: bool) -> OwnLimits:
         """Of pods and of containers, as kubelet limits both. What vanishes amid the reading is left out.
 
         Source: cgroup-v2.rst, cpu.stat; scheduler/sched-bwc.rst.
@@ -144,8 +149,10 @@ class SignalReader:
         directories, complete = self._tree.first_below(root + online, MOST_CGROUPS)
         paths = [directory.removeprefix(root) for directory in directories]
         of = {path: found for path in paths if (found := self._throttling(path)) is not None}
+        pods = [path for path in of if _POD.fullmatch(path.rpartition("/")[2])] if has_pressure else []
+        waits = {path: stall for path in pods if isinstance(stall := self._stall(rows.CPU_PRESSURE, path), Stall)}
         whole = self._throttling(online)
-        return OwnLimits(self._clock(), of, None if whole is None else whole.usage_s, complete)
+        return OwnLimits(self._clock(), of, None if whole is None else whole.usage_s, complete, waits)
 
     def _throttling(self, path: str) -> Throttling | None:
         """None: the cgroup has gone."""

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from criproxy.config.settings import Config, Observe, WindowTable
+from criproxy.config.settings import Config, WindowTable
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -113,7 +113,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
                 yield Conflict(("control.policy", key), f"needs {key}", f'set {key}, or use policy = "dynamic"')
     if config.control.policy == "schedule":
         yield from _schedule_conflicts(config)
-    yield from _address_conflicts(config.observe)
+    yield from _address_conflicts(config)
 
 
 def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
@@ -135,17 +135,29 @@ def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
                 yield Conflict((key, "control.policy"), f"{static}has no limits", remedy)
 
 
-def _address_conflicts(observe: Observe) -> Iterator[Conflict]:
-    host, port = observe.host_port
-    if not 0 < port < 65536:
-        yield Conflict(("observe.address",), "has no valid port", "use a port from 1 to 65535")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+def _address_conflicts(config: Config) -> Iterator[Conflict]:
+    yield from _port_conflicts("observe.address", config.observe.host_port)
+    address = _ip_address(config.observe.host_port[0])
+    if address is None or not address.is_loopback:
         problem = "is not a loopback address, and the endpoints have no authentication"
         yield Conflict(("observe.address",), problem, "use 127.0.0.1 or [::1] with a port")
+    key, server = "interference.prometheus", config.interference.prometheus_server
+    if server is not None:
+        yield from _port_conflicts(key, server)
+        if _ip_address(server[0]) is None:
+            yield Conflict((key,), "is no IP address", "use one with a port: no resolver is asked")
+
+
+def _port_conflicts(key: str, server: tuple[str, int]) -> Iterator[Conflict]:
+    if not 0 < server[1] < 65536:
+        yield Conflict((key,), "has no valid port", "use a port from 1 to 65535")
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def value_of(config: Config, key: str) -> Any:

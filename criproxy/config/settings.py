@@ -482,6 +482,19 @@ class Interference(Struct, frozen=True, kw_only=True):
             "are stopped, one after the other (evict), or only no new ones are let in (close)."
         ),
     ] = "evict"
+    prometheus: (
+        Annotated[
+            str,
+            Meta(pattern=_ADDRESS),
+            doc(
+                "The Prometheus that online pods' checks may send queries to (docs/operation.md, What online services "
+                "say of themselves), by HTTP. Not set: such a check says nothing.",
+                expects="an IP address with a port, such as 10.96.0.20:9090 or [fd00::20]:9090",
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
     trial_s: Annotated[
         float,
         Meta(ge=2.0, le=30.0),
@@ -508,6 +521,11 @@ class Interference(Struct, frozen=True, kw_only=True):
     evict_owner_s: Annotated[
         _Seconds, doc("Seconds from one pod of an owner (a Job, as far as labels say) to the next of the same.")
     ] = 60.0
+
+    @property
+    def prometheus_server(self) -> tuple[str, int] | None:
+        """Its address and port."""
+        return None if self.prometheus is None else _host_port(self.prometheus)
 
 
 class ResourceTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -589,8 +607,12 @@ class Observe(Struct, frozen=True, kw_only=True):
 
     @property
     def host_port(self) -> tuple[str, int]:
-        host, _, port = self.address.rpartition(":")
-        return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
+        return _host_port(self.address)
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)  # no resolver is asked
 
 
 class Config(Struct, frozen=True, kw_only=True):

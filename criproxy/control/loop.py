@@ -85,8 +85,7 @@ class Loop(Struct, eq=False):
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods.
 
     `kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used, and what
-    the policy gave last. `_given`: by the policy's last decision, before what is seen of harm was joined to it.
-    `_predicted`: the last prediction, and the snapshot that it was made from.
+    the policy gave last. `_predicted`: the last prediction, and the snapshot that it was made from.
     """
 
     box: BoundedBox
@@ -279,6 +278,11 @@ class Loop(Struct, eq=False):
             self._predictors = _predictors(settings.predictor)
             self.restore(old, 0.0)
         self.settings = settings
+
+    @property
+    def given(self) -> Limits:
+        """By the policy's last decision, before what is seen of harm was joined to it."""
+        return self._given
 
     def see(self, seen: HarmSeen) -> None:
         """What is known of harm to online from now on: the next decision keeps to it."""

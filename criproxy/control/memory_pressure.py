@@ -1,10 +1,11 @@
 """How near the node is to kubelet's eviction of pods for memory, and whether the box has to answer for it.
 
-kubelet evicts when memory.available (capacity - working set) falls below its evictionHard, and ranks pods by usage over
-requests; offline pods are outside its cgroups, so it counts them as 0 and evicts online first. So:
+kubelet evicts when memory.available (capacity - working set) falls below its evictionHard, or stays below its
+evictionSoft for as long as that allows. Either way it ranks pods by usage over requests; offline pods are outside its
+cgroups, so it counts them as 0 and evicts online first. So the threshold is the larger of the two, and:
 
-    kept free:  evictionHard + margin, which the policy's memory limit leaves, whatever the watermark says
-    half-way:   evictionHard + margin / 2; below it, while the box is above its bound, an offline pod goes at once
+    kept free:  threshold + margin, which the policy's memory limit leaves, whatever the watermark says
+    half-way:   threshold + margin / 2; below it, while the box is above its bound, an offline pod goes at once
 
 `interference.ladder` decides when a pod goes, from how near it is (`interference.signals`, memory_shortage) and from
 what is said here: whether the box is above its bound. A box within its bound has nothing to give back, and no pod of it
@@ -30,17 +31,20 @@ threshold is crossed already.
 class EvictionHard(Struct, frozen=True):
     """kubelet's evictionHard for memory.available: `size_bytes` + `ratio` of the node's memory; both 0: it has none.
 
-    `source` says where it is set. `problem`: why it could not be read, so that this is kubelet's default; "": it was.
+    `soft_bytes` and `soft_ratio` are its evictionSoft, in the same way. `source` says where they are set. `problem`:
+    why they could not be read, so that this is kubelet's default; "": they were.
     """
 
     size_bytes: int = 100 << 20
     ratio: float = 0.0
     source: str = "kubelet's default"
     problem: str = ""
+    soft_bytes: int = 0
+    soft_ratio: float = 0.0
 
     def of(self, capacity_bytes: float) -> float:
-        """The threshold in bytes."""
-        return self.size_bytes + self.ratio * capacity_bytes
+        """The threshold in bytes: the larger of the two, as kubelet evicts below either."""
+        return max(self.size_bytes + self.ratio * capacity_bytes, self.soft_bytes + self.soft_ratio * capacity_bytes)
 
 
 def margin_bytes(capacity_bytes: float) -> float:
@@ -104,9 +108,10 @@ def judge(evidence: Evidence, above_since_s: float | None) -> tuple[MemoryVerdic
 class EvictionStatus(Struct, frozen=True):
     """How near the node is to kubelet's eviction of pods for memory. Bytes are None before the first sample.
 
-    `hard_bytes` is kubelet's evictionHard for memory.available, set where `source` says (0: it has none); `problem`
-    says why it is not known, so that kubelet's default stands there. Below `halfway_bytes`, while the box is above its
-    limit, an offline pod is stopped. `last`: the last one, and why; "": none was.
+    `hard_bytes` is the larger of kubelet's evictionHard and evictionSoft for memory.available, set where `source` says
+    (0: it has neither); `problem` says why it is not known, so that kubelet's default stands there. Below
+    `halfway_bytes`, while the box is above its limit, an offline pod is stopped. `last`: the last one, and why; "":
+    none was.
     """
 
     source: str

@@ -214,9 +214,8 @@ class Daemon:
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
         processes = self._placement_check.processes
         self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
-        self._services = ServiceChecks(
-            settings.modes.writes, ServiceAsker(runtime), self._inventory, self._unbounded, clock, log
-        )
+        asker = ServiceAsker(runtime, settings.config.interference.prometheus_server)
+        self._services = ServiceChecks(settings.modes.writes, asker, self._inventory, self._unbounded, clock, log)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)

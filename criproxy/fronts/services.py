@@ -1,13 +1,22 @@
-"""How online services are asked: by HTTP or gRPC at their pod's own address, or by a command in their container."""
+"""How online services are asked: by HTTP or gRPC at their pod's own address, by a command in their container, or by a
+query at the node's Prometheus.
+"""
 
 import asyncio
 import contextlib
 from typing import Final
+from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct
 
 from criproxy.cgroup.address_filter import is_barred, remedy
-from criproxy.control.interference.service_checks import GrpcCheck, HttpCheck, ServiceAnswer, ServiceCheck
+from criproxy.control.interference.service_checks import (
+    GrpcCheck,
+    PrometheusCheck,
+    ServiceAnswer,
+    ServiceCheck,
+)
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
@@ -27,14 +36,37 @@ _MOST_KNOWN: Final = 4 * MOST
 """Addresses; then all are asked for anew."""
 
 
+class _Sample(Struct, frozen=True):
+    """When the query was answered, and its value: a number, NaN, +Inf or -Inf."""
+
+    value: tuple[float, str]
+
+
+class _Vector(Struct, frozen=True, tag_field="resultType", tag="vector"):
+    result: list[_Sample]
+
+
+class _Scalar(Struct, frozen=True, tag_field="resultType", tag="scalar"):
+    result: tuple[float, str]
+
+
+class _Queried(Struct, frozen=True):
+    """An answer of Prometheus' HTTP API."""
+
+    data: _Vector | _Scalar | None = None
+    error: str = ""
+
+
 class ServiceAsker(Struct, frozen=True):
-    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1.
+    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1. `prometheus`: where queries go, the host
+    and the port; None: nowhere.
 
     A runtime that is restarted, or that is busy, must not make all services look down at once. So the address, which a
     sandbox keeps for as long as it lives, is asked for once.
     """
 
     runtime: PodsRuntime
+    prometheus: tuple[str, int] | None = None
     _addresses: dict[str, str] = {}
     """By sandbox."""
 
@@ -50,8 +82,14 @@ class ServiceAsker(Struct, frozen=True):
                 raise TooLargeError
             text = output.decode(errors="replace")
             return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
+        if check.prometheus is not None:
+            return await self._query(check.prometheus, check.timeout_s * _ADDRESS_RATIO)
         host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
-        return await (_http(host, check.http) if check.http is not None else _health(host, check.grpc))
+        if check.http is None:
+            return await _health(host, check.grpc)
+        status, text = await _get(host, check.http.port, check.http.path)
+        well = 200 <= status < 400
+        return ServiceAnswer(well, text if well else f"status {status}")
 
     async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
         over_the_network = check.http or check.grpc
@@ -59,6 +97,21 @@ class ServiceAsker(Struct, frozen=True):
             return ""
         host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
         return f"{host}: {remedy([host])}, or the network of all pods" if is_barred(host, over_the_network.port) else ""
+
+    async def _query(self, check: PrometheusCheck, timeout_s: float) -> ServiceAnswer:
+        """Where there is no number, that is not the service's doing."""
+        if self.prometheus is None:
+            raise NotAskedError("interference.prometheus is not set, which says where queries go")
+        host, port = self.prometheus
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, text = await _get(host, port, f"/api/v1/query?query={quote(check.query, safe='')}")
+            return ServiceAnswer(True, _number(text))
+        except (OSError, ValueError) as error:
+            if is_barred(host, port):
+                raise NotAskedError(f"Prometheus at {host}: {remedy([host])}") from error
+            why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise NotAskedError(f"Prometheus at {host}: {why}") from error
 
     async def _address(self, sandbox_id: str, timeout_s: float) -> str:
         if (known := self._addresses.get(sandbox_id)) is not None:
@@ -76,12 +129,14 @@ class ServiceAsker(Struct, frozen=True):
         return found
 
 
-async def _http(host: str, check: HttpCheck) -> ServiceAnswer:
-    """HTTP/1.0, so that the answer ends with the connection and comes in one piece. Source: RFC 1945."""
-    reader, writer = await asyncio.open_connection(host, check.port)
+async def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    """The status and the text. HTTP/1.0, so that the answer ends with the connection and comes in one piece. Raises
+    OSError, TooLargeError or ValueError. Source: RFC 1945.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         named = f"[{host}]" if ":" in host else host
-        request = f"GET {check.path} HTTP/1.0\r\nHost: {named}:{check.port}\r\nUser-Agent: criproxy\r\n\r\n"
+        request = f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nUser-Agent: criproxy\r\n\r\n"
         writer.write(request.encode())
         answer = b""
         while part := await reader.read(MOST_BYTES + 1 - len(answer)):
@@ -94,9 +149,21 @@ async def _http(host: str, check: HttpCheck) -> ServiceAnswer:
     words = head.partition(b"\r\n")[0].split(None, 2)
     with contextlib.suppress(IndexError, ValueError):
         if words[0].startswith(b"HTTP/1."):
-            well = 200 <= int(words[1]) < 400
-            return ServiceAnswer(well, body.decode(errors="replace") if well else f"status {int(words[1])}")
+            return int(words[1]), body.decode(errors="replace")
     raise ValueError("it is no HTTP/1")
+
+
+def _number(text: str) -> str:
+    """Of Prometheus' answer, as it writes numbers. Raises ValueError when there is none."""
+    answer = msgspec.json.decode(text, type=_Queried)
+    if answer.data is None:
+        raise ValueError(answer.error[:200] or "the answer has no data")
+    if isinstance(answer.data, _Vector) and not answer.data.result:
+        raise ValueError("the query finds no sample")
+    _, number = answer.data.result if isinstance(answer.data, _Scalar) else answer.data.result[0].value
+    if number == "NaN":
+        raise ValueError("the query's value is NaN")
+    return number
 
 
 async def _health(host: str, check: GrpcCheck | None) -> ServiceAnswer:

@@ -1,10 +1,13 @@
-"""kubelet's evictionHard for memory, as its running process was given it: by a flag, its --config, its --config-dir.
+"""kubelet's evictionHard and evictionSoft for memory, as its running process was given them.
+
+They stand in flags, in the file of --config and in those of --config-dir.
 
 Only files are read, without a YAML parser, as the daemon has none: what is not certain is an error. The files
 are those of kubelet's own mount namespace, where that is allowed.
 
-Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration (evictionHard, mergeDefaultEvictionSettings);
-apimachinery, resource.Quantity; kubelet, pkg/kubelet/eviction/helpers.go (parseThresholdStatement).
+Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration (evictionHard, evictionSoft,
+mergeDefaultEvictionSettings); apimachinery, resource.Quantity; kubelet, pkg/kubelet/eviction/helpers.go
+(parseThresholdStatement).
 """
 
 import itertools
@@ -16,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct, structs
+
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import configuration, words_of
@@ -23,7 +28,10 @@ from criproxy.model.quantity import parse_quantity
 
 SIGNAL: Final = "memory.available"
 
-_KEY: Final = re.compile(r"""["']?evictionHard["']?\s*:(.*)""")
+HARD: Final = "evictionHard"
+SOFT: Final = "evictionSoft"
+_FLAGS: Final = {HARD: "--eviction-hard", SOFT: "--eviction-soft"}
+
 _MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
 _ENTRY: Final = re.compile(r"""["']?([\w.]+)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
 _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
@@ -58,34 +66,47 @@ def threshold(quantity: str, source: str) -> EvictionHard:
     return EvictionHard(math.ceil(size), 0.0, source)
 
 
-def of_file(text: str) -> tuple[dict[str, str] | None, bool]:
-    """evictionHard of a KubeletConfiguration (None: not set), and whether defaults are merged in. Raises ValueError."""
+class Thresholds(Struct, frozen=True):
+    """What a KubeletConfiguration says, by signal; None: nothing. `merged`: defaults are merged into `hard`."""
+
+    hard: dict[str, str] | None = None
+    soft: dict[str, str] | None = None
+    merged: bool = False
+
+
+def of_file(text: str) -> Thresholds:
+    """Raises ValueError."""
     if text.lstrip().startswith("{"):
-        return _of_json(text)
-    merged = bool(_MERGED.search(text))
-    block = _COMMENT.sub("", _block(text)).strip()
+        root = json.loads(text)
+        merged = root.get("mergeDefaultEvictionSettings") is True
+        return Thresholds(_of_json(root, HARD), _of_json(root, SOFT), merged)
+    return Thresholds(_of_yaml(text, HARD), _of_yaml(text, SOFT), bool(_MERGED.search(text)))
+
+
+def _of_yaml(text: str, key: str) -> dict[str, str] | None:
+    block = _COMMENT.sub("", _block(text, key)).strip()
     if block in ("", "null", "~"):
-        return None, merged
-    entries = dict(_ENTRY.findall(block))
+        return None
     left = re.sub(r"[\s{},]", "", _ENTRY.sub("", block))
     if left:
-        raise ValueError(f"evictionHard is written in a way that criproxy does not read: {block[:60]!r}")
-    return entries, merged
+        raise ValueError(f"{key} is written in a way that criproxy does not read: {block[:60]!r}")
+    return dict(_ENTRY.findall(block))
 
 
-def _of_json(text: str) -> tuple[dict[str, str] | None, bool]:
-    root = json.loads(text)
-    hard = root.get("evictionHard")
-    if hard is not None and not (isinstance(hard, dict) and all(isinstance(one, str) for one in hard.values())):
-        raise ValueError("evictionHard is no mapping of texts")
-    return hard, root.get("mergeDefaultEvictionSettings") is True
+def _of_json(root: dict[str, object], key: str) -> dict[str, str] | None:
+    found = root.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise ValueError(f"{key} is no mapping of texts")
+    return found
 
 
-def _block(text: str) -> str:
+def _block(text: str, key: str) -> str:
     """What stands behind the key at the top level of a YAML file, and in the lines below it; "" when there is none."""
-    lines = iter(text.splitlines())
+    lines, wanted = iter(text.splitlines()), re.compile(rf"""["']?{key}["']?\s*:(.*)""")
     for line in lines:
-        if match := _KEY.match(line):
+        if match := wanted.match(line):
             below = itertools.takewhile(lambda one: not one.strip() or one[0] in " \t#}", lines)
             return "\n".join([match[1], *below])
     return ""
@@ -99,21 +120,33 @@ def _root_of(process: Path) -> Path | None:
 
 def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     """A flag wins over all files; of these, a later one adds to those before."""
-    if (given := flag(words, "--eviction-hard")) is not None:
-        pairs = (one.partition("<") for one in given.split(",") if one)
-        return _memory({key.strip(): value.strip() for key, _, value in pairs}, "--eviction-hard", merged=False)
-    hard: dict[str, str] | None = None
-    merged, source = False, ""
+    found: dict[str, dict[str, str] | None] = {HARD: None, SOFT: None}
+    sources: dict[str, str] = {}
+    merged = False
     for path in configuration(words, root):
-        set_there, merge = of_file((root / path.lstrip("/")).read_text(errors="replace"))
-        merged |= merge
-        if set_there is not None:
-            hard = {**(hard or {}), **set_there}
-            source = f"evictionHard in {path}"
-    return EvictionHard() if hard is None else _memory(hard, source, merged=merged)
+        there = of_file((root / path.lstrip("/")).read_text(errors="replace"))
+        merged |= there.merged
+        for key, entries in ((HARD, there.hard), (SOFT, there.soft)):
+            if entries is not None:
+                found[key] = {**(found[key] or {}), **entries}
+                sources[key] = f"{key} in {path}"
+    for key, name in _FLAGS.items():
+        if (given := flag(words, name)) is not None:
+            pairs = (one.partition("<") for one in given.split(",") if one)
+            found[key] = {signal.strip(): value.strip() for signal, _, value in pairs}
+            sources[key] = name
+            merged &= key != HARD
+    hard, quantity = _hard(found[HARD], sources.get(HARD, ""), merged=merged), (found[SOFT] or {}).get(SIGNAL)
+    if quantity is None:
+        return hard
+    soft = threshold(quantity, sources[SOFT])
+    source = f"{hard.source}; {soft.source}"
+    return structs.replace(hard, source=source, soft_bytes=soft.size_bytes, soft_ratio=soft.ratio)
 
 
-def _memory(hard: Mapping[str, str], source: str, *, merged: bool) -> EvictionHard:
+def _hard(hard: Mapping[str, str] | None, source: str, *, merged: bool) -> EvictionHard:
+    if hard is None:
+        return EvictionHard()
     if SIGNAL in hard:
         return threshold(hard[SIGNAL], source)
     # Who sets one threshold has unset kubelet's defaults of all others.

@@ -38,13 +38,15 @@ class Throttling(Struct, frozen=True):
 class OwnLimits(Struct, frozen=True):
     """`of` each cgroup of online's, by its path. `online_s` is the CPU time of all of them; None: not read (v1).
 
-    `complete`: there were no more cgroups than one reading looks at.
+    `complete`: there were no more cgroups than one reading looks at. `waits`: for how long each pod waited for CPU,
+    whatever for, by the path of its cgroup; none where there is no pressure.
     """
 
     read_s: float
     of: Mapping[str, Throttling]
     online_s: float | None = None
     complete: bool = True
+    waits: Mapping[str, Stall] = {}
 
 
 class ThreadTimes(Struct, frozen=True):

@@ -83,7 +83,7 @@ _GAUGES: Final = {
 _UNKNOWN: Final = {
     "kubernetes_published_age_seconds": "How old it is; NaN: nothing was published",
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
-    "eviction_hard_bytes": "kubelet's evictionHard for memory.available, or its default",
+    "eviction_hard_bytes": "kubelet's threshold for memory.available, hard or soft, or its default",
     "memory_available_bytes": "As kubelet counts it",
     "box_throttled_ratio": "Share of time that the box was throttled",
     "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",

@@ -1,7 +1,8 @@
 """Watches how near the node is to kubelet's eviction of pods for memory, and whether the box has to answer for it.
 
-It reads kubelet's threshold, off the event loop, and judges each of the loop's samples (`control.memory_pressure`).
-What follows is the ladder's to say (`pods.interference`).
+It reads kubelet's threshold, off the event loop, and judges each of the loop's samples (`control.memory_pressure`), and
+between them, where `control.interval_s` is long, what is in use with each look of the interference watch: kubelet looks
+every ten seconds, however seldom the loop does. What follows is the ladder's to say (`pods.interference`).
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +31,12 @@ READ_EVERY_S: Final = 60.0
 
 SOON_S: Final = 2.0
 
+FRESH_S: Final = 1.5
+"""For so long a sample says what is in use; it is more than the loop's default interval."""
+
 
 class MemoryRelief(Struct):
-    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread.
+    """Judges what is in use of memory. `read_hard` reads kubelet's threshold, in `worker`'s thread.
 
     `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known.
     """
@@ -93,20 +97,33 @@ class MemoryRelief(Struct):
             last=last,
         )
 
-    # --- for the loop -----------------------------------------------------------------------------------------------
+    # --- for the loop, and for the interference watch ---------------------------------------------------------------
 
     def sampled(self, snapshot: Snapshot, given: Limits) -> None:
         """Judge this moment, also when the limits could not be written: then it is needed most.
 
         `given`: what the policy gave last.
         """
-        bound, memory = given.get(MEMORY, UNLIMITED), snapshot.of[MEMORY]
-        bounded = self.active and self.box.state().memory is not None and bound is not UNLIMITED
+        memory = snapshot.of[MEMORY]
+        self._judge(snapshot.t_s, memory.capacity, memory.node, memory.box, given)
+
+    async def look(self, given: Limits) -> None:
+        """Read and judge what is in use now, unless the last sample says it. Raises CgroupError."""
+        last, now_s = self._evidence, self.shared.clock.boottime_s()
+        if last is None or now_s - last.t_s < FRESH_S:
+            return
+        usage = await self.box.usage()
+        box = 0 if usage.box is None else usage.box.working_set_bytes
+        self._judge(now_s, last.capacity, usage.node.working_set_bytes, box, given)
+
+    def _judge(self, t_s: float, capacity: float, node: float, box: float, given: Limits) -> None:
+        bound = given.get(MEMORY, UNLIMITED)
+        bounded = self.active and self.box.state().memory is not None
         self._evidence = Evidence(
-            t_s=snapshot.t_s,
-            capacity=memory.capacity,
-            node=memory.node,
-            box=memory.box,
+            t_s=t_s,
+            capacity=capacity,
+            node=node,
+            box=box,
             bound=bound if bounded and bound is not UNLIMITED else None,
             hard=self.hard,
         )
@@ -136,10 +153,16 @@ class MemoryRelief(Struct):
         except Exception as error:  # what was known holds
             hard = structs.replace(self.hard, problem=f"it can't be read now: {error}")
         if hard != self.hard:
-            words = f"{hard.ratio:.1%}" if hard.ratio else bytes_in_words(hard.size_bytes)
+            words = _in_words(hard.size_bytes, hard.ratio)
+            if hard.soft_bytes or hard.soft_ratio:
+                words += f", soft {_in_words(hard.soft_bytes, hard.soft_ratio)}"
             if hard.problem:
                 remedy = f"{words} is assumed, kubelet's default"
                 self.shared.log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
             else:
                 self.shared.log.info("eviction_threshold", memory_available=words, source=hard.source)
         self.hard = hard
+
+
+def _in_words(size_bytes: int, ratio: float) -> str:
+    return f"{ratio:.1%}" if ratio else bytes_in_words(size_bytes)

@@ -1,10 +1,12 @@
 """Asks online services how they fare, as their pods' annotations say (see `control.interference.service_checks`).
 
 It is bounded: at most `MOST` services of a node are asked, `AT_ONCE` of them at a time, each as often and for as long
-as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody waits for an
-answer, and nobody is asked while no offline pod runs: there is no harm to be seen then.
+as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Of those that are due,
+the one that has waited longest is asked first, so that some that never answer keep no other from being asked. Nobody
+waits for an answer, and nobody is asked while no offline pod runs: there is no harm to be seen then.
 
-While an experiment waits for a service's word, which is over within seconds, that one is asked each second (`hurry`).
+While an experiment waits for a service's word, which is over within seconds, that one is asked each second (`hurry`),
+also when `AT_ONCE` others are being asked.
 """
 
 import asyncio
@@ -60,12 +62,16 @@ class AsksServices(Protocol):
 
 
 class AskedService(Struct):
-    """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing."""
+    """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing.
+
+    `percent` is what the last answer says, which came at `read_s` and was asked for at `asked_s`.
+    """
 
     pod: PodRef
     check: ServiceCheck | None
     problem: str = ""
     percent: float | None = None
+    asked_s: float = 0.0
     read_s: float = 0.0
     due_s: float = 0.0
     was_well: bool = False
@@ -98,7 +104,7 @@ class ServiceChecks(Struct):
         """Those that are known now: an answer counts until two more should have come."""
         now_s = self.clock.boottime_s()
         return tuple(
-            ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.read_s)
+            ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.asked_s - one.check.lag_s)
             for one in self._services.values()
             if one.check is not None
             and one.percent is not None
@@ -145,24 +151,25 @@ class ServiceChecks(Struct):
         self._services = {id: one for id, one in known.items() if one is not None}
         self._known_well = frozenset()
         now_s = self.clock.boottime_s()
-        for place, (id, service) in enumerate(self._services.items()):
-            if service.check is None:
-                continue
-            if place >= MOST:
+        places = list(self._services.items())
+        for _, service in places[MOST:]:
+            if service.check is not None:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
-            elif self._is_due(service, now_s) and id not in self._asking and len(self._asking) < AT_ONCE:
+        for id, service in sorted(places[:MOST], key=lambda place: place[1].due_s):
+            hurried = self._is_hurried(service)
+            due = hurried or (now_s >= service.due_s and len(self._asking) < AT_ONCE)
+            if service.check is not None and due and id not in self._asking:
                 service.due_s = now_s + service.check.every_s
                 self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
 
-    def _is_due(self, service: AskedService, now_s: float) -> bool:
-        """One whose word is not known, as its answers are too large, is not hurried."""
-        hurried = service.pod.uid == self._hurried and service.percent is not None
-        return hurried or now_s >= service.due_s
+    def _is_hurried(self, service: AskedService) -> bool:
+        """One whose word is not known, as its answers are too large, is not."""
+        return service.pod.uid == self._hurried and service.percent is not None
 
     def _new(self, id: str, pod: Pod) -> AskedService | None:
         try:
-            check = check_of(pod.annotations)
+            check = check_of(pod.annotations, pod.ref)
         except ValueError as error:
             self.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
             return AskedService(pod.ref, None, str(error))
@@ -171,6 +178,7 @@ class ServiceChecks(Struct):
         return AskedService(pod.ref, check, "it has not been asked yet", was_well=id in self._known_well)
 
     async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
+        asked_s = self.clock.boottime_s()
         try:
             async with asyncio.timeout(check.timeout_s):
                 outcome = await self.asks.ask(check, id, self._container(id, check))
@@ -198,7 +206,7 @@ class ServiceChecks(Struct):
         service.percent = percent if service.was_well else None
         problem = problem_of(outcome, check)
         service.problem = problem if service.was_well else f"{_NEVER_WELL}: {problem or f'{percent:.0f} %'}"
-        service.read_s = self.clock.boottime_s()
+        service.asked_s, service.read_s = asked_s, self.clock.boottime_s()
 
     async def _hindrance(self, id: str, check: ServiceCheck) -> str:
         with contextlib.suppress(OSError, ValueError, NotAskedError):

@@ -218,6 +218,23 @@ def test_own_limits_are_of_every_cgroup_below_kubepods(node: Node) -> None:
     assert found.online_s == (None if node.version == 1 else 1.5)
 
 
+@pytest.mark.parametrize("name", ["poda", "podb-2", "kubepods-burstable-podc_3.slice"])
+def test_own_limits_come_with_the_waiting_of_pods_alone(v2: Node, name: str) -> None:
+    pod = f"{ONLINE}/burstable/{name}"
+    v2.make(pod)
+    v2.make(f"{pod}/cri-containerd-pod.scope")
+    for path in (ONLINE, f"{ONLINE}/burstable", pod, f"{pod}/cri-containerd-pod.scope"):
+        v2.write("cpu", f"{path}/cpu.pressure", SOME)
+
+    waits = v2.read(own_limits=True).own_limits.waits
+
+    assert (waits[pod].some_s, set(waits) - {POD}) == (2.5, {pod} - {POD})
+
+
+def test_own_limits_without_pressure_come_without_waiting(unpressed: Node) -> None:
+    assert unpressed.read(own_limits=True).own_limits.waits == {}
+
+
 def test_own_limits_leave_out_a_pod_that_vanishes_amid_the_reading(node: Node) -> None:
     node.kernel.doomed = node.directory("cpu", POD)
 

@@ -92,6 +92,14 @@ def test_value_that_is_valid_is_taken(text: str, key: str, value: object) -> Non
         pytest.param(
             '[control]\npolicy = "static"\n[cpu]\nstatic_cores = 1', "control.policy", id="static-without-limit"
         ),
+        pytest.param(
+            '[interference]\nprometheus = "10.0.0.1"', "interference.prometheus", id="prometheus-without-port"
+        ),
+        pytest.param('[interference]\nprometheus = "10.0.0.1:0"', "interference.prometheus", id="prometheus-port-zero"),
+        pytest.param(
+            '[interference]\nprometheus = "10.0.0.999:80"', "interference.prometheus", id="prometheus-no-address"
+        ),
+        pytest.param('[interference]\nprometheus = "a.b:80"', "interference.prometheus", id="prometheus-by-name"),
         pytest.param('[observe]\naddress = "0.0.0.0:9464"', "observe.address", id="not-loopback"),
         pytest.param('[observe]\naddress = "10.0.0.1:9464"', "observe.address", id="other-host"),
         pytest.param('[observe]\naddress = "127.0.0.1"', "observe.address", id="no-port"),
@@ -443,6 +451,12 @@ def test_status_socket_in_the_runtimes_place_is_refused() -> None:
 )
 def test_calls_are_carried_by_the_engine_unless_it_is_blind(text: str, carrier: str) -> None:
     assert read(text).config.proxy.carried_by == carrier
+
+
+def test_prometheus_is_host_and_port_or_nowhere() -> None:
+    assert Config().interference.prometheus_server is None
+    read_in = read('[interference]\nprometheus = "10.96.0.20:9090"').config
+    assert read_in.interference.prometheus_server == ("10.96.0.20", 9090)
 
 
 def test_address_is_host_and_port() -> None:

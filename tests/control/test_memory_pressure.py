@@ -29,6 +29,8 @@ def evidence(available: float, box: float, bound: float | None = 128 * MIB, t_s:
         pytest.param(HARD, 4 * GIB, 200 * MIB, 150 * MIB, id="default"),
         pytest.param(EvictionHard(GIB), 100 * GIB, 3 * GIB, 2 * GIB, id="large-node"),
         pytest.param(EvictionHard(0, 0.05), 100 * GIB, 7 * GIB, 6 * GIB, id="ratio"),
+        pytest.param(EvictionHard(soft_bytes=GIB), 100 * GIB, 3 * GIB, 2 * GIB, id="soft-is-larger"),
+        pytest.param(EvictionHard(0, soft_ratio=0.05), 100 * GIB, 7 * GIB, 6 * GIB, id="soft-alone"),
         pytest.param(EvictionHard(0), 4 * GIB, 0, 0, id="kubelet-has-none"),
         pytest.param(EvictionHard(8 * GIB), 4 * GIB, 0, 0, id="more-than-there-is"),
     ],

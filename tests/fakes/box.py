@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupError, HeldLimit
 from criproxy.cgroup.naming import BoxPath, PodParent
-from criproxy.model import AdmissionError, LimitChange, Limits, Unlimited
+from criproxy.model import AdmissionError, LimitChange, Limits, Unlimited, UsageReading
 from criproxy.model.cpulist import Cpus
 
 
@@ -45,7 +45,7 @@ class FakeBox:
     """`orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
-    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for.
+    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for. `usages`: what readings say.
     """
 
     path: str | None = None
@@ -70,6 +70,11 @@ class FakeBox:
     keeps_to: Cpus | None = None
     drops: list[frozenset[str]] = field(default_factory=list)
     cache: int = 0
+    usages: list[UsageReading] = field(default_factory=list)
+
+    async def usage(self) -> UsageReading:
+        self._check()
+        return self.usages.pop(0)
 
     def state(self) -> BoxState:
         return BoxState(

@@ -9,7 +9,14 @@ import grpc
 import pytest
 from grpc import aio
 
-from criproxy.control.interference.service_checks import ExecCheck, GrpcCheck, HttpCheck, ServiceAnswer, ServiceCheck
+from criproxy.control.interference.service_checks import (
+    ExecCheck,
+    GrpcCheck,
+    HttpCheck,
+    PrometheusCheck,
+    ServiceAnswer,
+    ServiceCheck,
+)
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.http2.client.connection import CallError
@@ -105,6 +112,100 @@ def test_http_answer_without_end_is_read_no_further_than_allowed() -> None:
         async with server(b"HTTP/1.1 200 OK\r\n\r\n" + b"1" * MOST_BYTES) as port:
             with pytest.raises(TooLargeError):
                 await ask(ServiceCheck(http=HttpCheck(port)))
+
+    run(test)
+
+
+P99 = ServiceCheck(prometheus=PrometheusCheck('max(p99{pod="web-1"}) > 0'), threshold=40.0)
+
+
+async def query(port: int | None) -> ServiceAnswer:
+    asker = ServiceAsker(PodsRuntime(Link()), None if port is None else ("127.0.0.1", port))  # type: ignore[arg-type]
+    return await asker.ask(P99, "s1", "c1")
+
+
+def answered(data: str) -> bytes:
+    return f'HTTP/1.0 200 OK\r\n\r\n{{"status": "success", "data": {data}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [
+        pytest.param('{"resultType": "scalar", "result": [1700000000.1, "12.5"]}', "12.5", id="scalar"),
+        pytest.param(
+            '{"resultType": "vector", "result": [{"metric": {"pod": "a"}, "value": [1, "3e-05"]},'
+            ' {"metric": {}, "value": [1, "7"]}]}',
+            "3e-05",
+            id="first-of-a-vector",
+        ),
+        pytest.param('{"resultType": "scalar", "result": [1, "+Inf"]}', "+Inf", id="infinite"),
+    ],
+)
+def test_query_is_answered_by_a_scalar_or_by_the_first_sample(data: str, number: str) -> None:
+    async def test() -> None:
+        requests: list[bytes] = []
+        async with server(answered(data), requests) as port:
+            assert await query(port) == ServiceAnswer(True, number)
+        assert requests[0].startswith(
+            b"GET /api/v1/query?query=max%28p99%7Bpod%3D%22web-1%22%7D%29%20%3E%200 HTTP/1.0\r\n"
+        )
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        pytest.param(answered('{"resultType": "vector", "result": []}'), "the query finds no sample", id="no-sample"),
+        pytest.param(answered('{"resultType": "scalar", "result": [1, "NaN"]}'), "NaN", id="nan"),
+        pytest.param(answered('{"resultType": "matrix", "result": []}'), "matrix", id="a-range"),
+        pytest.param(answered("null"), "no data", id="nothing"),
+        pytest.param(
+            b'HTTP/1.0 400 Bad Request\r\n\r\n{"status": "error", "error": "parse error: unexpected <eof>"}',
+            "parse error: unexpected <eof>",
+            id="no-query",
+        ),
+        pytest.param(b"HTTP/1.0 200 OK\r\n\r\n<html>", "JSON is malformed", id="another-server"),
+        pytest.param(b"SSH-2.0\r\n", "no HTTP/1", id="no-http"),
+    ],
+)
+def test_query_without_a_number_says_nothing_of_the_service(answer: bytes, why: str) -> None:
+    async def test() -> None:
+        async with server(answer) as port:
+            with pytest.raises(NotAskedError, match=why):
+                await query(port)
+
+    run(test)
+
+
+def test_query_without_a_prometheus_says_nothing_of_the_service() -> None:
+    async def test() -> None:
+        (port,) = free_ports(1)
+        for server, why in ((port, "Prometheus at 127.0.0.1: "), (None, "interference.prometheus is not set")):
+            with pytest.raises(NotAskedError, match=why):
+                await query(server)
+
+    run(test)
+
+
+def test_prometheus_that_does_not_answer_says_nothing_of_the_service() -> None:
+    async def test() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as silent:
+            with pytest.raises(NotAskedError, match=r"no answer within 0\.8 s"):
+                await query(silent.sockets[0].getsockname()[1])
+
+    run(test)
+
+
+def test_answer_of_prometheus_is_read_no_further_than_allowed() -> None:
+    async def test() -> None:
+        async with server(b"HTTP/1.1 200 OK\r\n\r\n" + b"1" * MOST_BYTES) as port:
+            with pytest.raises(TooLargeError):
+                await query(port)
 
     run(test)
 

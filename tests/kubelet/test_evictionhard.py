@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.evictionhard import of_file, read, threshold
+from criproxy.kubelet.evictionhard import Thresholds, of_file, read, threshold
 
 MIB = 1 << 20
 LISTEN = "/run/criproxy/criproxy.sock"
@@ -85,13 +85,31 @@ def test_what_is_no_quantity_is_an_error(quantity: str) -> None:
     ],
 )
 def test_configuration_file(text: str, hard: dict[str, str] | None) -> None:
-    assert of_file(text) == (hard, False)
+    assert (of_file(text).hard, of_file(text).merged) == (hard, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "soft"),
+    [
+        pytest.param(YAML, {"memory.available": "5Gi"}, id="block"),
+        pytest.param('{"evictionSoft": {"memory.available": "1Gi"}}', {"memory.available": "1Gi"}, id="json"),
+        pytest.param("evictionSoftGracePeriod: {memory.available: 90s}\n", None, id="the-grace-period-is-none"),
+    ],
+)
+def test_soft_thresholds_of_a_configuration_file(text: str, soft: dict[str, str] | None) -> None:
+    assert of_file(text).soft == soft
+
+
+def test_file_without_thresholds_says_nothing() -> None:
+    assert of_file("port: 1\n") == Thresholds()
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "evictionHard: *hard\n",
+        "evictionSoft: *soft\n",
+        '{"evictionSoft": 1}',
         "evictionHard: [1]\n",
         "evictionHard:\n  memory.available: >\n    1Gi\n",
         '{"evictionHard": 1}',
@@ -129,14 +147,40 @@ def test_threshold_of_a_file_with_drop_ins(tmp_path: Path) -> None:
     hard = read(LISTEN, tmp_path)
 
     assert (hard.size_bytes, hard.ratio, hard.problem) == (0, pytest.approx(0.05), "")
-    assert hard.source == "evictionHard in /etc/kubelet.d/20-b.conf"
+    assert hard.source == f"evictionHard in /etc/kubelet.d/20-b.conf; evictionSoft in {CONFIG}"
 
 
 def test_flag_wins_over_the_file(tmp_path: Path) -> None:
     flag = "--eviction-hard=nodefs.available<5%,memory.available<1Gi"
     kubelet(tmp_path, f"--config={CONFIG}", flag, files={CONFIG: YAML})
 
-    assert read(LISTEN, tmp_path) == EvictionHard(1024 * MIB, 0.0, "--eviction-hard")
+    hard = read(LISTEN, tmp_path)
+
+    assert hard.of(32 * 1024 * MIB) == 5 * 1024 * MIB, "the soft threshold of the file is the larger"
+    assert (hard.size_bytes, hard.source) == (1024 * MIB, f"--eviction-hard; evictionSoft in {CONFIG}")
+
+
+@pytest.mark.parametrize(
+    ("words", "of_32_gib", "source"),
+    [
+        pytest.param(["--eviction-soft=memory.available<1Gi"], 1024, "kubelet's default; --eviction-soft", id="flag"),
+        pytest.param(
+            ["--eviction-soft=memory.available<5%", "--eviction-hard=memory.available<2Gi"],
+            2048,
+            "--eviction-hard; --eviction-soft",
+            id="the-hard-one-is-larger",
+        ),
+        pytest.param(["--eviction-soft=nodefs.available<5%"], 100, "kubelet's default", id="of-another-signal"),
+    ],
+)
+def test_threshold_is_the_larger_of_hard_and_soft(
+    tmp_path: Path, words: list[str], of_32_gib: int, source: str
+) -> None:
+    kubelet(tmp_path, *words)
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.of(32 * 1024 * MIB), hard.source) == (of_32_gib * MIB, source)
 
 
 @pytest.mark.parametrize(

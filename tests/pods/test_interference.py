@@ -15,7 +15,7 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
-from criproxy.model import CPU, MEMORY, LimitChange, Pod, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, LimitChange, Limits, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -63,6 +63,7 @@ class Node:
     disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)
     fails: Exception | None = None
     stuck: Exception | None = None
+    given: Limits = field(default_factory=lambda: {MEMORY: 4 * GIB})
     cpi: Callable[[Mapping[str, float]], float] | None = None
     counted: Collection[str] | None = None
     work: Work = field(default_factory=lambda: Work(0, 0))
@@ -129,6 +130,10 @@ class Relief:
     accountable: bool = False
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
+    given: list[Limits] = field(default_factory=list)
+
+    async def look(self, given: Limits) -> None:
+        self.given.append(given)
 
 
 class Bench:
@@ -201,6 +206,13 @@ class Bench:
 
     def rung(self, resource: str) -> str:
         return next(one.rung for one in self.watch.status().rungs if one.resource == resource)
+
+
+def test_each_look_has_memory_judged_by_what_the_policy_gave() -> None:
+    bench = Bench()
+    bench.looks(2)
+
+    assert bench.relief.given == [{MEMORY: 4 * GIB}] * 2
 
 
 def by_the_box(shares: Mapping[str, float]) -> float:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import Held
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.model import Limits, Snapshot
+from criproxy.model import Limits, Snapshot, Usage, UsageReading
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
@@ -55,6 +55,13 @@ class Bench:
         for _ in range(count):
             self.clock.now += 1.0
             self.relief.sampled(snapshot(self.clock.now, available, box), self.given)
+
+    def look(self, seconds: float, available: int, box: int | None) -> None:
+        """So much later, between two samples."""
+        self.clock.now += seconds
+        used = None if box is None else Usage(0.0, box)
+        self.box.usages = [UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)]
+        asyncio.run(self.relief.look(self.given))
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
@@ -130,12 +137,37 @@ def test_nothing_is_answered_for_while_the_limits_are_not_ours_to_set() -> None:
     assert (bench.relief.accountable, list(bench.relief.problems())) == (False, [])
 
 
+def test_between_samples_far_apart_each_look_judges_what_is_in_use() -> None:
+    bench = Bench()
+    bench.pass_by(1, 2 * GIB, 100 * MIB)
+    found = []
+    for box in (501 * MIB, 501 * MIB, 501 * MIB, 120 * MIB):
+        bench.look(2.0, 140 * MIB, box)
+        found.append(bench.relief.accountable)
+
+    assert found == [False, True, True, False], "it lasts, and then a pod was killed"
+    assert bench.relief.evidence and bench.relief.evidence.box == 120 * MIB
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sampled"),
+    [pytest.param(1.0, True, id="sample-is-fresh"), pytest.param(9.0, False, id="there-was-no-sample")],
+)
+def test_look_reads_nothing_while_nothing_is_to_be_learned(seconds: float, sampled: bool) -> None:
+    bench = Bench()
+    if sampled:
+        bench.pass_by(1)
+    bench.look(seconds, GIB, None)
+
+    assert len(bench.box.usages) == 1, "it was not asked for"
+
+
 def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
     bench = Bench()
     with capture_logs() as logs:
         for hard in (
             HARD,
-            replace(HARD, size_bytes=GIB),
+            replace(HARD, soft_bytes=GIB),
             EvictionHard(problem="no kubelet"),
             EvictionHard(problem="no kubelet"),
         ):
@@ -143,6 +175,7 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
             asyncio.run(bench.relief.read_threshold())
 
     assert [entry["event"] for entry in logs] == ["eviction_threshold", "eviction_threshold_unknown"]
+    assert logs[0]["memory_available"] == "100.00 MiB, soft 1.00 GiB"
     assert logs[1]["consequence"] == "100.00 MiB is assumed, kubelet's default"
     assert bench.relief.status("").problem == "no kubelet"
 

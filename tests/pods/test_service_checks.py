@@ -111,6 +111,63 @@ def test_service_that_an_experiment_waits_for_is_asked_each_second() -> None:
     run(test)
 
 
+def test_word_is_of_the_moment_that_it_was_asked_for() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web")})
+        bench.gate.clear()
+        asked_s = bench.clock.boottime_s()
+        await bench.seconds(3)
+        bench.gate.set()
+        await bench.seconds(1)
+        assert [one.asked_s for one in bench.checks.signals()] == [asked_s]
+
+    run(test)
+
+
+def test_word_of_a_query_is_as_old_as_its_answer_may_be() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", '{"prometheus": {"query": "x", "lag_s": 20}, "threshold": 100}')})
+        asked_s = bench.clock.boottime_s()
+        await bench.seconds(2)
+        assert [one.asked_s for one in bench.checks.signals()] == [asked_s - 20.0]
+
+    run(test)
+
+
+def test_accuser_is_asked_while_as_many_as_can_be_never_answer() -> None:
+    async def test() -> None:
+        bench = Bench({f"s{n}": pod(f"p{n}") for n in range(AT_ONCE + 1)})
+        await bench.seconds(3)
+        bench.gate.clear()
+        await bench.seconds(5)
+        assert bench.under_way == AT_ONCE
+        bench.asked.clear()
+        bench.checks.hurry(f"u-p{AT_ONCE}")
+        await bench.seconds(1)
+        assert bench.asked == [(f"s{AT_ONCE}", "")]
+
+    run(test)
+
+
+def test_service_that_has_waited_longest_is_asked_first() -> None:
+    """Of those that are earlier in order, all are due again when their time is out."""
+
+    async def test() -> None:
+        hanging = HTTP.replace('"every_s": 5', '"every_s": 1')
+        bench = Bench({f"s{n}": pod(f"p{n}", hanging) for n in range(AT_ONCE)} | {"s9": pod("p9")})
+        bench.says = ServiceAnswer(False, "no answer")
+        bench.gate.clear()
+        for _ in range(3):
+            await bench.seconds(2)
+            bench.gate.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            bench.gate.clear()
+        assert ("s9", "") in bench.asked
+
+    run(test)
+
+
 def test_failing_service_is_harm_only_once_it_was_well() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, ConnectionRefusedError("refused"))

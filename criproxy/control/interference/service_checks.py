@@ -5,23 +5,26 @@ The value of colocation.criproxy.io/service-check is one of
     {"http": {"port": 8080, "path": "/p99_ms"}, "threshold": 250, "hold_s": 5}
     {"grpc": {"port": 9000, "service": "shop"}}
     {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "every_s": 10, "timeout_s": 2}
+    {"prometheus": {"query": "max(queue_length{pod='$pod'})", "lag_s": 5}, "threshold": 40}
 
 HTTP and gRPC (grpc.health.v1) are asked at the pod's own address alone, and a command runs in the pod's own container:
-who may create the pod could do that anyway. With a threshold, the answer begins with a number, which is worse the
+who may create the pod could do that anyway. A query goes to the server that the node's own settings name. With a
+threshold, the answer begins with a number, which is worse the
 higher it is; without one, it says yes or no by its status. What counts is a percentage of the threshold:
 
     no answer, or one that says no   200
     number and threshold             100 * number / threshold, 0 at least and `MOST_PERCENT` at most
     yes, without a threshold         0
 
-A service that was never well since its start says nothing: it may just be starting.
+A service that was never well since its start says nothing: it may just be starting. A Prometheus that does not answer,
+or has no sample, says nothing of the service either; and what it has is `lag_s` old, as it looks at services by and by.
 
 Of all that is known now, one value goes to the detector `service_check`, which opens a case as soon as it is shown one
 above its bar: so a service is kept back until it has been high for its own `hold_s`, from answer to answer. The worst
 of the others counts.
 
     at rest         the worst service that is low, or high for its `hold_s`
-    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was given
+    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was asked for
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
     convicted       the worst, held or not
@@ -89,22 +92,46 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
         return f"exec {' '.join(self.command)[:80]}"
 
 
+class PrometheusCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """An instant query, of whose answer the scalar or the first sample counts.
+
+    `lag_s` is by how much the answer lags behind: the time from one scrape to the next, and the query's range.
+    Source: Prometheus, HTTP API.
+    """
+
+    query: Annotated[str, Meta(min_length=1, max_length=2048)]
+    lag_s: Annotated[float, Meta(ge=0.0, le=300.0)] = 15.0
+
+    def __str__(self) -> str:
+        return f"query {self.query[:80]}"
+
+    def about(self, pod: PodRef) -> "PrometheusCheck":
+        """With the pod's name for `$pod`, and its namespace for `$namespace`."""
+        return replace(self, query=self.query.replace("$pod", pod.name).replace("$namespace", pod.namespace))
+
+
 class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
     """What is asked each `every_s`, with `timeout_s` for an answer. It must be harm for `hold_s` to be an alarm."""
 
     http: HttpCheck | None = None
     grpc: GrpcCheck | None = None
     exec: ExecCheck | None = None
+    prometheus: PrometheusCheck | None = None
     threshold: Annotated[float, Meta(gt=0.0)] | None = None
     hold_s: Annotated[float, Meta(ge=0.0, le=300.0)] = 3.0
     every_s: Annotated[float, Meta(ge=1.0, le=300.0)] = 5.0
     timeout_s: Annotated[float, Meta(ge=0.1, le=5.0)] = 1.0
 
     @property
-    def asked(self) -> HttpCheck | GrpcCheck | ExecCheck:
-        found = self.http or self.grpc or self.exec
+    def asked(self) -> HttpCheck | GrpcCheck | ExecCheck | PrometheusCheck:
+        found = self.http or self.grpc or self.exec or self.prometheus
         assert found is not None
         return found
+
+    @property
+    def lag_s(self) -> float:
+        """How old what an answer says may be when it is asked for."""
+        return 0.0 if self.prometheus is None else self.prometheus.lag_s
 
 
 class ServiceAnswer(Struct, frozen=True):
@@ -114,7 +141,7 @@ class ServiceAnswer(Struct, frozen=True):
     text: str
 
 
-def check_of(annotations: Mapping[str, str]) -> ServiceCheck | None:
+def check_of(annotations: Mapping[str, str], pod: PodRef) -> ServiceCheck | None:
     """None: the pod asks for none. Raises ValueError, with the annotation's name and what is wrong there."""
     if (text := annotations.get(ANNOTATION)) is None:
         return None
@@ -122,13 +149,15 @@ def check_of(annotations: Mapping[str, str]) -> ServiceCheck | None:
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
         check = msgspec.json.decode(text, type=ServiceCheck)
-        if sum(one is not None for one in (check.http, check.grpc, check.exec)) != 1:
-            raise ValueError("it names not exactly one of http, grpc and exec")
+        if sum(one is not None for one in (check.http, check.grpc, check.exec, check.prometheus)) != 1:
+            raise ValueError("it names not exactly one of http, grpc, exec and prometheus")
         if check.grpc is not None and check.threshold is not None:
             raise ValueError("gRPC's health answers yes or no: leave the threshold out")
+        if check.prometheus is not None and check.threshold is None:
+            raise ValueError("a query answers with a number: give a threshold")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"annotation {ANNOTATION}: {error}") from error
-    return check
+    return check if check.prometheus is None else replace(check, prometheus=check.prometheus.about(pod))
 
 
 def problem_of(outcome: ServiceAnswer, check: ServiceCheck) -> str:
@@ -156,16 +185,17 @@ def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
 
 
 class ServiceSignal(Struct, frozen=True):
-    """The last word of one service: `percent` of its `threshold` (None: it says yes or no), at `read_s` (boottime).
+    """The last word of one service: `percent` of its `threshold` (None: it says yes or no).
 
-    It is harm above 100, and an alarm when it has been for `hold_s`.
+    `asked_s` (boottime) is when it was asked, less the check's `lag_s`: what happened since then may not be in it,
+    however late the answer came. It is harm above 100, and an alarm when it has been for `hold_s`.
     """
 
     pod: PodRef
     percent: float
     threshold: float | None
     hold_s: float
-    read_s: float
+    asked_s: float
 
 
 class Hearing(Struct, frozen=True):
@@ -185,7 +215,7 @@ class Hearing(Struct, frozen=True):
 def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
     """What is remembered after these: a service is high from above the bar until below the level."""
     since = {
-        one.pod.uid: before.high_since_s.get(one.pod.uid, one.read_s)
+        one.pod.uid: before.high_since_s.get(one.pod.uid, one.asked_s)
         for one in signals
         if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
     }
@@ -197,7 +227,7 @@ def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: 
 def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
     """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
     count = _that_count(signals, hearing)
-    waiting = [one for one in count if one.read_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    waiting = [one for one in count if one.asked_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
     known = [one for one in count if one not in waiting]
     if known:
         worst = max(known, key=_percent)
@@ -210,11 +240,11 @@ def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalV
 
 
 def in_a_case(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float | None) -> tuple[SignalValue, Hearing]:
-    """What the accuser has said since `since_s` (boottime); None: at all, as no experiment is made now."""
+    """What the accuser says when asked after `since_s` (boottime); None: at all, as no experiment is made now."""
     word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
     if word is None:
         return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more"), hearing
-    if since_s is not None and word.read_s < since_s:
+    if since_s is not None and word.asked_s < since_s:
         return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began"), hearing
     return _word_of(word), replace(hearing, said_by=word.pod.uid)
 

@@ -8,7 +8,8 @@ for CPU alone, where online also waits for limits of its own, which nobody must 
 
     most  = growth of PSI `some` of kubepods / time
     own   = time for which own limits stopped online's cgroups / CPU time in which online's CPUs were not idle
-    value = most - own
+    free  = the same growth of the pod that waited longest, of those that no limit has stopped
+    value = max(most - own, min(most, free))
 
 `own` is what own limits explain *at most*. PSI's `some` is a mean over CPUs, weighted by the time n in which each CPU
 was not idle for online. While a limit stops a cgroup on a CPU, for t, that CPU counts as waiting. So limits add at most
@@ -19,6 +20,10 @@ and sum(n) is at least the CPU time of online, and of each cgroup its CPU time a
 stopped. Kubelet gives a pod the sum of its containers' limits, and both stop the same tasks at the same time. So of a
 cgroup and what is below it the larger counts (measured, kernel 6.18: 2.9 s for a container and 1.9 s for its pod, which
 used as much CPU as with the container's limit alone).
+
+One pod with many threads at its limit explains more than all that is seen, and then most - own says nothing of the
+others, which may wait for the box. So `free` looks at each pod by itself: where no limit, of the pod, of what is in it
+or of what it is in, has stopped anything since the last reading, none of its waiting is for one.
 
 The times t take a read of each cgroup, so they are read only on an alarm: until two readings have them, there is no
 `value`, and a `most` below the bar says all that is needed: see `observed`. The kernel adds up t when a stop ends, so
@@ -177,17 +182,21 @@ def _cpu(last: Stall, this: Stall, pair: Readings) -> _Of:
     if isinstance(held, str):
         return _Of(None if pressure.value else 0.0, pressure.value, gap=held if pressure.value else "")
     own = 100.0 * _explained_ratio(held)
-    note = (
-        f"{min(own, pressure.value):.0f} of {pressure.value:.0f} % are explained by online's own limits" if own else ""
-    )
-    return _Of(max(0.0, pressure.value - own), pressure.value, note=note)
+    if not own:
+        return _Of(pressure.value, pressure.value)
+    note = f"{min(own, pressure.value):.0f} of {pressure.value:.0f} % are explained by online's own limits"
+    left, (free, pod) = max(0.0, pressure.value - own), _free(held)
+    if free > left:
+        note += f", but not {free:.0f} % of {pod}, which was not stopped by any"
+    return _Of(max(left, min(pressure.value, free)), pressure.value, note=note)
 
 
 class _Throttled(Struct, frozen=True):
-    """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known."""
+    """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known. `waits`: of each pod, in %."""
 
     of: Mapping[str, Throttling]
     online_s: float
+    waits: Mapping[str, float]
 
 
 def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
@@ -203,7 +212,8 @@ def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
     if gone:
         return f"{gone[0]}, which had been stopped by its own limit, has gone since the last reading"
     of = {path: _grown(last.of.get(path), throttling) for path, throttling in this.of.items()}
-    return _Throttled(of, _online_s(last, this))
+    grown = {path: _pressure(last.waits[path], stall).value for path, stall in this.waits.items() if path in last.waits}
+    return _Throttled(of, _online_s(last, this), {path: value for path, value in grown.items() if value is not None})
 
 
 def _online_s(last: OwnLimits, this: OwnLimits) -> float:
@@ -226,6 +236,24 @@ def _explained_ratio(held: _Throttled) -> float:
         return 0.0
     widest_s = max(throttling.throttled_s + (throttling.usage_s or 0.0) for throttling in held.of.values())
     return min(1.0, stopped_s / max(held.online_s, widest_s))
+
+
+def _free(held: _Throttled) -> tuple[float, str]:
+    """The most that a pod waited which no limit has stopped, in %, and its path; (0.0, ""): there is none."""
+    stopped = {path for path, throttling in held.of.items() if throttling.throttled_s > 0.0}
+    around = {above for path in stopped for above in _and_above(path)}
+    free = {
+        path: value for path, value in held.waits.items() if path not in around and stopped.isdisjoint(_and_above(path))
+    }
+    return max(((value, path) for path, value in free.items()), default=(0.0, ""))
+
+
+def _and_above(path: str) -> list[str]:
+    """The path, and those of the cgroups that it is in."""
+    found = [path]
+    while (path := path.rpartition("/")[0]) not in ("", "/"):
+        found.append(path)
+    return found
 
 
 def _all_stopped_s(of: Mapping[str, Throttling]) -> float:

@@ -48,8 +48,9 @@ def cpu(t_s, some_s, own=None):
     return replace(NOTHING, cpu=Stall(t_s, some_s), own_limits=own)
 
 
-def own(t_s, of, online_s, complete=True):
-    return OwnLimits(t_s, {path: Throttling(*times) for path, times in of.items()}, online_s, complete)
+def own(t_s, of, online_s, complete=True, waits=None):
+    waited = {path: Stall(t_s, some_s) for path, some_s in (waits or {}).items()}
+    return OwnLimits(t_s, {path: Throttling(*times) for path, times in of.items()}, online_s, complete, waited)
 
 
 POD, CONTAINER, BESIDE = "/kubepods/burstable/poda", "/kubepods/burstable/poda/c", "/kubepods/burstable/poda/d"
@@ -93,6 +94,31 @@ def test_cpu_pressure_is_less_what_own_limits_explain(limits, value) -> None:
     assert found.most == pytest.approx(75.0)
     assert not found.gap
     assert bool(found.note) == (value < 75.0)
+
+
+QOS = "/kubepods/burstable"
+
+
+@pytest.mark.parametrize(
+    ("of", "waits", "value"),
+    [
+        pytest.param({POD: (7.0, 1.0)}, {POD: 1.9, OTHER: 0.8}, 40.0, id="the-other-waits-for-the-box"),
+        pytest.param({POD: (7.0, 1.0)}, {POD: 1.9, OTHER: 0.02}, 1.5, id="the-other-does-not"),
+        pytest.param({POD: (7.0, 1.0)}, {POD: 1.9}, 1.5, id="there-is-no-other"),
+        pytest.param({POD: (7.0, 1.0)}, {OTHER: 1.9}, 89.0, id="no-more-than-all-of-online-waits"),
+        pytest.param({POD: (7.0, 1.0), OTHER: (0.01, 1.0)}, {OTHER: 1.9}, 1.375, id="the-other-was-stopped-too"),
+        pytest.param({POD: (7.0, 1.0), f"{OTHER}/c": (0.01, 1.0)}, {OTHER: 1.9}, 1.375, id="in-it-is-one-stopped"),
+        pytest.param({QOS: (7.0, 1.0)}, {OTHER: 1.9}, 1.5, id="what-it-is-in-was-stopped"),
+    ],
+)
+def test_pod_that_no_limit_stops_is_heard_beside_one_that_is_throttled(of, waits, value) -> None:
+    before = own(10.0, dict.fromkeys(of, (0.0, 0.0)), 0.0, waits=dict.fromkeys(waits, 0.0))
+    now = own(12.0, of, 8.0, waits=waits)
+
+    found = signal("cpu_pressure", cpu(10.0, 100.0, before), cpu(12.0, 101.78, now))
+
+    assert (found.value, found.most) == (pytest.approx(value), pytest.approx(89.0))
+    assert ("was not stopped by any" in found.note) == (value > 2.0)
 
 
 COMPLETE = own(12.0, {}, 1.0)

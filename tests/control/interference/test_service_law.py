@@ -12,6 +12,7 @@ from criproxy.control.interference.service_checks import (
     GrpcCheck,
     Hearing,
     HttpCheck,
+    PrometheusCheck,
     ServiceAnswer,
     ServiceCheck,
     ServiceSignal,
@@ -26,11 +27,12 @@ from criproxy.control.interference.service_checks import (
 )
 from criproxy.model import PodRef
 
+WEB = PodRef("u-web", "shop", "web-1")
 HTTP = {"port": 8080, "path": "/p99"}
 
 
 def parsed(**check: object) -> ServiceCheck | None:
-    return check_of({ANNOTATION: json.dumps(check)})
+    return check_of({ANNOTATION: json.dumps(check)}, WEB)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,16 @@ def test_annotation_names_one_check(check: dict, asked: object, words: str) -> N
     assert (found.hold_s, found.every_s, found.timeout_s) == (3.0, 5.0, 1.0)
 
 
+def test_query_is_about_its_own_pod() -> None:
+    found = parsed(prometheus={"query": 'p99{pod="$pod",namespace="$namespace"}', "lag_s": 5}, threshold=40)
+
+    assert found is not None
+    assert found.asked == PrometheusCheck('p99{pod="web-1",namespace="shop"}', 5.0)
+    assert (str(found.asked), found.lag_s) == ('query p99{pod="web-1",namespace="shop"}', 5.0)
+
+
 def test_pod_without_the_annotation_asks_for_nothing() -> None:
-    assert check_of({}) is None
+    assert check_of({}, WEB) is None
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,9 @@ def test_pod_without_the_annotation_asks_for_nothing() -> None:
         pytest.param("{}", id="nothing"),
         pytest.param('{"http": {"port": 1}, "grpc": {"port": 1}}', id="two"),
         pytest.param('{"grpc": {"port": 1}, "threshold": 5}', id="health-has-no-number"),
+        pytest.param('{"prometheus": {"query": "x"}}', id="query-without-a-threshold"),
+        pytest.param('{"prometheus": {"query": ""}, "threshold": 1}', id="no-query"),
+        pytest.param('{"prometheus": {"query": "x", "url": "http://10.0.0.1"}, "threshold": 1}', id="another-server"),
         pytest.param('{"http": {"port": 0}}', id="port-0"),
         pytest.param('{"http": {"port": 65536}}', id="port-too-large"),
         pytest.param('{"http": {"port": 1, "host": "10.0.0.1"}}', id="another-host"),
@@ -81,7 +94,7 @@ def test_pod_without_the_annotation_asks_for_nothing() -> None:
 )
 def test_nonsense_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=ANNOTATION):
-        check_of({ANNOTATION: text})
+        check_of({ANNOTATION: text}, WEB)
 
 
 YES_OR_NO = ServiceCheck(http=HttpCheck(1))
@@ -120,7 +133,7 @@ def test_any_answer_is_a_percentage(well: bool, text: str) -> None:
 @given(st.text())
 def test_any_text_is_a_check_or_nonsense(text: str) -> None:
     try:
-        check_of({ANNOTATION: text})
+        check_of({ANNOTATION: text}, WEB)
     except ValueError as error:
         assert ANNOTATION in str(error)
 
