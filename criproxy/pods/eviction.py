@@ -142,12 +142,16 @@ class PodEviction(Struct):
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
-        """One that a busy runtime does not stop in time is going all the same: it is counted, and the next may go."""
+        """One that the runtime does not stop in time, or not without an error, is counted, and the next may go.
+
+        Its processes are gone all the same, killed here or by the runtime, which does that before it takes the network
+        away: an uncounted kill would leave the budget without an end.
+        """
         try:
             async with asyncio.timeout(STOP_S):
                 await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
-        except TimeoutError:
-            reason = f"the runtime has not stopped {pod} within {STOP_S:.0f} s"
+        except (ConnectionError, TimeoutError, ValueError) as error:
+            reason = f"the runtime has not stopped {pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
 
     async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:

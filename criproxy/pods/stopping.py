@@ -248,9 +248,13 @@ class Holds(Struct):
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
+        return self.held_itself(pod) or ("" if self.resting else self.closed)
+
+    def held_itself(self, pod: PodRef) -> str:
+        """As `held`, but whatever holds for all pods alike: why nothing of it may start, in a sandbox that it has."""
         if self.resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
-        return self.closed
+        return ""

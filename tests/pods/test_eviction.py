@@ -38,6 +38,7 @@ class Bench:
     kill_fails: Exception | None = None
     counted: list[tuple[str, ...]] = field(default_factory=list)
     fails: Exception | None = None
+    stop_fails: Exception | None = None
     setting_ends: bool = False
     notices: dict[str, int] = field(default_factory=dict)
     evicts: Evicts | None = None
@@ -91,8 +92,8 @@ class Bench:
         await self.ends.wait()
 
     async def stop(self, sandbox_id: str) -> None:
-        if self.fails:
-            raise self.fails
+        if error := self.fails or self.stop_fails:
+            raise error
         self.stopped.append(sandbox_id)
 
     async def refuse(self, sandbox_id: str) -> None:
@@ -228,9 +229,22 @@ def test_pod_that_a_busy_runtime_does_not_stop_in_time_is_going_and_counts() -> 
     bench.stop = stop  # type: ignore[method-assign]
 
     assert (owner, bench.counted) == ("", [("evictions", MEMORY)])
-    assert logs[-1]["reason"] == "the runtime has not stopped batch/job2 within 10 s"
+    assert logs[-1]["reason"] == "the runtime has not stopped batch/job2: no answer within 10 s"
     assert "not let in" in bench.holds.held(LARGE.pod)
     assert (bench.evict(), bench.stopped) == ("", ["s1"]), "the next one goes"
+
+
+@pytest.mark.parametrize("emergency", [True, False], ids=["emergency", "no-emergency"])
+@pytest.mark.parametrize("error", [ConnectionError("no teardown"), ValueError("no answer")], ids=["error", "nonsense"])
+def test_pod_that_the_runtime_fails_to_stop_counts_as_its_processes_are_gone(emergency: bool, error: Exception) -> None:
+    """containerd kills a sandbox's containers before CNI fails to take its network away."""
+    bench = Bench(labels={"s2": {"job-name": "sort"}}, stop_fails=error)
+    with capture_logs() as logs:
+        owner = bench.evict(replace(ORDER, emergency=emergency))
+
+    assert (owner, bench.counted) == ("batch/job-name=sort", [("evictions", MEMORY)])
+    assert logs[-1]["reason"] == f"the runtime has not stopped batch/job2: {error}"
+    assert "not let in" in bench.holds.held_itself(LARGE.pod)
 
 
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
