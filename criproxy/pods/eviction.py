@@ -1,8 +1,8 @@
 """The one way in which a pod of the box is stopped for a scarce resource: choose who goes, keep it out, stop it.
 
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
-budget lets it; if none may, the first is stopped at the runtime: kubelet's own eviction knows no budgets either, and
-would take an online pod.
+budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
+budgets either, and would take an online pod. For CPU and disks kubelet evicts nobody: then nobody goes.
 
 What each would give back is read when one has to go: its working set, or the CPU or disk IO that it uses within a
 second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same time
@@ -115,18 +115,23 @@ class PodEviction(Struct):
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
         within_s = EMERGENCY_S if order.emergency else EVICT_S
-        at = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
-        sandbox_id, pod, why = leaves[at or 0]
+        found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
+        if found is None and not at_once:
+            reason = "the disruption budgets of all offline pods that have any to give back keep them"
+            self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
+            return None
+        at, is_evicted = found or (0, False)
+        sandbox_id, pod, why = leaves[at]
         if order.emergency:
             await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + HOLD_S
-        self._tried[sandbox_id] = again_s if at is None else min(again_s, self.stopper.ends_s(sandbox_id))
+        self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
-        if at is None:
+        if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
-        return victims[at or 0].candidate.owner
+        return victims[at].candidate.owner
 
     def _is_one_leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given."""

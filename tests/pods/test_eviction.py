@@ -281,10 +281,19 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
 
 
 class Api:
-    """Lets only these go, within 16 s. `away`: it does not answer. What it was asked for is `asked`."""
+    """Lets only these go, within 16 s. `away`: it does not answer; nor, for some, while `silent`. What it was asked for
+    is `asked`.
+    """
 
-    def __init__(self, *names: str, away: bool = False, pods: Mapping[str, KnownPod] | None = None) -> None:
+    def __init__(
+        self,
+        *names: str,
+        away: bool = False,
+        silent: Collection[str] = (),
+        pods: Mapping[str, KnownPod] | None = None,
+    ) -> None:
         self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
+        self.silent = silent
         self.pods = pods or {}
         self.ends_s = 16.0
 
@@ -293,7 +302,7 @@ class Api:
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
-        if self.away:
+        if self.away or pod.name in self.silent:
             return None
         if pod.name not in self.names:
             raise BudgetError("none")
@@ -364,6 +373,31 @@ def test_first_in_rank_is_stopped_at_the_runtime_where_the_api_lets_none_go(api:
 
     assert (len(api.asked), bench.stopped) == (asked, ["s2"])
     assert bench.holds.held(SMALL.pod) == ""
+
+
+@pytest.mark.parametrize("emergency", [False, True], ids=["no-emergency", "emergency"])
+def test_pod_whose_eviction_is_not_answered_is_stopped_rather_than_the_one_that_its_budget_keeps(
+    emergency: bool,
+) -> None:
+    """The request goes on by itself, and may be granted yet: two pods would go for one order."""
+    api = Api(silent=("job1",))
+    bench = Bench(evicts=api, labels={"s1": {"job-name": "sort"}})
+
+    assert bench.evict(replace(ORDER, emergency=emergency)) == "batch/job-name=sort"
+    assert [name for name, *_ in api.asked] == ["job2", "job1"]
+    assert (bench.stopped, bench.killed) == (["s1"], ["/offline/podu1"] if emergency else [])
+    assert bench.holds.held(LARGE.pod) == ""
+
+
+@pytest.mark.parametrize("resource", [CPU, IO])
+def test_nobody_goes_for_cpu_or_disks_whom_a_budget_keeps(resource: str) -> None:
+    """Kubelet evicts for neither, so no online pod is spared by it."""
+    bench = Bench(evicts=Api(), disk_bytes_per_s={"/offline/podu1": 3 * MIB, "/offline/podu2": 1 * MIB})
+    with capture_logs() as logs:
+        owner = bench.evict(replace(ORDER, resource=resource))
+
+    assert (owner, bench.stopped, bench.counted, bench.holds.held(SMALL.pod)) == (None, [], [], "")
+    assert [(one["event"], "disruption budgets" in one["reason"]) for one in logs] == [("not_relieved", True)]
 
 
 def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -> None:
