@@ -78,8 +78,8 @@ class PodEviction(Struct):
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
 
-    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
-        """Stop one pod, as `setting` says; returns what owns it ("": nothing does), None: nobody went.
+    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
+        """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
 
         Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
         operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
@@ -94,7 +94,7 @@ class PodEviction(Struct):
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
-    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
+    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> tuple[str, ...] | None:
         if order.resource != MEMORY and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
@@ -131,7 +131,7 @@ class PodEviction(Struct):
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
-        return victims[at].candidate.owner
+        return victims[at].candidate.owners
 
     def _is_one_leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given."""
@@ -173,12 +173,10 @@ class PodEviction(Struct):
         for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= LEAST[resource]:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
-                owner, use, mid = (
-                    told.owner or owner_of(pod),
-                    uses[listed.id],
-                    self.box.tiers and running[listed.id].mid,
-                )
-                found.append(candidate(pod, owner, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
+                # The API server may answer the next time only: the owner is barred by both of its names.
+                owners = tuple(filter(None, (told.owner, owner_of(pod))))
+                use, mid = uses[listed.id], self.box.tiers and running[listed.id].mid
+                found.append(candidate(pod, owners, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _listed(self, emergency: bool) -> Sequence[ListedSandbox]:
