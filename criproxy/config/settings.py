@@ -516,7 +516,12 @@ class Interference(Struct, frozen=True, kw_only=True):
     evict_after_memory_s: Annotated[_Seconds, doc("The same for memory. When it is nearly gone, nothing waits.")] = 5.0
     evict_pause_s: Annotated[_Seconds, doc("Seconds from one pod that is stopped to the next.")] = 10.0
     evict_most: Annotated[
-        int, Meta(ge=1, le=100), doc("Never more pods than this are stopped in ten minutes, whatever is measured.")
+        int,
+        Meta(ge=1, le=100),
+        doc(
+            "Never more pods than this are stopped in ten minutes, whatever is measured; two of them (of 2: one) "
+            "only when memory is nearly gone."
+        ),
     ] = 6
     evict_owner_s: Annotated[
         _Seconds, doc("Seconds from one pod of an owner (a Job, as far as labels say) to the next of the same.")

@@ -25,7 +25,7 @@ from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.status import KubernetesStatus, PolicyShown
-from criproxy.pods.stopping import BudgetError, KnownPod
+from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
 
 if TYPE_CHECKING:
     from criproxy.config.settings import Kubernetes as Settings
@@ -218,6 +218,8 @@ class KubernetesPart:
         made = under_way.result()
         if made.outcome is Outcome.BUDGET:
             raise BudgetError(made.message or made.outcome.value)
+        if made.outcome is Outcome.REFUSED:
+            raise RefusedError(made.message or made.outcome.value)
         return made.grace_s + _KUBELETS_OWN_S if made.outcome is Outcome.EVICTED else None
 
     def _eviction_ended(self, pod_uid: str, ended: "asyncio.Task[Eviction]") -> None:

@@ -9,7 +9,7 @@ What the answer means
 | 404, or 409 on its uid | GONE | there is no such pod any more: all is well |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
-| other 4xx | REFUSED | the next victim |
+| other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
 | none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
 
 How a pod is kept from coming straight back

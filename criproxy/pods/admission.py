@@ -13,7 +13,9 @@ of its own. All rules are here:
 | container, update        | the sandbox is in the box                   | Admit: a pod keeps the placement that it |
 |                          |                                             | started with, whatever the config says   |
 |                          | the sandbox is not in the box, or unknown   | Pass                                     |
-| container                | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
+| container                | the sandbox is in the box, and its pod was  | Refuse (closed): kubelet would start in  |
+|                          | just stopped                                | it anew what was killed                  |
+|                          | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
 | update                   | the runtime does not answer                 | Pass: its container is already bounded   |
 | can't be decoded         | pods are placed, or may be by this call     | Refuse (undecodable): runtimes read some |
 |                          |                                             | bytes that our protobuf does not         |
@@ -60,8 +62,9 @@ class Facts(Struct, frozen=True):
 
     `pod`: as the request describes it; None when it does not (the updates). `sandbox`: the one that the call is about,
     as the inventory knows it; None for a start, and when nobody knows it. The others are "" or say, in words, why the
-    request can't be decoded, why the sandbox can't be asked for, why the pod may not start for now, and which fault of
-    our own kept us from finding out. `any_placed`: whether any pod is in the box.
+    request can't be decoded, why the sandbox can't be asked for, why the pod may not start for now (of a container: why
+    its pod itself is held), and which fault of our own kept us from finding out. `any_placed`: whether any
+    pod is in the box.
     """
 
     operation: Operation
@@ -169,8 +172,12 @@ def _judge_offline_start(facts: Facts, pod: Pod, settings: AdmissionSettings, wh
     except ValueError as error:
         return Refuse(Cause.NO_PLACE, f"{error}; the pod is offline: {why}")
     if closed := settings.closed or facts.held:
-        return Refuse(Cause.CLOSED, f"{closed}; kubelet tries again by itself")
+        return _closed(closed)
     return Admit(parent, why, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
+
+
+def _closed(why: str) -> Refuse:
+    return Refuse(Cause.CLOSED, f"{why}; kubelet tries again by itself")
 
 
 def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
@@ -179,6 +186,8 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
         return Refuse(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
     if facts.sandbox is None or facts.sandbox.placement is None:
         return Pass()
+    if facts.held and not settings.dry_run:
+        return _closed(facts.held)
     resize = facts.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES  # kubelet resizes its own cgroup, we the box's
     steps = (*([BoxStep.RESIZE] if resize else []), BoxStep.FIND_CPUS)
     try:

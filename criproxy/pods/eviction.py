@@ -1,8 +1,8 @@
 """The one way in which a pod of the box is stopped for a scarce resource: choose who goes, keep it out, stop it.
 
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
-budget lets it; if none may, the first is stopped at the runtime: kubelet's own eviction knows no budgets either, and
-would take an online pod.
+budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
+budgets either, and would take an online pod. For CPU and disks kubelet evicts nobody: then nobody goes.
 
 What each would give back is read when one has to go: its working set, or the CPU or disk IO that it uses within a
 second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same time
@@ -78,8 +78,8 @@ class PodEviction(Struct):
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
 
-    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
-        """Stop one pod, as `setting` says; returns what owns it ("": nothing does), None: nobody went.
+    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
+        """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
 
         Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
         operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
@@ -94,7 +94,7 @@ class PodEviction(Struct):
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
-    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> str | None:
+    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> tuple[str, ...] | None:
         if order.resource != MEMORY and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
@@ -115,18 +115,23 @@ class PodEviction(Struct):
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
         within_s = EMERGENCY_S if order.emergency else EVICT_S
-        at = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
-        sandbox_id, pod, why = leaves[at or 0]
+        found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
+        if found is None and not at_once:
+            reason = "the disruption budgets of all offline pods that have any to give back keep them"
+            self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
+            return None
+        at, is_evicted = found or (0, False)
+        sandbox_id, pod, why = leaves[at]
         if order.emergency:
             await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + HOLD_S
-        self._tried[sandbox_id] = again_s if at is None else min(again_s, self.stopper.ends_s(sandbox_id))
+        self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
-        if at is None:
+        if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
-        return victims[at or 0].candidate.owner
+        return victims[at].candidate.owners
 
     def _is_one_leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given."""
@@ -142,12 +147,16 @@ class PodEviction(Struct):
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
-        """One that a busy runtime does not stop in time is going all the same: it is counted, and the next may go."""
+        """One that the runtime does not stop in time, or not without an error, is counted, and the next may go.
+
+        Its processes are gone all the same, killed here or by the runtime, which does that before it takes the network
+        away: an uncounted kill would leave the budget without an end.
+        """
         try:
             async with asyncio.timeout(STOP_S):
                 await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
-        except TimeoutError:
-            reason = f"the runtime has not stopped {pod} within {STOP_S:.0f} s"
+        except (ConnectionError, TimeoutError, ValueError) as error:
+            reason = f"the runtime has not stopped {pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
 
     async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:
@@ -164,12 +173,10 @@ class PodEviction(Struct):
         for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= LEAST[resource]:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
-                owner, use, mid = (
-                    told.owner or owner_of(pod),
-                    uses[listed.id],
-                    self.box.tiers and running[listed.id].mid,
-                )
-                found.append(candidate(pod, owner, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
+                # The API server may answer the next time only: the owner is barred by both of its names.
+                owners = tuple(filter(None, (told.owner, owner_of(pod))))
+                use, mid = uses[listed.id], self.box.tiers and running[listed.id].mid
+                found.append(candidate(pod, owners, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _listed(self, emergency: bool) -> Sequence[ListedSandbox]:

@@ -202,6 +202,7 @@ class InterferenceWatch(Struct):
             return
         if not pods and self._responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
+            self._responder.tick(self.shared.clock.boottime_s(), {}, pods)  # what it remembers is forgotten in time
             return
         now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
         if not pods:
@@ -392,13 +393,13 @@ class InterferenceWatch(Struct):
         if order is None:
             return
         try:
-            owner = await self.eviction.evict(order, self._setting_of(order))
+            owners = await self.eviction.evict(order, self._setting_of(order))
         finally:
             self._order = None
-        if owner is None:
+        if owners is None:
             self._responder.not_evicted()
         else:
-            self._responder.evicted(owner)
+            self._responder.evicted(owners)
         self.moved()
 
     def _rest(self, why: str) -> None:

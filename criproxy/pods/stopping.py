@@ -37,6 +37,10 @@ class BudgetError(Exception):
     """The pod's disruption budget lets it not go now."""
 
 
+class RefusedError(Exception):
+    """Kubernetes does not evict the pod, for another reason than its budget."""
+
+
 class KnownPod(Struct, frozen=True):
     """What Kubernetes knows of a pod beside its labels and annotations.
 
@@ -56,8 +60,8 @@ class Evicts(Protocol):
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         """Have it leave, in its own grace period (or `grace_s`); returns within how many seconds it will have ended.
 
-        None: it can't be evicted, or nobody has answered `within_s`: that goes on by itself. Raises BudgetError, and
-        nothing else.
+        None: there is no such pod any more, or nobody has answered `within_s`: that goes on by itself. Raises
+        BudgetError and RefusedError, and nothing else.
         """
 
     def stopped(self, pod: PodRef, why: str) -> None:
@@ -132,29 +136,34 @@ class PodStopper(Struct):
 
     async def evict_first(
         self, victims: Sequence[tuple[str, PodRef, str]], *, within_s: float, grace_s: int | None = None
-    ) -> int | None:
-        """Evict the first of these whose budget lets it go: (sandbox id, pod, why), in their order; returns which.
+    ) -> tuple[int, bool] | None:
+        """Evict the first of these whose budget lets it go: (sandbox id, pod, why), in their order.
 
-        None: none is let go, nobody has answered in time, or the first was evicted and has not ended: kubelet may be
-        away. Then it is to be stopped.
+        Returns which, and whether it was evicted. Otherwise it is to be stopped: nobody has answered for it in time,
+        and it may go by that request yet; or it was refused, as were all that no budget holds; or the first was evicted
+        before and has not ended: kubelet may be away. None: the budgets hold all of them.
         """
         if self.evicts is None:
-            return None
+            return 0, False
         end_s = self.clock.boottime_s() + within_s
+        refused: int | None = None
         for at, (sandbox_id, pod, why) in enumerate(victims):
             now_s = self.clock.boottime_s()
             before_s = self.ends_s(sandbox_id)
             if at == 0 and before_s <= now_s:
-                break
+                return at, False
             try:
                 ends_s = await self.evicts.evict(pod, why, within_s=max(0.0, end_s - now_s), grace_s=grace_s)
             except BudgetError:
                 continue
+            except RefusedError:
+                refused = at if refused is None else refused
+                continue
             if ends_s is None:
-                break
+                return at, False
             self._evicted[sandbox_id] = min(before_s, self.clock.boottime_s() + ends_s)
-            return at
-        return None
+            return at, True
+        return None if refused is None else (refused, False)
 
     async def _leave(self, sandbox_id: str, pod: PodRef, why: str, *, patient: bool) -> None:
         """One that was evicted and has not ended is stopped: kubelet may be away."""
@@ -169,6 +178,8 @@ class PodStopper(Struct):
                     self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=str(error))
                 self._waiting.add(sandbox_id)
                 return
+            ends_s = None
+        except RefusedError:
             ends_s = None
         if ends_s is None:
             await self.stop(sandbox_id, pod, why)
@@ -248,9 +259,13 @@ class Holds(Struct):
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
+        return self.held_itself(pod) or ("" if self.resting else self.closed)
+
+    def held_itself(self, pod: PodRef) -> str:
+        """As `held`, but whatever holds for all pods alike: why nothing of it may start, in a sandbox that it has."""
         if self.resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
                 return f"it was stopped, as {why} ({setting}), so it is not let in for {left_s:.0f} s"
-        return self.closed
+        return ""

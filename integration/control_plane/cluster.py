@@ -139,9 +139,9 @@ class Cluster:
 
         async def relieve(part: KubernetesPart) -> int | None:
             stopper = PodStopper(runtime=None, log=structlog.get_logger(), pods=None, evicts=part)  # type: ignore[arg-type]
-            at = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
+            found = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
             await asyncio.sleep(2.0)  # the events are told apart from it
-            return at
+            return found[0] if found and found[1] else None
 
         return self.asked(relieve, folder)
 

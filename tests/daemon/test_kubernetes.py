@@ -14,7 +14,7 @@ from criproxy.kube.policy import POLICY
 from criproxy.model import PodRef
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
-from criproxy.pods.stopping import BudgetError, KnownPod
+from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
 from tests.fakes.apiserver import BUDGET, FakeApiServer, Fault, Pki
 from tests.fakes.log import FakeLog
 from tests.kube.test_together import Hurried
@@ -338,6 +338,13 @@ def test_budget_is_told(bench, api):
     put_pod(api)
     api.budgets = {"a": BUDGET}
     with pytest.raises(BudgetError):
+        evicted(bench, api)
+
+
+def test_refusal_is_told_so_that_another_pod_may_be_asked_for(bench, api):
+    put_pod(api)
+    api.fail("/eviction", status=400)
+    with pytest.raises(RefusedError):
         evicted(bench, api)
 
 

@@ -38,6 +38,7 @@ class Bench:
     kill_fails: Exception | None = None
     counted: list[tuple[str, ...]] = field(default_factory=list)
     fails: Exception | None = None
+    stop_fails: Exception | None = None
     setting_ends: bool = False
     notices: dict[str, int] = field(default_factory=dict)
     evicts: Evicts | None = None
@@ -91,8 +92,8 @@ class Bench:
         await self.ends.wait()
 
     async def stop(self, sandbox_id: str) -> None:
-        if self.fails:
-            raise self.fails
+        if error := self.fails or self.stop_fails:
+            raise error
         self.stopped.append(sandbox_id)
 
     async def refuse(self, sandbox_id: str) -> None:
@@ -104,7 +105,7 @@ class Bench:
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         self.counted.append((name, *labels))
 
-    def evict(self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT) -> str | None:
+    def evict(self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT) -> tuple[str, ...] | None:
         return asyncio.run(self.eviction.evict(order, setting))
 
 
@@ -114,7 +115,7 @@ def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
         owner = bench.evict()
 
     why = "memory is nearly gone; it uses 400.00 MiB, and of those with priority 0, it gives back most"
-    assert (owner, bench.stopped, bench.counted) == ("", ["s2"], [("evictions", MEMORY)])
+    assert (owner, bench.stopped, bench.counted) == ((), ["s2"], [("evictions", MEMORY)])
     assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("evict", "batch/job2", why)]
     assert bench.eviction.last == {MEMORY: f"batch/job2: {why}"}
     assert "not let in for 60 s" in bench.holds.held(LARGE.pod)
@@ -176,7 +177,7 @@ def test_for_disks_nobody_goes_that_does_nothing_there() -> None:
 def test_who_goes_is_by_its_marks_and_who_owns_it_is_told() -> None:
     bench = Bench(labels={"s2": {"koordinator.sh/eviction-enabled": "false"}, "s1": {"job-name": "sort"}})
 
-    assert bench.evict() == "batch/job-name=sort"
+    assert bench.evict() == ("batch/job-name=sort",)
     assert bench.stopped == ["s1"]
 
 
@@ -217,7 +218,7 @@ def test_failure_is_logged_and_tried_again(error: Exception) -> None:
     bench.fails = None
 
     assert (failed, [entry["event"] for entry in logs]) == (None, ["not_relieved"])
-    assert bench.evict() == ""
+    assert bench.evict() == ()
 
 
 def test_pod_that_a_busy_runtime_does_not_stop_in_time_is_going_and_counts() -> None:
@@ -227,10 +228,23 @@ def test_pod_that_a_busy_runtime_does_not_stop_in_time_is_going_and_counts() -> 
         owner = bench.evict()
     bench.stop = stop  # type: ignore[method-assign]
 
-    assert (owner, bench.counted) == ("", [("evictions", MEMORY)])
-    assert logs[-1]["reason"] == "the runtime has not stopped batch/job2 within 10 s"
+    assert (owner, bench.counted) == ((), [("evictions", MEMORY)])
+    assert logs[-1]["reason"] == "the runtime has not stopped batch/job2: no answer within 10 s"
     assert "not let in" in bench.holds.held(LARGE.pod)
-    assert (bench.evict(), bench.stopped) == ("", ["s1"]), "the next one goes"
+    assert (bench.evict(), bench.stopped) == ((), ["s1"]), "the next one goes"
+
+
+@pytest.mark.parametrize("emergency", [True, False], ids=["emergency", "no-emergency"])
+@pytest.mark.parametrize("error", [ConnectionError("no teardown"), ValueError("no answer")], ids=["error", "nonsense"])
+def test_pod_that_the_runtime_fails_to_stop_counts_as_its_processes_are_gone(emergency: bool, error: Exception) -> None:
+    """containerd kills a sandbox's containers before CNI fails to take its network away."""
+    bench = Bench(labels={"s2": {"job-name": "sort"}}, stop_fails=error)
+    with capture_logs() as logs:
+        owner = bench.evict(replace(ORDER, emergency=emergency))
+
+    assert (owner, bench.counted) == (("batch/job-name=sort",), [("evictions", MEMORY)])
+    assert logs[-1]["reason"] == f"the runtime has not stopped batch/job2: {error}"
+    assert "not let in" in bench.holds.held_itself(LARGE.pod)
 
 
 def test_pod_that_does_not_stop_does_not_keep_the_next() -> None:
@@ -267,10 +281,19 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
 
 
 class Api:
-    """Lets only these go, within 16 s. `away`: it does not answer. What it was asked for is `asked`."""
+    """Lets only these go, within 16 s. `away`: it does not answer; nor, for some, while `silent`. What it was asked for
+    is `asked`.
+    """
 
-    def __init__(self, *names: str, away: bool = False, pods: Mapping[str, KnownPod] | None = None) -> None:
+    def __init__(
+        self,
+        *names: str,
+        away: bool = False,
+        silent: Collection[str] = (),
+        pods: Mapping[str, KnownPod] | None = None,
+    ) -> None:
         self.names, self.away, self.asked = names, away, list[tuple[str, float, int | None]]()
+        self.silent = silent
         self.pods = pods or {}
         self.ends_s = 16.0
 
@@ -279,7 +302,7 @@ class Api:
 
     async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
-        if self.away:
+        if self.away or pod.name in self.silent:
             return None
         if pod.name not in self.names:
             raise BudgetError("none")
@@ -303,15 +326,17 @@ def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:
     api = Api("job1", "job2", pods={"u1": KnownPod(3, "uid-sort"), "u2": KnownPod(9000, "uid-join")})
     bench = Bench(evicts=api, labels=labels)
 
-    assert bench.evict() == "uid-sort"
+    assert bench.evict() == ("uid-sort", "batch/job-name=sort")
     assert [name for name, *_ in api.asked] == ["job1"]
     assert "its priority 3 is the lowest" in bench.eviction.last[MEMORY]
 
 
-def test_owner_that_kubernetes_names_is_barred() -> None:
+@pytest.mark.parametrize("barred", ["uid-join", "batch/job-name=join"])
+def test_owner_that_kubernetes_names_is_barred_by_its_uid_and_by_what_labels_say(barred: str) -> None:
+    """The API server may not have answered when the last one went, or may not now."""
     api = Api("job1", "job2", pods={"u2": KnownPod(None, "uid-join")})
-    bench = Bench(evicts=api)
-    bench.evict(replace(ORDER, barred=frozenset({"uid-join"})))
+    bench = Bench(evicts=api, labels={"s2": {"job-name": "join"}})
+    bench.evict(replace(ORDER, barred=frozenset({barred})))
 
     assert [name for name, *_ in api.asked] == ["job1"]
 
@@ -333,7 +358,7 @@ def test_pod_that_its_budget_keeps_runs_on_unheld_and_the_next_is_evicted() -> N
     api = Api("job1")
     bench = Bench(evicts=api, labels={"s1": {"job-name": "sort"}})
 
-    assert bench.evict() == "batch/job-name=sort"
+    assert bench.evict() == ("batch/job-name=sort",)
     assert [name for name, *_ in api.asked] == ["job2", "job1"]
     assert bench.stopped == []
     assert [bool(bench.holds.held(one.pod)) for one in (LARGE, SMALL)] == [False, True]
@@ -350,6 +375,31 @@ def test_first_in_rank_is_stopped_at_the_runtime_where_the_api_lets_none_go(api:
 
     assert (len(api.asked), bench.stopped) == (asked, ["s2"])
     assert bench.holds.held(SMALL.pod) == ""
+
+
+@pytest.mark.parametrize("emergency", [False, True], ids=["no-emergency", "emergency"])
+def test_pod_whose_eviction_is_not_answered_is_stopped_rather_than_the_one_that_its_budget_keeps(
+    emergency: bool,
+) -> None:
+    """The request goes on by itself, and may be granted yet: two pods would go for one order."""
+    api = Api(silent=("job1",))
+    bench = Bench(evicts=api, labels={"s1": {"job-name": "sort"}})
+
+    assert bench.evict(replace(ORDER, emergency=emergency)) == ("batch/job-name=sort",)
+    assert [name for name, *_ in api.asked] == ["job2", "job1"]
+    assert (bench.stopped, bench.killed) == (["s1"], ["/offline/podu1"] if emergency else [])
+    assert bench.holds.held(LARGE.pod) == ""
+
+
+@pytest.mark.parametrize("resource", [CPU, IO])
+def test_nobody_goes_for_cpu_or_disks_whom_a_budget_keeps(resource: str) -> None:
+    """Kubelet evicts for neither, so no online pod is spared by it."""
+    bench = Bench(evicts=Api(), disk_bytes_per_s={"/offline/podu1": 3 * MIB, "/offline/podu2": 1 * MIB})
+    with capture_logs() as logs:
+        owner = bench.evict(replace(ORDER, resource=resource))
+
+    assert (owner, bench.stopped, bench.counted, bench.holds.held(SMALL.pod)) == (None, [], [], "")
+    assert [(one["event"], "disruption budgets" in one["reason"]) for one in logs] == [("not_relieved", True)]
 
 
 def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -> None:
@@ -408,7 +458,7 @@ def test_none_goes_for_cpu_while_an_evicted_pod_has_its_grace_period() -> None:
     bench.running_pods = (LARGE,)
     later = bench.evict(OF_CPU)
 
-    assert (meanwhile, later) == (None, "")
+    assert (meanwhile, later) == (None, ())
     assert [name for name, *_ in api.asked] == ["job1", "job2"]
 
 
@@ -440,7 +490,7 @@ def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_min
     bench.cores = {"/offline/podu2": 0.5}
     later = bench.evict(OF_CPU)
 
-    assert (meanwhile, later) == (None, "")
+    assert (meanwhile, later) == (None, ())
     assert [name for name, *_ in api.asked] == ["job1", "job2"]
 
 

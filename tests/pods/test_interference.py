@@ -148,7 +148,7 @@ class Bench:
         self.been_well: frozenset[str] = frozenset()
         self.innocent: list[bool] = []
         self.orders: list[tuple[EvictionOrder, str]] = []
-        self.goes: str | None = "job"
+        self.goes: tuple[str, ...] | None = ("job",)
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.saved = 0
@@ -187,7 +187,7 @@ class Bench:
     def save(self) -> None:
         self.saved += 1
 
-    async def evict(self, order: EvictionOrder, setting: str) -> str | None:
+    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
         self.orders.append((order, setting))
         return self.goes
 
@@ -359,6 +359,20 @@ def test_it_rests_without_pods() -> None:
 
     assert bench.node.reads == []
     assert "no pods" in bench.watch.status().resting
+
+
+def test_what_is_remembered_of_harm_is_forgotten_while_there_are_no_pods() -> None:
+    """New pods are tried at once, and held no longer for what others did an hour ago."""
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda _: 0.14
+    bench.looks(12)
+    paused, bench.running_pods = dict(bench.watch.checkpoint().responder.ladder.pauses), ()
+    bench.looks(1)
+    ladder = bench.watch.checkpoint().responder.ladder
+
+    assert paused
+    assert (ladder.pauses, ladder.fruitless, ladder.t_s) == ({}, {}, bench.clock.boottime_s())
 
 
 def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:

@@ -100,6 +100,21 @@ def test_judge_follower_goes_by_its_sandbox_alone(
         assert judge(Facts(operation, pod, sandbox), settings) == expected
 
 
+@pytest.mark.parametrize(
+    ("sandbox", "settings", "expected"),
+    [
+        pytest.param(PLACED, ON, closed("it printed"), id="placed"),
+        pytest.param(PLACED, DRY, replace(FOLLOWS, steps=()), id="placed-in-a-dry-run"),
+        pytest.param(ELSEWHERE, ON, Pass(), id="elsewhere"),
+        pytest.param(None, ON, Pass(), id="nobody-knows"),
+    ],
+)
+def test_judge_container_of_a_pod_that_is_itself_held(
+    sandbox: Sandbox | None, settings: AdmissionSettings, expected: Judgement
+) -> None:
+    assert judge(Facts(CREATE, OFFLINE, sandbox, held="it printed"), settings) == expected
+
+
 def test_judge_follower_of_a_sandbox_whose_place_is_none_is_denied() -> None:
     judged = judge(Facts(UPDATE, sandbox=Sandbox("s1", REF, "nowhere")), ON)
     assert isinstance(judged, Refuse)

@@ -44,6 +44,7 @@ def test_everybody_is_held_until_that_is_over() -> None:
     held, _ = holds()
     held.close("the box is over")
     assert (held.held(POD), held.held(OTHER)) == ("the box is over",) * 2
+    assert held.held_itself(POD) == "", "what it has already may go on"
     held.close("")
     assert held.held(POD) == ""
 

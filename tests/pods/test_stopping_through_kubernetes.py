@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.stopping import EVICT_S, BudgetError, PodStopper
+from criproxy.pods.stopping import EVICT_S, BudgetError, PodStopper, RefusedError
 
-BUDGET, UNREACHABLE = "budget", None
+BUDGET, REFUSED, UNREACHABLE = "budget", "refused", None
 
 
 def pod(name: str) -> PodRef:
@@ -20,7 +20,7 @@ def pod(name: str) -> PodRef:
 
 @dataclass
 class Node:
-    """Runtime, API and clock. `answers` of the API, by pod: seconds, BUDGET or UNREACHABLE."""
+    """Runtime, API and clock. `answers` of the API, by pod: seconds, BUDGET, REFUSED or UNREACHABLE."""
 
     answers: dict[str, float | str | None] = field(default_factory=dict)
     now_s: float = 1000.0
@@ -50,6 +50,8 @@ class Node:
         answer = self.answers.get(pod.name, UNREACHABLE)
         if answer == BUDGET:
             raise BudgetError("minAvailable 1")
+        if answer == REFUSED:
+            raise RefusedError("a webhook says no")
         assert answer is None or isinstance(answer, float)
         return answer
 
@@ -87,6 +89,7 @@ def test_evicted_pod_that_is_there_after_its_time_is_stopped() -> None:
     [
         pytest.param(UNREACHABLE, True, id="nobody-answers"),
         pytest.param(BUDGET, True, id="budget-of-one-that-must-not-wait"),
+        pytest.param(REFUSED, True, id="refused"),
         pytest.param(45.0, False, id="without-kubernetes"),
     ],
 )
@@ -119,17 +122,21 @@ def test_patient_pod_is_stopped_where_nobody_answers() -> None:
 @pytest.mark.parametrize(
     ("answers", "first", "asked"),
     [
-        pytest.param({"a": 16.0, "b": 16.0}, 0, "a", id="first-may-go"),
-        pytest.param({"a": BUDGET, "b": 16.0}, 1, "ab", id="next-where-the-budget-holds-the-first"),
-        pytest.param({"a": BUDGET, "b": BUDGET}, None, "ab", id="all-are-held"),
-        pytest.param({"a": UNREACHABLE, "b": 16.0}, None, "a", id="nobody-answers-so-nobody-else-is-asked"),
+        pytest.param({"a": 16.0, "b": 16.0}, (0, True), "a", id="first-may-go"),
+        pytest.param({"a": BUDGET, "b": 16.0}, (1, True), "ab", id="next-where-the-budget-holds-the-first"),
+        pytest.param({"a": REFUSED, "b": 16.0}, (1, True), "ab", id="next-where-the-first-is-refused"),
+        pytest.param({"a": BUDGET, "b": REFUSED, "c": 16.0}, (2, True), "abc", id="next-where-the-second-is-refused"),
+        pytest.param({"a": BUDGET, "b": BUDGET, "c": BUDGET}, None, "abc", id="all-are-held"),
+        pytest.param({"a": BUDGET, "b": REFUSED, "c": REFUSED}, (1, False), "abc", id="all-are-held-or-refused"),
+        pytest.param({"a": UNREACHABLE, "b": 16.0}, (0, False), "a", id="nobody-answers-so-nobody-else-is-asked"),
+        pytest.param({"a": BUDGET, "b": UNREACHABLE, "c": 16.0}, (1, False), "ab", id="nobody-answers-for-the-second"),
     ],
 )
 def test_first_victim_that_may_go_is_evicted(
-    answers: dict[str, float | str | None], first: int | None, asked: str
+    answers: dict[str, float | str | None], first: tuple[int, bool] | None, asked: str
 ) -> None:
     node = Node(answers)
-    victims = [(name, pod(name), "why") for name in "ab"]
+    victims = [(name, pod(name), "why") for name in "abc"]
     assert asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1)) == first
     assert [name for name, _, _ in node.asked] == list(asked)
     assert node.asked[0][1:] == (3.0, 1)

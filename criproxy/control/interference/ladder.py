@@ -28,8 +28,9 @@ and the box's own are reclaimed by and by.
 
 Guilty ends the case. A case that ends with suspects exonerated and none guilty doubles the detector's bar (unless a
 suspect of the detector stands convicted by it already). Either way the detector opens no other case for a pause; where
-the signal stays above even the doubled bar, the pause doubles, too, so that an innocent box is left alone. A resource
-that is not open is not tried again: it has been convicted, and is answered for.
+the signal stays above even the doubled bar, the pause doubles, too, so that an innocent box is left alone; once it is
+empty and nothing is held, that is over, as what comes next is other pods. A resource that is not open is not tried
+again: it has been convicted, and is answered for.
 
 **Without an experiment** the cause is proved by account where a signal is a stock: a resource that is held, not used up
 as it comes, does not come back within seconds. Then a suspect of which the box holds more than its bound is convicted
@@ -113,8 +114,8 @@ class Budget(Struct, frozen=True):
     """How many pods may be evicted, for all resources together.
 
     One in `pause_s`, `most` in `window_s`, one of an owner in `owner_s`. An emergency waits for `emergency_pause_s`
-    only, as long as memory takes to become free, and not for the owner; `most` holds for it too, so that no broken
-    signal ever empties a node.
+    at most, as long as memory takes to become free, and not for the owner; `most` holds for it too, so that no broken
+    signal ever empties a node. What is no emergency leaves it `kept` of `most`, and has one at least.
     """
 
     pause_s: float = 10.0
@@ -122,6 +123,15 @@ class Budget(Struct, frozen=True):
     window_s: float = 600.0
     owner_s: float = 60.0
     emergency_pause_s: float = 2.0
+    kept: int = 2
+
+    def pause(self, *, emergency: bool) -> float:
+        """In s, from the last order to the next."""
+        return min(self.pause_s, self.emergency_pause_s) if emergency else self.pause_s
+
+    def of(self, *, emergency: bool) -> int:
+        """How many may have gone in `window_s`, this one included."""
+        return self.most if emergency else min(self.most, max(1, self.most - self.kept))
 
 
 class LadderSettings(Struct, frozen=True):
@@ -132,6 +142,9 @@ class LadderSettings(Struct, frozen=True):
     `squeezed_calm_s` and `closed_calm_s` of calm lead down from these rungs; each doubles with every time that the rung
     is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`. So does what must be calm
     before a squeezed resource is eased again: `squeezed_calm_s` after the first relapse, twice as much after the next.
+
+    `emergency_blocks_s`: for so long an emergency keeps all experiments from being made. By then those pods have gone
+    for it that may; if it lasts, other harm must not go unanswered.
     """
 
     fall_ratio: float = 0.5
@@ -146,6 +159,7 @@ class LadderSettings(Struct, frozen=True):
     forget_s: float = 1800.0
     lost_s: float = 30.0
     longest_gap_s: float = LONGEST_GAP_S
+    emergency_blocks_s: float = 15.0
     budget: Budget = Budget()
     resources: tuple[LadderResource, ...] = RESOURCES_IN_TURN
 
@@ -261,17 +275,17 @@ class Case(Struct, frozen=True):
 
 
 class PastEviction(Struct, frozen=True):
-    """`owner` "": not known, or none."""
+    """`owners`: by which names the pod's owner is known; none: it has none, or it is not known."""
 
     t_s: float
-    owner: str = ""
+    owners: tuple[str, ...] = ()
 
 
 class LadderState(Struct, frozen=True):
     """All that is remembered from step to step. `ordered_s`: when the last eviction was ordered; None: none was.
 
     `pauses`: for how many more seconds a detector opens no case. `fruitless`: how many cases of it have ended without a
-    culprit since its signal was last low.
+    culprit since its signal was last low. `emergency_s`: for how long there has been an emergency without a break.
     """
 
     t_s: float | None = None
@@ -281,6 +295,7 @@ class LadderState(Struct, frozen=True):
     fruitless: dict[str, int] = field(default_factory=dict)
     evictions: tuple[PastEviction, ...] = ()
     ordered_s: float | None = None
+    emergency_s: float = 0.0
 
     def of(self, resource: str) -> RungState:
         return self.resources.get(resource, _AT_REST)
@@ -357,10 +372,12 @@ TABLE: Final = (
 class _Scene(Struct, frozen=True):
     """What the predicates of one resource look at.
 
-    `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource.
+    `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource; `disturbed`: none
+    can be judged now, as pods go in an emergency.
     `signal`: the detector that a transition would be about.
     `harmed`: a convicting signal is above its bar, not in the hysteresis below it; only then anything gets stricter.
-    `disproved`: none of the convicting signals is down by half at the floor, and none is a stock.
+    `disproved`: none of the convicting signals that still tell of harm is down by half at the floor, and none of them
+    is a stock.
     """
 
     resource: LadderResource
@@ -371,7 +388,7 @@ class _Scene(Struct, frozen=True):
     accused: bool
     accounted: bool
     emergency: bool
-    any_emergency: bool
+    disturbed: bool
     experiment: bool
     harmed: bool
     disproved: bool
@@ -411,7 +428,7 @@ _HOLDS: Final[Mapping[When, Callable[[_Scene], bool]]] = {
     When.EMERGENCY: lambda scene: scene.emergency,
     When.ACCUSED: lambda scene: scene.accused,
     When.ACCOUNTED: lambda scene: scene.accounted,
-    When.CALLED_OFF: lambda scene: scene.case is None or scene.any_emergency or (scene.over and not scene.case.samples),
+    When.CALLED_OFF: lambda scene: scene.case is None or scene.disturbed or (scene.over and not scene.case.samples),
     When.GUILTY: lambda scene: scene.over and scene.guilty,
     When.EXONERATED: lambda scene: scene.over and not scene.guilty,
     When.NO_HELP: _no_help,
@@ -469,15 +486,17 @@ class _Step:
         self._unused = signals.unused
         self._tried = {resource.name: resource for resource in settings.resources if resource.trial_s is not None}
         self._settle_s = {resource.name: resource.settle_s for resource in settings.resources}
-        self._case = state.case if self._still_there(state.case) else None
-        self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds}
-        self._fruitless = {name: count for name, count in state.fruitless.items() if self._goes_on(name)}
+        nobody = not signals.pods and all(one.rung is Rung.OPEN for one in self._states.values())
+        self._case = state.case if self._still_there(state.case) and not nobody else None
+        self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds and not nobody}
+        self._fruitless = {name: n for name, n in state.fruitless.items() if self._goes_on(name) and not nobody}
         self._accused = ""
         self._accounted: dict[str, str] = {}
         self._ended = False
         self._transitions: list[Transition] = []
         self._exonerated: list[str] = []
         self._emergencies = self._found_emergencies()
+        self._emergency_s = state.emergency_s + seconds if self._emergencies else 0.0
 
     def _still_there(self, case: Case | None) -> bool:
         """Its detector and resource, or the resource's experiments, may have gone with a change of settings."""
@@ -576,6 +595,10 @@ class _Step:
         return one.at_floor > self._settings.fall_ratio * one.before
 
     @property
+    def _disturbed(self) -> bool:
+        return bool(self._emergencies) and self._emergency_s < self._settings.emergency_blocks_s
+
+    @property
     def _trying(self) -> bool:
         return self._case is not None and bool(self._case.on)
 
@@ -592,8 +615,10 @@ class _Step:
                     self._accounted.setdefault(suspect, name)
 
     def choose_suspect(self) -> None:
-        """Who is tried next: of the open case, or of the first detector that has an alarm; nobody in an emergency."""
-        if self._trying or self._emergencies or not self._pods or self._going_down:
+        """Who is tried next: of the open case, or of the first detector that has an alarm; nobody as pods go in an
+        emergency.
+        """
+        if self._trying or self._disturbed or not self._pods or self._going_down:
             return
         if self._case is not None:
             self._accused = self._suspect_of(self._case.detector, self._case.exonerated)
@@ -651,6 +676,7 @@ class _Step:
 
     def _scene(self, resource: LadderResource) -> _Scene:
         name, state = resource.name, self._states[resource.name]
+        live = self._live(state, name)
         return _Scene(
             resource=resource,
             state=state,
@@ -660,11 +686,15 @@ class _Step:
             accused=self._accused == name,
             accounted=name in self._accounted,
             emergency=name in self._emergencies,
-            any_emergency=bool(self._emergencies),
+            disturbed=self._disturbed,
             experiment=self._trying,
             harmed=self._is_harmed(state.by, name),
-            disproved=bool(state.by) and all(map(self._is_disproved, state.by)),
+            disproved=bool(live) and all(map(self._is_disproved, live)),
         )
+
+    def _live(self, state: RungState, resource: str) -> list[Conviction]:
+        """Those by which the harm goes on. A past shortage that is the box's no more neither convicts nor acquits."""
+        return [one for one in state.by if self._high(one, resource)]
 
     def _signal(self, resource: str, state: RungState) -> str:
         """The name of the detector that is to be spoken of; "": none is known."""
@@ -673,8 +703,16 @@ class _Step:
         if state.rung is Rung.OPEN and resource in self._accounted:
             return self._accounted[resource]
         if state.rung in _CONVICTED:
-            return max(state.by, key=self._height, default=_NOBODY).detector
+            return max(state.by, key=lambda one: self._weight(one, resource), default=_NOBODY).detector
         return self._case.detector if self._case is not None else ""
+
+    def _weight(self, one: Conviction, resource: str) -> tuple[bool, bool, float]:
+        """By which conviction is spoken of: of those by which the harm goes on, a stock's first, as it needs no proof
+        and is answered by a setting of its own; then the highest.
+        """
+        height, detector = self._height(one), self._detectors.get(one.detector)
+        live = bool(self._high(one, resource))
+        return live and height > 1.0 and detector is not None and detector.stock, live, height
 
     def _height(self, one: Conviction) -> float:
         """How high the signal is: 1 is its bar; 0 where it is not known."""
@@ -701,7 +739,7 @@ class _Step:
             case When.EMERGENCY if scene.case is not None:
                 self._ended = True
             case When.NO_HELP:
-                self._exonerated.extend(one.detector for one in scene.state.by if one.detector in self._detectors)
+                self._exonerated.extend(one.detector for one in self._live(scene.state, name))
 
     def _entered(self, row: LadderRow, scene: _Scene) -> RungState:
         """The resource's state on its new rung: its clock of harm begins anew."""
@@ -762,13 +800,12 @@ class _Step:
 
     def _within_budget(self, scene: _Scene) -> EvictionOrder | None:
         budget, past, t_s = self._settings.budget, self._before, self._t_s
-        pause_s = budget.emergency_pause_s if scene.emergency else budget.pause_s
-        if past.ordered_s is not None and t_s - past.ordered_s < pause_s:
+        if past.ordered_s is not None and t_s - past.ordered_s < budget.pause(emergency=scene.emergency):
             return None
-        if len(_recent(past.evictions, t_s, budget.window_s)) >= budget.most:
+        if len(_recent(past.evictions, t_s, budget.window_s)) >= budget.of(emergency=scene.emergency):
             return None
         recent = () if scene.emergency else _recent(past.evictions, t_s, budget.owner_s)
-        barred = frozenset(one.owner for one in recent if one.owner)
+        barred = frozenset(name for one in recent for name in one.owners)
         reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
         return EvictionOrder(scene.resource.name, scene.signal, scene.emergency, barred, reason)
 
@@ -793,6 +830,7 @@ class _Step:
             fruitless=self._fruitless,
             evictions=past if order is None else (*past, PastEviction(self._t_s)),
             ordered_s=self._before.ordered_s if order is None else self._t_s,
+            emergency_s=self._emergency_s,
         )
 
 
@@ -828,12 +866,12 @@ def _compared(scene: _Scene, when: When | None) -> tuple[float, float]:
 # --- what the caller did ----------------------------------------------------------------------------------------------
 
 
-def evicted(state: LadderState, owner: str) -> LadderState:
-    """The pod that the last order asked for is going; `owner` is what owns it ("": nothing)."""
+def evicted(state: LadderState, owners: tuple[str, ...]) -> LadderState:
+    """The pod that the last order asked for is going; `owners` are the names of what owns it (none: nothing does)."""
     if not state.evictions:
         return state
     *past, last = state.evictions
-    return replace(state, evictions=(*past, replace(last, owner=owner)))
+    return replace(state, evictions=(*past, replace(last, owners=owners)))
 
 
 def not_evicted(state: LadderState) -> LadderState:

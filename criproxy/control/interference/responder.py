@@ -177,9 +177,9 @@ class Responder:
             self._monitors[name].exonerate(t_s)
         return decision
 
-    def evicted(self, owner: str) -> None:
+    def evicted(self, owners: tuple[str, ...]) -> None:
         """The pod that the last order asked for is going."""
-        self._ladder = evicted(self._ladder, owner)
+        self._ladder = evicted(self._ladder, owners)
 
     def not_evicted(self) -> None:
         """Nobody went for the last order."""

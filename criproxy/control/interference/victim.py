@@ -33,12 +33,12 @@ PRIORITY: Final = "colocation.criproxy.io/priority"
 class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
 
-    For memory, `use` is the working set; where nobody has a share of his own, `fair_share` is 0. `owner` is the uid or
-    name of what owns it (its Job), "": nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
+    `owners` are the names of what owns it (its Job): the uid, where Kubernetes tells it,
+    and what its labels say; none: nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
     """
 
     pod: PodRef
-    owner: str
+    owners: tuple[str, ...]
     use: float
     started_s: float
     fair_share: float = 0.0
@@ -79,7 +79,7 @@ def owner_of(pod: Pod) -> str:
 
 def candidate(
     pod: Pod,
-    owner: str,
+    owners: tuple[str, ...],
     use: float,
     started_s: float,
     *,
@@ -92,7 +92,7 @@ def candidate(
     priorities = (_number(annotations, PRIORITY), kubernetes_priority, _number(labels, KOORDINATOR_PRIORITY), 0)
     return Candidate(
         pod=pod.ref,
-        owner=owner,
+        owners=owners,
         use=use,
         started_s=started_s,
         fair_share=fair_share,
@@ -128,7 +128,7 @@ def choose(candidates: Iterable[Candidate], barred: frozenset[str] = frozenset()
 
 
 def _may_go(one: Candidate, barred: frozenset[str]) -> bool:
-    return one.evictable and one.use > 0.0 and not (one.owner and one.owner in barred)
+    return one.evictable and one.use > 0.0 and barred.isdisjoint(one.owners)
 
 
 def _why(first: Candidate, second: Candidate) -> str:

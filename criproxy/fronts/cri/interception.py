@@ -152,7 +152,9 @@ class HookInterceptor(Struct, eq=False):
                 self.log.error("interceptor_failed", method=request.operation, exc_info=error)
             if not creates:
                 self.log.warning("update_not_judged", method=request.operation, error=str(error))
-        judgement = admission.judge(admission.Facts(request.operation, pod, sandbox, unknown=unknown), self.settings)
+        held = self.holds.held_itself(sandbox.pod) if creates and sandbox is not None else ""
+        facts = admission.Facts(request.operation, pod, sandbox, unknown=unknown, held=held)
+        judgement = admission.judge(facts, self.settings)
         learn = self._learn_container(request, sandbox) if creates and not unknown else None
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:

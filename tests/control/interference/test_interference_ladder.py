@@ -244,7 +244,7 @@ class Node:
             self.decisions.append(decision)
             if decision.eviction:
                 self.evictions.append(self.t_s)
-                self.responder.evicted(f"job-{len(self.evictions)}")
+                self.responder.evicted((f"job-{len(self.evictions)}",))
         return self
 
     def path(self, resource=CPU):
@@ -403,6 +403,45 @@ def test_nothing_is_acquitted_in_an_emergency():
     assert decision.eviction.emergency
 
 
+def test_shortage_that_is_over_does_not_keep_the_box_from_being_acquitted_of_what_goes_on():
+    """It was an emergency, and the box is back within its bound: online thrashes by itself."""
+    by = (Conviction("memory_shortage", 5.5, 1.0), *helped(39.0, "memory_pressure"))
+    signals = {"memory_pressure": HARM, "memory_shortage": OVER}
+    decision, state = step(Signals(101.0, signals, 3), stand(EVICTING, MEMORY, by=by), BY_NAME, SETTINGS)
+    assert (state.of(MEMORY).rung, decision.eviction) == (OPEN, None)
+    assert decision.exonerated == ("memory_pressure",)
+    assert "memory_pressure" in decision.transitions[0].reason
+
+
+def test_shortage_that_goes_on_needs_no_proof_by_another_signal():
+    by = (Conviction("memory_shortage", 5.5, 1.0), *helped(39.0, "memory_pressure"))
+    signals = {"memory_pressure": HARM, "memory_shortage": OVER}
+    _, state = step(Signals(101.0, signals, 3, BOUND_EXCEEDED), stand(EVICTING, MEMORY, by=by), BY_NAME, SETTINGS)
+    assert state.of(MEMORY).rung is EVICTING
+
+
+@pytest.mark.parametrize(("emergency_s", "rung"), [(10.0, OPEN), (20.0, TRIED)], ids=["begins", "lasts"])
+def test_emergency_keeps_experiments_from_being_made_at_its_beginning_alone(emergency_s, rung):
+    state = replace(stand(EVICTING, MEMORY), emergency_s=emergency_s, evictions=gone(6))
+    signals = {**SHORTAGE, "cpu_pressure": HARM}
+    _, state = step(Signals(101.0, signals, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
+    assert state.of(CPU).rung is rung
+    _, state = step(Signals(102.0, signals, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
+    assert state.of(CPU).rung is rung
+    assert state.emergency_s == emergency_s + 2.0
+    _, state = step(Signals(103.0, {}, 3), state, BY_NAME, SETTINGS)
+    assert state.emergency_s == 0.0
+
+
+@pytest.mark.parametrize(("pods", "kept"), [(0, False), (3, True)], ids=["empty", "with-pods"])
+def test_empty_box_that_nothing_is_held_of_begins_anew(pods, kept):
+    case = Case("cpu_pressure", exonerated=(CPU,))
+    before = LadderState(100.0, case=case, pauses={"cpu_pressure": 200.0}, fruitless={"cpu_pressure": 3})
+    _, after = step(Signals(101.0, {"cpu_pressure": CALM}, pods), before, BY_NAME, SETTINGS)
+    assert (bool(after.pauses), bool(after.fruitless)) == (kept, kept)
+    assert after.case is None
+
+
 def test_acquitted_resource_is_at_rest_and_the_bar_doubles():
     state = stand(CLOSED, harm_s=119.0, by=helped(39.0), convictions=3, closings=2)
     decision, state = step(Signals(101.0, {"cpu_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
@@ -480,6 +519,10 @@ def evicting(**state):
     return replace(stand(EVICTING, MEMORY), **state)
 
 
+def gone(pods, first_s=0):
+    return tuple(PastEviction(first_s + n) for n in range(pods))
+
+
 @pytest.mark.parametrize(
     ("state", "readings", "ordered"),
     [
@@ -488,12 +531,13 @@ def evicting(**state):
         pytest.param({"ordered_s": 91.0}, {"memory_pressure": HARM}, True, id="after 10 s"),
         pytest.param({"ordered_s": 100.0}, SHORTAGE, False, id="emergency after 1 s"),
         pytest.param({"ordered_s": 99.0}, SHORTAGE, True, id="emergency after 2 s"),
-        pytest.param({"evictions": tuple(PastEviction(t) for t in range(6))}, {"memory_pressure": HARM}, False,
-                     id="six in ten minutes"),
-        pytest.param({"evictions": tuple(PastEviction(t) for t in range(6))}, SHORTAGE, False,
-                     id="six in ten minutes, for an emergency as well"),
-        pytest.param({"evictions": tuple(PastEviction(t) for t in range(-499, -493))}, {"memory_pressure": HARM}, True,
-                     id="one of six is older"),
+        pytest.param({"evictions": gone(4)}, {"memory_pressure": HARM}, False,
+                     id="four in ten minutes: two of six are an emergency's"),
+        pytest.param({"evictions": gone(3)}, {"memory_pressure": HARM}, True, id="three in ten minutes"),
+        pytest.param({"evictions": gone(4)}, SHORTAGE, True, id="four in ten minutes, for an emergency"),
+        pytest.param({"evictions": gone(6)}, SHORTAGE, False, id="six in ten minutes, for an emergency as well"),
+        pytest.param({"evictions": gone(4, first_s=-499)}, {"memory_pressure": HARM}, True,
+                     id="one of four is older"),
     ],
 )  # fmt: skip
 def test_budget_of_evictions(state, readings, ordered):
@@ -501,11 +545,35 @@ def test_budget_of_evictions(state, readings, ordered):
     assert (decision.eviction is not None) is ordered
 
 
+@pytest.mark.parametrize(("most", "others"), [(6, 4), (3, 1), (2, 1), (1, 1), (0, 0)])
+def test_emergencies_keep_two_of_the_budget_and_others_have_one_at_least(most, others):
+    budget = Budget(most=most)
+    assert (budget.of(emergency=True), budget.of(emergency=False)) == (most, others)
+
+
+def test_emergency_waits_no_longer_than_others_where_these_wait_less():
+    assert Budget(pause_s=1.0).pause(emergency=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("over", "pressure", "signal"),
+    [
+        pytest.param(BOUND_EXCEEDED, HARM, "memory_shortage", id="above its bound"),
+        pytest.param(frozenset(), HARM, "memory_pressure", id="within its bound"),
+    ],
+)
+def test_pod_goes_by_the_shortage_first_which_has_a_setting_of_its_own(over, pressure, signal):
+    by = (Conviction("memory_pressure", 80.0), Conviction("memory_shortage", 4.5))
+    readings = {"memory_pressure": pressure, "memory_shortage": OVER}
+    decision, _ = step(Signals(101.0, readings, 3, over), stand(EVICTING, MEMORY, by=by), BY_NAME, SETTINGS)
+    assert decision.eviction.signal == signal
+
+
 def test_owner_of_a_pod_that_went_is_barred_for_a_minute():
     fallen = {"memory_pressure": reading(15.0)}
     _, state = step(Signals(101.0, fallen, 3), evicting(), BY_NAME, SETTINGS)
-    state = evicted(state, "job-1")
-    for t_s, barred in ((121.0, {"job-1"}), (162.0, set())):
+    state = evicted(state, ("job-1", "uid-1"))
+    for t_s, barred in ((121.0, {"job-1", "uid-1"}), (162.0, set())):
         decision, _ = step(Signals(t_s, fallen, 3), state, BY_NAME, SETTINGS)
         assert decision.eviction.barred == barred
     decision, _ = step(Signals(121.0, SHORTAGE, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
@@ -598,7 +666,7 @@ def played(trace, between=unchanged):
     for t_s, values, pods, over in trace:
         decision = responder.tick(t_s, values, pods, over)
         if decision.eviction:
-            responder.evicted(f"owner-{len(decisions) % 7}")
+            responder.evicted((f"owner-{len(decisions) % 7}",))
         decisions.append(decision)
         responder = between(responder)
     return decisions, responder
@@ -615,8 +683,9 @@ def assert_within_budget(trace, decisions):
             assert decision.closed
     for (before_s, _), (after_s, emergency) in pairwise(went):
         assert after_s - before_s >= (budget.emergency_pause_s if emergency else budget.pause_s)
-    for (first_s, _), (seventh_s, _) in zip(went, went[budget.most :], strict=False):
-        assert seventh_s - first_s >= budget.window_s
+    for at, (last_s, emergency) in enumerate(went):
+        within = [s for s, _ in went[: at + 1] if last_s - s < budget.window_s]
+        assert len(within) <= budget.of(emergency=emergency)
 
 
 def assert_calm_leads_to_open(trace, responder):

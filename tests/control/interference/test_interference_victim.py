@@ -19,7 +19,7 @@ from criproxy.model import Pod, PodRef
 
 
 def one(name, use=100.0, started_s=0.0, **values):
-    return Candidate(PodRef(name, "batch", name), f"job-{name}", use, started_s, **values)
+    return Candidate(PodRef(name, "batch", name), (f"job-{name}", f"uid-{name}"), use, started_s, **values)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,13 @@ def test_victim_is_chosen_by_rank(candidates, name, why):
 
 def test_pod_of_a_barred_owner_stays():
     pods = [one("a"), one("b", 500.0)]
-    assert choose(pods, frozenset({"job-b"})).candidate.pod.name == "a"
+    for name in ("job-b", "uid-b"):
+        assert choose(pods, frozenset({name})).candidate.pod.name == "a"
     assert choose(pods, frozenset({"job-a", "job-b"})) is None
 
 
 def test_pods_without_an_owner_are_never_barred():
-    assert choose([replace(one("a"), owner="")], frozenset({""})) is not None
+    assert choose([replace(one("a"), owners=())], frozenset({""})) is not None
 
 
 def test_nobody_goes_out_of_nobody():
@@ -79,7 +80,7 @@ def test_nobody_goes_out_of_nobody():
 )
 def test_marks_of_a_pod(labels, annotations, kubernetes, expected):
     pod = Pod(PodRef("u", "batch", "p"), labels, annotations)
-    found = candidate(pod, "job", 1.0, 0.0, kubernetes_priority=kubernetes)
+    found = candidate(pod, ("job",), 1.0, 0.0, kubernetes_priority=kubernetes)
     assert (found.evictable, found.eviction_priority, found.priority) == expected
 
 
@@ -89,7 +90,7 @@ texts = st.text(max_size=12) | st.integers().map(str)
 @given(texts, texts, texts)
 def test_any_marks_are_understood(first, second, third):
     pod = Pod(PodRef("u", "n", "p"), {KOORDINATOR_PRIORITY: first}, {PRIORITY: second, EVICTION_PRIORITY: third})
-    found = candidate(pod, "job", 1.0, 0.0)
+    found = candidate(pod, ("job",), 1.0, 0.0)
     assert min(found.eviction_priority, found.priority) >= -(2**31)
     assert max(found.eviction_priority, found.priority) < 2**31
 

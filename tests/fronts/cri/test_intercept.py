@@ -119,6 +119,8 @@ class Holds:
             raise RuntimeError("boom")
         return self.by_uid.get(pod.uid, "")
 
+    held_itself = held
+
 
 @dataclass
 class Bench(PodObserver):
@@ -742,6 +744,19 @@ def test_start_that_failed_and_starts_of_others_are_not_told() -> None:
     _start(bench, "nobody")
     bench.send(V1 + "RunPodSandbox", run_request(True))
     assert bench.started == []
+
+
+def test_container_of_a_held_pod_is_refused_in_the_sandbox_that_it_has_and_updates_are_not() -> None:
+    """Its processes were killed, and its sandbox could not be stopped: kubelet would start it anew in it."""
+    bench = Bench()
+    bench.run_pod(run_request(True))
+    bench.held["1"] = "it was stopped"
+    verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
+    update = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
+
+    assert isinstance(verdict, AnswerError)
+    assert "it was stopped" in verdict.message
+    assert isinstance(bench.send(V1 + "UpdatePodSandboxResources", update.SerializeToString()), Forward)
 
 
 def test_held_pod_is_refused_with_the_reason_and_others_are_not() -> None:
