@@ -36,14 +36,14 @@ _MOST_KNOWN: Final = 4 * MOST
 """Addresses; then all are asked for anew."""
 
 
-class _Sample(Struct, frozen=True):
+class _QueriedSample(Struct, frozen=True):
     """When the query was answered, and its value: a number, NaN, +Inf or -Inf."""
 
     value: tuple[float, str]
 
 
 class _Vector(Struct, frozen=True, tag_field="resultType", tag="vector"):
-    result: list[_Sample]
+    result: list[_QueriedSample]
 
 
 class _Scalar(Struct, frozen=True, tag_field="resultType", tag="scalar"):
