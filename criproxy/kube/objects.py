@@ -78,14 +78,8 @@ class Meta(Struct, frozen=True, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    deletion_timestamp: str | None = None
     annotations: Mapping[str, str] | None = None
-    labels: Mapping[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
-
-
-class NodeSpec(Struct, frozen=True):
-    unschedulable: bool = False
 
 
 class NodeCondition(Struct, frozen=True):
@@ -103,7 +97,6 @@ class Node(Struct, frozen=True):
     """The own Node, as far as it concerns criproxy."""
 
     metadata: Meta = Meta()
-    spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
     def annotation(self, name: str) -> str | None:
