@@ -323,14 +323,14 @@ class Event(Struct, frozen=True, rename="camel"):
     api_version: str = "v1"
 
 
-def event(about: Involved, node: str, reason: str, message: str, *, at: str, name: str) -> Event:
-    """A warning about a pod or the node. `at` is RFC 3339; `name` makes the event's name unique."""
+def event(about: Involved, node: str, reason: str, message: str, *, at: str, name: str, well: bool = False) -> Event:
+    """About a pod or the node, a warning unless `well`. `at` is RFC 3339; `name` makes the event's name unique."""
     return Event(
         metadata={"name": f"{about.name}.{name}", "namespace": about.namespace or "default"},
         involved_object=about,
         reason=reason,
         message=message[:MAX_MESSAGE],
-        type="Warning",
+        type="Normal" if well else "Warning",
         source={"component": "criproxy", "host": node},
         first_timestamp=at,
         last_timestamp=at,
