@@ -204,8 +204,8 @@ class Daemon:
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        evicts = self._kubernetes if settings.config.kubernetes.enabled else None
-        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, evicts)
+        cluster = self._kubernetes if settings.config.kubernetes.enabled else None
+        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, cluster, cluster)
         self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
         stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
         self._reconciler = stopper = Reconciler(*stops)

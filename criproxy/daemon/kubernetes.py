@@ -19,6 +19,7 @@ import structlog
 
 from criproxy.config import Config, Loaded, Override, OwnFiles, load, load_above
 from criproxy.control.clock import Clock
+from criproxy.control.interference.ladder import Transition
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.model import Decision, PodRef, Snapshot
@@ -231,6 +232,11 @@ class KubernetesPart:
         """See `criproxy.pods.stopping.Evicts`."""
         if self._side is not None:
             self._side.evictor.tell_stopped(pod, why)
+
+    def transition(self, one: Transition) -> None:
+        """See `criproxy.pods.shared.TellsLadder`."""
+        if self._side is not None:
+            self._side.events.transition(one)
 
     # --- for the reporter -------------------------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 How it works
 ------------
 criproxy speaks to the API server as kubelet does, by kubelet's own credential: a node may patch its own Node and its
-status, watch its own Node, list the pods that are bound to it, evict them, and create events. Nothing else is needed,
-so there is no account and no role of ours.
+status, watch its own Node, list the pods that are bound to it, evict them, and create and patch events. Nothing else is
+needed, so there is no account and no role of ours.
 
     credential ──▶ connection ──▶ client ──┬──▶ node_watch ──▶ whoever wants to see the node: publisher, policy
     (files)        (TLS, HTTP/1.1)         ├──▶ publisher     status.capacity and allocatable, by extended_resources
-                                           ├──▶ evictions     pods/eviction, events
+                                           ├──▶ evictions     pods/eviction, the labels of what was evicted
+                                           ├──▶ events        of evictions, and of the ladder
                                            └──▶ policy        the annotation, and the report about it
 
 What is decided is in pure modules: `http1` (bytes in, a response out), `retry` (whether and when to try again),

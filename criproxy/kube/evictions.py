@@ -34,7 +34,6 @@ import asyncio
 import contextlib
 import random
 import re
-from collections import deque
 from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final
@@ -46,6 +45,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
+from criproxy.kube.events import EventWriter
 from criproxy.kube.objects import (
     BoundPod,
     Involved,
@@ -53,7 +53,6 @@ from criproxy.kube.objects import (
     ObjectError,
     PodList,
     decoded,
-    event,
     eviction,
     path,
     pods_path,
@@ -79,9 +78,6 @@ LATER_S: Final = 60.0
 
 MAX_EVICTED: Final = 32
 """Entries; beyond, those go first that end first."""
-
-MAX_UNTOLD: Final = 96
-"""Events that wait to be sent; of more, the oldest are forgotten."""
 
 TRIES: Final = 3
 
@@ -221,14 +217,15 @@ class Evictor:
     def __init__(
         self,
         client: Asks,
-        node: Involved,
+        events: EventWriter,
         *,
         clock: Clock,
         luck: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self._client = client
-        self._node = node
+        self._events = events
+        self._node = events.node
         self._clock = clock
         self._luck = luck
         self._log = log
@@ -242,7 +239,6 @@ class Evictor:
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[object]] = set()
         self._node_seen = False
-        self._to_tell: deque[ApiRequest] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
 
     async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
@@ -354,8 +350,9 @@ class Evictor:
             self._written, self._labelled = entries, set(entries)
             return None
 
-    async def _write_again(self) -> None:
-        """Never raises. What can't be written after a few tries is left until something else is to be told."""
+    async def write_again(self) -> None:
+        """Never raises. What can't be written after a few tries is left until something else has changed."""
+        self._some.clear()
         for failures in range(1, TRIES + 1):
             failed = await self._write()
             if failed is None:
@@ -367,11 +364,7 @@ class Evictor:
                     break
             if failures < TRIES:
                 await self._clock.sleep(pause_s(failures, self._luck.random(), named_s))
-        self._log.info("eviction_not_told", path=path("nodes", self._node.name), reason=reason)
-
-    def _tell_later(self, request: ApiRequest) -> None:
-        self._to_tell.append(request)
-        self._some.set()
+        self._log.info("eviction_not_marked", path=path("nodes", self._node.name), reason=reason)
 
     def tell_stopped(self, pod: PodRef, why: str) -> None:
         """That its sandbox is stopped at the runtime, where Kubernetes has not let it go, or not in time."""
@@ -379,18 +372,12 @@ class Evictor:
 
     def _tell(self, pod: PodRef, reason: str, message: str) -> None:
         """Events on the pod and on the node."""
-        at = rfc3339(self._clock.wall_s())
-        name = f"{self._luck.getrandbits(64):016x}"
         about = Involved("Pod", pod.name, pod.uid, namespace=pod.namespace)
-        for made in (
-            event(about, self._node.name, reason, message, at=at, name=name),
-            event(self._node, self._node.name, reason, f"{pod}: {message}", at=at, name=name),
-        ):
-            where = path("namespaces", made.metadata["namespace"], "events")
-            self._tell_later(ApiRequest("POST", where, msgspec.json.encode(made)))
+        self._events.tell(about, reason, message)
+        self._events.tell(self._node, reason, f"{pod}: {message}")
 
     async def run(self) -> None:
-        """Tell what was done, one after the other, until cancelled: whoever evicts does not wait for it."""
+        """Have the Node have the entries, until cancelled: whoever evicts does not wait for it."""
         while True:
             ends_s = next_end_s(self._evicted)
             left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.boottime_s())
@@ -398,25 +385,11 @@ class Evictor:
                 async with asyncio.timeout(left_s):
                     await self._some.wait()
             self.forget_those_over()
-            await self.tell_all()
+            await self.write_again()
 
     def forget_those_over(self) -> None:
         """Take away what the cluster's side, where there is one, has taken away `LATER_S` before."""
         self._evicted = not_over(self._evicted, self._clock.boottime_s() - LATER_S)
-
-    async def tell_all(self) -> None:
-        """Never raises. What can't be told after a few tries is left: the pods are evicted all the same."""
-        self._some.clear()
-        await self._write_again()
-        while self._to_tell:
-            request = self._to_tell.popleft()
-            try:
-                answer = await self._client.ask_again(request)
-            except UnreachableError as error:
-                self._log.info("eviction_not_told", path=request.path, reason=str(error))
-            else:
-                if answer.meaning is not Meaning.DONE:
-                    self._log.info("eviction_not_told", path=request.path, reason=f"{answer.status}")
 
     def saw(self, node: Node | None) -> None:
         """What the node has from before, so that entries of an earlier process are kept."""

@@ -147,7 +147,7 @@ class PublishSettings(Struct, frozen=True):
     off: str = ""
 
 
-class SeenOnNode(Struct, frozen=True):
+class OnNode(Struct, frozen=True):
     """What the Node has: the amounts of the names that are to be published, and the annotation (None: it has none)."""
 
     quantities: Mapping[str, int]
@@ -263,7 +263,7 @@ def names_of(annotation: str | None) -> tuple[str, ...]:
 
 def due(
     offered: Offer,
-    seen: SeenOnNode | None,
+    seen: OnNode | None,
     last: Published | None,
     settings: PublishSettings,
     now_s: float,
@@ -283,7 +283,7 @@ def due(
 
 def _reasons(
     offered: Offer,
-    seen: SeenOnNode | None,
+    seen: OnNode | None,
     last: Published,
     settings: PublishSettings,
     now_s: float,

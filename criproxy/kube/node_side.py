@@ -10,6 +10,7 @@ from criproxy.config import OwnFiles
 from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient
 from criproxy.kube.credential import Credential
+from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import Evictor
 from criproxy.kube.extended_resources import PublishSettings
 from criproxy.kube.node_watch import NodeWatch
@@ -39,7 +40,8 @@ class NodeSide:
         self.name = name
         self.publisher = Publisher(client, name, source, settings, clock=clock, luck=luck, log=log)
         # Kubelet's own events name the Node by its name in the uid's place, and `kubectl describe node` finds both so.
-        self.evictor = Evictor(client, Involved("Node", name, name), clock=clock, luck=luck, log=log)
+        self.events = EventWriter(client, Involved("Node", name, name), clock=clock, luck=luck, log=log)
+        self.evictor = Evictor(client, self.events, clock=clock, luck=luck, log=log)
         self.follower = PolicyFollower(client, name, files, taker, clock=clock, luck=luck, log=log)
         observers = (self.publisher, self.evictor, self.follower)
         self.watch = NodeWatch(client, name, observers, clock=clock, luck=luck, log=log)
@@ -47,5 +49,5 @@ class NodeSide:
     async def run(self) -> None:
         """Until cancelled. The follower is to have remembered its policy before."""
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.watch, self.publisher, self.evictor, self.follower):
+            for part in (self.watch, self.publisher, self.evictor, self.events, self.follower):
                 tasks.create_task(part.run())

@@ -78,14 +78,8 @@ class Meta(Struct, frozen=True, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    deletion_timestamp: str | None = None
     annotations: Mapping[str, str] | None = None
-    labels: Mapping[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
-
-
-class NodeSpec(Struct, frozen=True):
-    unschedulable: bool = False
 
 
 class NodeCondition(Struct, frozen=True):
@@ -103,7 +97,6 @@ class Node(Struct, frozen=True):
     """The own Node, as far as it concerns criproxy."""
 
     metadata: Meta = Meta()
-    spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
     def annotation(self, name: str) -> str | None:
@@ -330,14 +323,14 @@ class Event(Struct, frozen=True, rename="camel"):
     api_version: str = "v1"
 
 
-def event(about: Involved, node: str, reason: str, message: str, *, at: str, name: str) -> Event:
-    """A warning about a pod or the node. `at` is RFC 3339; `name` makes the event's name unique."""
+def event(about: Involved, node: str, reason: str, message: str, *, at: str, name: str, well: bool = False) -> Event:
+    """About a pod or the node, a warning unless `well`. `at` is RFC 3339; `name` makes the event's name unique."""
     return Event(
         metadata={"name": f"{about.name}.{name}", "namespace": about.namespace or "default"},
         involved_object=about,
         reason=reason,
         message=message[:MAX_MESSAGE],
-        type="Warning",
+        type="Normal" if well else "Warning",
         source={"component": "criproxy", "host": node},
         first_timestamp=at,
         last_timestamp=at,

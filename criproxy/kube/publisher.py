@@ -16,10 +16,10 @@ from criproxy.kube.extended_resources import (
     PUBLISHES,
     ExtendedResource,
     Offer,
+    OnNode,
     Publication,
     Published,
     PublishSettings,
-    SeenOnNode,
     due,
     names_of,
     needs_allocated,
@@ -111,7 +111,7 @@ class Publisher:
         self._clock = clock
         self._luck = luck
         self._log = log
-        self._seen: SeenOnNode | None = None
+        self._seen: OnNode | None = None
         self._last: Published | None = None
         self._not_before_s = 0.0
         self._failures = 0
@@ -125,7 +125,7 @@ class Publisher:
         self._settings = settings
 
     def saw(self, node: Node | None) -> None:
-        self._seen = None if node is None else SeenOnNode(self._amounts(node), node.annotation(PUBLISHES))
+        self._seen = None if node is None else OnNode(self._amounts(node), node.annotation(PUBLISHES))
         conditions = (node.status.conditions if node else None) or ()
         self._lent = any(one.type == CONDITION and one.status == "True" for one in conditions)
 

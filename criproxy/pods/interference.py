@@ -319,6 +319,8 @@ class InterferenceWatch(Struct):
             told = log.warning if worse else log.info
             told("ladder", resource=one.resource, old=one.before, new=one.after, signal=one.signal, reason=one.reason)
             self.shared.counters.count("ladder_transitions", one.resource, one.after)
+            if self.shared.tells is not None:
+                self.shared.tells.transition(one)
         for name in decision.exonerated:
             self.shared.counters.count("exonerations", name)
         if SERVICE_CHECK in decision.exonerated:

@@ -2,15 +2,24 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
+from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
 from criproxy.pods.stopping import Evicts, Holds, PodStopper
+
+
+class TellsLadder(Protocol):
+    """Whoever tells the cluster how the box's harm to online pods is answered."""
+
+    def transition(self, one: Transition) -> None:
+        """A resource has changed its rung. Neither blocks nor raises."""
 
 
 class PodsShared(Struct, frozen=True):
@@ -23,6 +32,7 @@ class PodsShared(Struct, frozen=True):
     clock: Clock
     log: FilteringBoundLogger
     evicts: Evicts | None = None
+    tells: TellsLadder | None = None
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""

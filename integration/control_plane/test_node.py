@@ -143,6 +143,23 @@ def test_bad_policy_keeps_the_old_one_and_is_reported(
     assert any("policy is refused" in one for one in cluster.proxy.status()["problems"])
 
 
+def test_policy_takes_force_and_ends_though_an_operator_has_made_a_mistake_in_a_dropin(cluster: Cluster) -> None:
+    dropin = cluster.proxy.config_file.with_suffix(".d") / "site.toml"
+    dropin.parent.mkdir()
+    dropin.write_text("[cpu]\nreserve_core = 2\n")
+    wait_for(lambda: cluster.proxy.status()["config"]["errors"], SOON_S, "the mistake to be seen")
+    cluster.order("switch", cpu={"reserve_cores": 0.5})
+    wait_for(lambda: reserve_shown(cluster) == "0.5", SOON_S, "the policy to be in force")
+    report = wait_for(lambda: (found := cluster.report()).get("version") == "switch" and found, SOON_S, "the report")
+    assert report["inForce"] is True
+    cluster.order("7", cpu={"reserve_cores": 0.75})
+    wait_for(lambda: reserve_shown(cluster) == "0.75", SOON_S, "the one before to be in force again")
+    dropin.unlink()
+    dropin.parent.rmdir()
+    wait_for(lambda: not cluster.proxy.status()["config"]["errors"], SOON_S, "the mistake to be gone")
+    assert reserve_shown(cluster) == "0.75"
+
+
 def test_last_policy_holds_from_the_first_moment_without_an_api_server(cluster: Cluster) -> None:
     cluster.plane.kill_api()
     cluster.proxy.kill()

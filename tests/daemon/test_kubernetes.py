@@ -7,6 +7,7 @@ import pytest
 
 from criproxy.config.settings import Config, Control, ResourceTable
 from criproxy.config.settings import Kubernetes as Settings
+from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
 from criproxy.kube.extended_resources import PRESETS, ExtendedResource
@@ -351,6 +352,24 @@ def test_refusal_is_told_so_that_another_pod_may_be_asked_for(bench, api):
 def test_nobody_is_asked_before_the_node_is_known(bench):
     assert asyncio.run(bench.part.evict(JOB, "why", within_s=1.0)) is None
     bench.part.stopped(JOB, "why")
+
+
+# --- the ladder ------------------------------------------------------------------------------------------------------
+
+SQUEEZED = Transition(0.0, "cpu", Rung.OPEN, Rung.SQUEEZED, "cpu_pressure", "online waits")
+
+
+def test_step_of_the_ladder_is_told_on_the_node(bench, api):
+    bench.part.transition(SQUEEZED)  # nobody is known yet whom to tell
+
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        bench.part.transition(SQUEEZED)
+        await bench.until(lambda: api.events)
+
+    bench.run(scenario)
+    told = [(one["reason"], one["involvedObject"]["name"], one["message"]) for one in api.events]
+    assert told == [("ColocationSqueezed", "node1", "cpu: open -> squeezed: online waits")]
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

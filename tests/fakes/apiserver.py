@@ -22,7 +22,7 @@ import yaml
 _NODE = re.compile(r"/api/v1/nodes/([^/]+)(/status)?")
 _EVICTION = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/eviction")
 _POD = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)")
-_EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
+_EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events(?:/([^/]+))?")
 
 
 class Pki:
@@ -223,9 +223,8 @@ class FakeApiServer:
                 return self._node(seen, node[1], node[2])
             if eviction := _EVICTION.fullmatch(seen.path):
                 return self._evict(seen, eviction[2])
-            if _EVENTS.fullmatch(seen.path):
-                self.events.append(seen.body)
-                return 201, seen.body, {}
+            if asked := _EVENTS.fullmatch(seen.path):
+                return self._event(seen.body, asked[2])
             if seen.path == "/api/v1/nodes":
                 name = seen.query.get("fieldSelector", "").removeprefix("metadata.name=")
                 items = [node for node in self.nodes.values() if name in ("", node["metadata"]["name"])]
@@ -240,6 +239,17 @@ class FakeApiServer:
             if asked and pod["metadata"]["name"] == asked[2]:
                 return 200, pod, {}
         return failure(404, "NotFound", "the server could not find the requested resource")
+
+    def _event(self, body, name):
+        """A new one, or, with its name, one that is changed."""
+        if name is None:
+            self.events.append(body)
+            return 201, body, {}
+        for index, one in enumerate(self.events):
+            if one["metadata"]["name"] == name:
+                self.events[index] = merged(one, body)
+                return 200, self.events[index], {}
+        return failure(404, "NotFound", f'events "{name}" not found')
 
     def _list_meta(self):
         return {"resourceVersion": str(self.version)}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.kube.client import ApiAnswer, ApiClient
+from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import (
     EVICTED,
     EVICTED_FROM,
@@ -59,8 +60,9 @@ class Bench:
     def __init__(self, credential, clock, api):
         self.api, self.clock, self.log = api, clock, FakeLog()
         client = ApiClient(credential, clock, random.Random(5))
-        node = Involved("Node", "node1", "uid-node1")
-        self.evictor = Evictor(client, node, clock=clock, luck=random.Random(5), log=self.log)
+        how = {"clock": clock, "luck": random.Random(5), "log": self.log}
+        self.events = EventWriter(client, Involved("Node", "node1", "uid-node1"), **how)
+        self.evictor = Evictor(client, self.events, **how)
         api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
 
     def first(self, *victims):
@@ -70,8 +72,13 @@ class Bench:
             done.append((one.pod.name, asyncio.run(self.evictor.evict(one, "the node is short of memory")).outcome))
             if done[-1][1] not in (Outcome.BUDGET, Outcome.REFUSED):
                 break
-        asyncio.run(self.evictor.tell_all())
+        asyncio.run(self.tell_all())
         return done
+
+    async def tell_all(self):
+        """What is told beside the evictions."""
+        await self.evictor.write_again()
+        await self.events.tell_all()
 
     def left(self):
         return "".join(pod["metadata"]["name"] for pod in self.api.pods)
@@ -139,7 +146,7 @@ def test_mark_that_is_late_does_not_undo_a_newer_one(bench, api):
         await bench.evictor.evict(victim("a", controller="job-1"), "why")
         assert bench.left() == "bc"
         await bench.evictor.evict(victim("b", controller="job-2"), "why")
-        await bench.evictor.tell_all()
+        await bench.tell_all()
 
     asyncio.run(scenario())
     assert sorted(bench.annotation()) == ["job-1", "job-2"]
@@ -153,7 +160,7 @@ def test_controller_of_two_pods_at_once_is_kept_out_if_one_of_them_is_evicted(be
 
     async def scenario():
         await asyncio.gather(*(bench.evictor.evict(one, "why") for one in pods))
-        await bench.evictor.tell_all()
+        await bench.tell_all()
 
     asyncio.run(scenario())
     assert list(bench.annotation()) == ([] if refused == "ab" else ["job-1"])
@@ -169,7 +176,7 @@ def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
 
     with pytest.raises(TimeoutError):
         asyncio.run(scenario())
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
@@ -177,11 +184,11 @@ def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, ap
     bench.first(victim("a", controller="job-1"))
     clock.advance(300 + LATER_S - 1)
     bench.evictor.forget_those_over()
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert sorted(bench.annotation()) == ["job-1"]
     clock.advance(2)
     bench.evictor.forget_those_over()
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
@@ -222,7 +229,7 @@ def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_bef
     api.put_node(metadata={"annotations": {EVICTED: before}})
     bench.first(victim("a"))
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
 
 
@@ -295,7 +302,7 @@ def test_refusal_leads_to_the_next_victim(bench, api):
 def test_eviction_stands_though_nothing_can_be_told_of_it(bench, api):
     api.fail("events|nodes/node1", 403, times=9)
     assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
-    assert bench.log.names() == ["evicted", *["eviction_not_told"] * 3]
+    assert bench.log.names() == ["evicted", "eviction_not_marked", *["event_not_told"] * 2]
 
 
 def test_what_could_not_be_told_at_first_is_told_later(bench, api):
@@ -307,12 +314,13 @@ def test_what_could_not_be_told_at_first_is_told_later(bench, api):
 
 def test_run_tells_while_whoever_evicts_goes_on(bench, api):
     async def scenario():
-        telling = asyncio.create_task(bench.evictor.run())
+        telling = [asyncio.create_task(part.run()) for part in (bench.evictor, bench.events)]
         await bench.evictor.evict(victim("a"), "why")
         async with asyncio.timeout(10):
             while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
                 await asyncio.sleep(0.01)
-        telling.cancel()
+        for task in telling:
+            task.cancel()
 
     asyncio.run(scenario())
     assert bench.annotation()
@@ -353,7 +361,7 @@ def test_clock_that_is_set_neither_ends_a_hint_nor_makes_it_last(bench, clock, j
     assert sorted(bench.annotation()) == ["job-1", "uid-b"]
     clock.advance(51 + LATER_S)
     bench.evictor.forget_those_over()
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert sorted(bench.annotation()) == ["uid-b"]
 
 
@@ -362,7 +370,7 @@ def test_hint_of_an_earlier_process_lasts_no_longer_than_it_was_to(bench, clock,
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: interval(clock, hour_s, hour_s + 300)})))
     clock.advance(301 + LATER_S)
     bench.evictor.forget_those_over()
-    asyncio.run(bench.evictor.tell_all())
+    asyncio.run(bench.tell_all())
     assert bench.annotation() == {}
 
 

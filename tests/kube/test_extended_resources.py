@@ -15,9 +15,9 @@ from criproxy.kube.extended_resources import (
     QUIET_S,
     Lendable,
     Offer,
+    OnNode,
     Published,
     PublishSettings,
-    SeenOnNode,
     annotation_of,
     due,
     lendable,
@@ -163,7 +163,7 @@ NAMES = f"{BATCH_CPU},{BATCH_MEMORY}"
 
 
 def ask(one, last, now_s=100.0, seen=None, publishes=NAMES):
-    return due(one, None if seen is None else SeenOnNode(seen, publishes), last, SETTINGS, now_s)
+    return due(one, None if seen is None else OnNode(seen, publishes), last, SETTINGS, now_s)
 
 
 def test_first_is_due_at_once():

@@ -104,8 +104,8 @@ class Observer:
     def saw(self, node):
         self.nodes.append(node)
 
-    def labels(self):
-        return [node and (node.metadata.labels or {}).get("n") for node in self.nodes]
+    def numbers(self):
+        return [node and node.annotation("n") for node in self.nodes]
 
 
 class Bench:
@@ -140,14 +140,14 @@ def test_watch_sees_the_node_and_each_change(bench, api):
         async with bench.running():
             for number in range(3):
                 await bench.until(lambda: len(api.watchers) == 1)
-                api.put_node(metadata={"labels": {"n": str(number)}})
+                api.put_node(metadata={"annotations": {"n": str(number)}})
                 await bench.until(lambda number=number: len(bench.observer.nodes) == number + 2)
             api.delete_node()
             await bench.until(lambda: bench.observer.nodes[-1] is None)
             assert bench.watch.trouble == ""
 
     asyncio.run(scenario())
-    assert bench.observer.labels() == [None, "0", "1", "2", None]
+    assert bench.observer.numbers() == [None, "0", "1", "2", None]
     assert bench.log.names() == ["node_watched"]
 
 
@@ -158,8 +158,8 @@ def test_watch_of_a_node_that_is_not_there_yet_sees_it_come(bench, api):
         async with bench.running():
             await bench.until(lambda: api.watchers)
             assert bench.observer.nodes == [None]
-            api.put_node(metadata={"labels": {"n": "0"}})
-            await bench.until(lambda: bench.observer.labels() == [None, "0"])
+            api.put_node(metadata={"annotations": {"n": "0"}})
+            await bench.until(lambda: bench.observer.numbers() == [None, "0"])
 
     asyncio.run(scenario())
 
@@ -168,14 +168,14 @@ def test_watch_that_the_server_ends_goes_on_from_the_last_version(bench, api):
     async def scenario():
         async with bench.running():
             await bench.until(lambda: api.watchers)
-            api.put_node(metadata={"labels": {"n": "0"}})
+            api.put_node(metadata={"annotations": {"n": "0"}})
             await bench.until(lambda: len(bench.observer.nodes) == 2)
             api.end_watches()
-            api.put_node(metadata={"labels": {"n": "1"}})
+            api.put_node(metadata={"annotations": {"n": "1"}})
             await bench.until(lambda: len(bench.observer.nodes) == 3)
 
     asyncio.run(scenario())
-    assert bench.observer.labels() == [None, "0", "1"]
+    assert bench.observer.numbers() == [None, "0", "1"]
     assert len([one for one in api.requests if "watch" not in one.query]) == 1, "one list was enough"
 
 
@@ -184,10 +184,10 @@ def test_watch_from_a_forgotten_version_lists_anew(bench, api):
         async with bench.running():
             await bench.until(lambda: api.watchers)
             api.stop()
-            api.put_node(metadata={"labels": {"n": "missed"}})
+            api.put_node(metadata={"annotations": {"n": "missed"}})
             api.forget_history()
             api.start()
-            await bench.until(lambda: bench.observer.labels()[-1] == "missed" and api.watchers)
+            await bench.until(lambda: bench.observer.numbers()[-1] == "missed" and api.watchers)
 
     asyncio.run(scenario())
     assert len([one for one in api.requests if "watch" not in one.query]) == 2
@@ -226,8 +226,8 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
     async def scenario():
         async with bench.running():
             await bench.until(lambda: api.watchers)
-            api.put_node(metadata={"labels": {"n": "0"}})
-            await bench.until(lambda: bench.observer.labels()[-1] == "0")
+            api.put_node(metadata={"annotations": {"n": "0"}})
+            await bench.until(lambda: bench.observer.numbers()[-1] == "0")
 
     asyncio.run(scenario())
     pauses = [wait for wait in bench.clock.waits if wait]
@@ -245,8 +245,8 @@ def test_api_server_away_for_long_is_told_once_and_found_again(bench, api):
             assert bench.watch.trouble
             assert bench.watch.node is not None, "what was last seen stays"
             api.start()
-            api.put_node(metadata={"labels": {"n": "back"}})
-            await bench.until(lambda: bench.observer.labels()[-1] == "back" and api.watchers)
+            api.put_node(metadata={"annotations": {"n": "back"}})
+            await bench.until(lambda: bench.observer.numbers()[-1] == "back" and api.watchers)
 
     asyncio.run(scenario())
     assert bench.log.names() == ["node_watched", "node_not_watched", "node_watched"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.detectors import IO
-from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
 from criproxy.model import CPU, MEMORY, LimitChange, Limits, Pod, PodRef, Sandbox
@@ -151,13 +151,14 @@ class Bench:
         self.goes: tuple[str, ...] | None = ("job",)
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
+        self.told: list[Transition] = []
         self.saved = 0
         self.watch = self.made(settings)
 
     def made(self, settings: InterferenceSettings) -> InterferenceWatch:
         port: Any = self
         node: Any = self.node
-        shared = PodsShared(port, port, self.holds, port, self.clock, self.log)
+        shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
         disks = DiskBounds(shared, node)
         return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, disks, self.save)
@@ -183,6 +184,9 @@ class Bench:
 
     def count(self, *names: str) -> None:
         self.counted.append(names)
+
+    def transition(self, one: Transition) -> None:
+        self.told.append(one)
 
     def save(self) -> None:
         self.saved += 1
@@ -247,6 +251,7 @@ def test_box_that_goes_on_harming_is_closed_and_says_why() -> None:
     assert bench.holds.held(POD.pod) == bench.watch.closed == "the box harms online pods: CPU"
     reasons = [fields["reason"] for _, event, fields in bench.log.events if event == "ladder"]
     assert len(reasons) == len(bench.watch.status().moves)
+    assert reasons == [one.reason for one in bench.told], "the cluster is told, too"
     assert all(reasons)
 
 
