@@ -103,16 +103,13 @@ class CpusOfBox(Struct):
 
 
 class CpuManager(Struct):
-    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`.
-
-    `resting`: another process keeps the box's CPUs by now.
-    """
+    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`."""
 
     file: Path
     of_box: CpusOfBox
     box: Box
     log: FilteringBoundLogger
-    resting: bool = False
+    _rests: bool = False
     _reader: Worker = field(default_factory=lambda: Worker("cpu-manager-reader", _READ_S))
     _seen: tuple[int, int, int] | None = None
     _in_force: Cpus | Unlimited = UNLIMITED
@@ -125,6 +122,13 @@ class CpuManager(Struct):
     def problem(self) -> str:
         """What is wrong, in words; "": nothing."""
         return self._unreadable or self._unfollowed or self._contradicted
+
+    def rest(self) -> None:
+        """Until `resume`, another process keeps the box's CPUs."""
+        self._rests = True
+
+    def resume(self) -> None:
+        self._rests = False
 
     # --- for requests -----------------------------------------------------------------------------------------------
 
@@ -155,7 +159,7 @@ class CpuManager(Struct):
                 "to offline pods: if that file is not this kubelet's, set kubelet.root_dir"
             )
         if cpus != self._in_force:
-            if self.resting:
+            if self._rests:
                 raise AdmissionError("another criproxy keeps the box's CPUs by now: kubelet tries again by itself")
             try:
                 await self._confine(cpus)

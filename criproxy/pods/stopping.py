@@ -217,14 +217,14 @@ class Holds(Struct):
 
     `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
     the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
-    holds criproxy off is not stopped. `resting`: another process serves by now, and judges for itself.
+    holds criproxy off is not stopped.
     """
 
     clock: Clock
     hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
     closed: str = ""
-    resting: bool = False
+    _rests: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
 
     def stops(self, setting: str, pod: PodRef) -> bool:
@@ -246,9 +246,16 @@ class Holds(Struct):
         self.stops_by = stops_by
         self._held = {key: held for key, held in self._held.items() if key[1] in stops_by}
 
+    def rest(self) -> None:
+        """Until `resume`, another process serves, and judges for itself."""
+        self._rests = True
+
+    def resume(self) -> None:
+        self._rests = False
+
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
-        if self.resting:
+        if self._rests:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:

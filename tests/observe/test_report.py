@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import Held
@@ -28,6 +29,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe import why
+from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
@@ -174,6 +176,7 @@ class Bench:
             self.link,  # type: ignore[arg-type]
             notifier=self.notifier,  # type: ignore[arg-type]
             clock=self.clock,
+            above=AboveBound(structlog.get_logger()),
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,

@@ -159,11 +159,11 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
     node.write(static("0", u1="1"))
     node.round()
-    node.manager.resting = True
+    node.manager.rest()
     node.write(static("0-1"))
     with pytest.raises(AdmissionError, match="another criproxy"):
         node.within(0, 1)
-    node.manager.resting = False
+    node.manager.resume()
     assert (node.within(0, 1), node.box.confined) == ("0-1", 2)
 
 

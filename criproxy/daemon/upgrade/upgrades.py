@@ -155,7 +155,8 @@ class Upgrades(Struct):
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         await self.active.cease()
         self.admissions.hold()
-        self.cpu_manager.resting = self.holds.resting = True
+        self.cpu_manager.rest()
+        self.holds.rest()
         try:
             await self.box.settle()
         except CgroupError as error:
@@ -166,7 +167,8 @@ class Upgrades(Struct):
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
         self.admissions.resume()
-        self.cpu_manager.resting = self.holds.resting = False
+        self.cpu_manager.resume()
+        self.holds.resume()
         self.socket.clear_leftovers()
         if self.active.goes_on:
             return
