@@ -88,7 +88,7 @@ from criproxy.pods.unbounded import UnboundedPods
 _LOOK_TIMEOUT_S: Final = 10.0
 
 _LOAD_S: Final = 1.0
-"""For so long kubelet's calls wait for a disk with the checkpoint on it."""
+"""How long kubelet's calls wait at most for a disk with the checkpoint on it."""
 
 _SETTLE_S: Final = 1.0
 

@@ -60,7 +60,7 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def direct_timer(self, call: Callable[[], None]) -> Iterator[Callable[[float], object]]:
-        """What is yielded has `call` called in so many seconds, from within the wait; it must not block and not raise.
+        """What is yielded has `call` called after the seconds that it is given. `call` must not block nor raise.
         Each call has to ask for the next. One that asks for the same seconds again and again costs no system call, as
         the kernel's timer is periodic then; after a late call, one that would follow within half that time is left out.
         The timer goes with the context.
@@ -171,7 +171,7 @@ class Timerfd:
         self._set_time(self.fd, _ABSOLUTE, self._spec, None)
 
     def expire_each(self, seconds: float) -> None:
-        """Expire in so many seconds, and again and again after as many; what was set before is replaced."""
+        """Expire after `seconds`, and then each time they have passed again; what was set before is replaced."""
         if seconds == self.each_s:
             return
         self.each_s = seconds

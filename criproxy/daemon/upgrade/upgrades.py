@@ -30,13 +30,13 @@ from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
 _RUNTIME_S: Final = 10.0
-"""For so long a new process waits for the runtime before it says that it is ready all the same."""
+"""How long a new process waits for the runtime before it says that it is ready all the same."""
 
 _ENDING_S: Final = 1.0
 """A process's descriptors close one after the other, when it is killed: its socket may be the last."""
 
 _DRAIN_S: Final = 3600.0
-"""For so long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
+"""How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
 
 class Upgrades(Struct):

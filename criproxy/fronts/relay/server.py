@@ -21,7 +21,7 @@ from criproxy.fronts.socket import ListenSocket
 _BACKLOG: Final = 128
 
 _AWAY_S: Final = 20.0
-"""For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
+"""How long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
 
 _AFTER_S: Final = 1.0
 """So much later than a breaker closes, its client is asked to connect anew."""
