@@ -109,7 +109,7 @@ class CpuManager(Struct):
     of_box: CpusOfBox
     box: Box
     log: FilteringBoundLogger
-    _rests: bool = False
+    resting: bool = False
     _reader: Worker = field(default_factory=lambda: Worker("cpu-manager-reader", _READ_S))
     _seen: tuple[int, int, int] | None = None
     _in_force: Cpus | Unlimited = UNLIMITED
@@ -125,10 +125,10 @@ class CpuManager(Struct):
 
     def rest(self) -> None:
         """Until `resume`, another process keeps the box's CPUs."""
-        self._rests = True
+        self.resting = True
 
     def resume(self) -> None:
-        self._rests = False
+        self.resting = False
 
     # --- for requests -----------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class CpuManager(Struct):
                 "to offline pods: if that file is not this kubelet's, set kubelet.root_dir"
             )
         if cpus != self._in_force:
-            if self._rests:
+            if self.resting:
                 raise AdmissionError("another criproxy keeps the box's CPUs by now: kubelet tries again by itself")
             try:
                 await self._confine(cpus)

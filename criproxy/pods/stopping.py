@@ -224,7 +224,7 @@ class Holds(Struct):
     hold_offs: HoldOffs
     stops_by: frozenset[str] = frozenset()
     closed: str = ""
-    _rests: bool = False
+    resting: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
 
     def stops(self, setting: str, pod: PodRef) -> bool:
@@ -248,14 +248,14 @@ class Holds(Struct):
 
     def rest(self) -> None:
         """Until `resume`, another process serves, and judges for itself."""
-        self._rests = True
+        self.resting = True
 
     def resume(self) -> None:
-        self._rests = False
+        self.resting = False
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
-        if self._rests:
+        if self.resting:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:
