@@ -8,7 +8,7 @@ WORDS: Final = {
     "evicted": "Kubernetes has taken the eviction of an offline pod: kubelet ends it, within its grace period.",
     "not_evicted": "Kubernetes has not taken the eviction of an offline pod; `outcome` says why.",
     "eviction_waits": "A disruption budget does not let an offline pod go yet: its eviction is asked for again.",
-    "eviction_not_marked": "The Node could not be marked to keep the likes of an evicted pod off; it is tried again.",
+    "eviction_not_marked": "The Node could not be marked to keep an evicted pod's like off; the next mark brings it.",
     "event_not_told": "An event that Kubernetes was to show of a pod or of this node could not be written there.",
     "evict": "An offline pod's sandbox is being stopped at the runtime, past Kubernetes' API; `reason` says why.",
     "not_stopped": "The runtime has not stopped an offline pod, whose notice was over; it is tried again.",

@@ -148,7 +148,7 @@ def _methods(node: ast.expr) -> Iterator[str]:
     """The levels of what is a logger's method, or one of two."""
     if isinstance(node, ast.IfExp):
         yield from (*_methods(node.body), *_methods(node.orelse))
-    elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(("log", "get_logger()")):
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("log"):
         level = "error" if node.attr == "exception" else node.attr
         yield from [level] if level in LEVELS else []
 

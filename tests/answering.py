@@ -82,8 +82,9 @@ class Served:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
 
     def open(self) -> "Served":
-        self.run(lambda: self.public.open(HttpServer(self._routes.public, PUBLIC_S).serve))
-        self.run(lambda: self.private.open(HttpServer(self._routes.private, PRIVATE_S, self._routes.obey).serve))
+        log, routes = structlog.get_logger(), self._routes
+        self.run(lambda: self.public.open(HttpServer(routes.public, PUBLIC_S, log).serve))
+        self.run(lambda: self.private.open(HttpServer(routes.private, PRIVATE_S, log, routes.obey).serve))
         return self
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from docs.generate import _logged, amiss
     [
         pytest.param('log.info("a", pod=1, exc_info=e)', [("a", "info", ["pod"])], id="plain"),
         pytest.param('self.shared.log.error("a")', [("a", "error", [])], id="of-a-part"),
-        pytest.param('structlog.get_logger().exception("a")', [("a", "error", [])], id="exception-is-an-error"),
+        pytest.param('log.exception("a")', [("a", "error", [])], id="exception-is-an-error"),
         pytest.param(
             'log.warning("a" if x else "b", n=1)', [("a", "warning", ["n"]), ("b", "warning", ["n"])], id="one-of-two"
         ),

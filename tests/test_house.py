@@ -39,6 +39,20 @@ def test_no_class_name_means_two_things() -> None:
     assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
+def test_tests_lie_where_what_they_test_does() -> None:
+    """tests/demo and tests/packaging are about integration/demo and packaging/."""
+    folders = {file.parent.relative_to(_ROOT / "tests") for file in (_ROOT / "tests").rglob("test_*.py")}
+    code = _ROOT / "criproxy"
+    assert {str(one) for one in folders if not (code / one).is_dir()} == {"demo", "packaging"}
+
+
+def test_parts_are_given_their_log() -> None:
+    files = (_ROOT / "criproxy").rglob("*.py")
+    assert {str(file.relative_to(_ROOT)) for file in files if "get_logger" in file.read_text()} == {
+        "criproxy/daemon/daemon.py"
+    }
+
+
 def _rows(text: str) -> list[str]:
     table = text.partition("## To change")[2].partition("\n## ")[0]
     return [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| …")]

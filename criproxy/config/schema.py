@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from criproxy.config.settings import Config, WindowTable
+from criproxy.control.resources import RESOURCES, Resource
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -88,7 +89,7 @@ class Conflict(Struct, frozen=True):
 
 def conflicts(config: Config) -> Iterator[Conflict]:
     """What must hold beyond the single values. With all of a conflict's keys at their defaults, it is gone."""
-    proxy, cpu, memory = config.proxy, config.cpu, config.memory
+    proxy = config.proxy
     for key, path, most in (
         ("proxy.listen", proxy.listen_path, MAX_SOCKET_PATH_BYTES - _PID_SUFFIX_BYTES),
         ("proxy.runtime", proxy.runtime_path, MAX_SOCKET_PATH_BYTES),
@@ -102,22 +103,29 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     if proxy.status_path == proxy.runtime_path:
         problem = "the socket of criproxy's status, beside this one, would be proxy.runtime"
         yield Conflict(sockets, problem, "give criproxy a socket of another name")
-    for unit, low, high in (("cpu.{}_cores", cpu.min_cores, cpu.max_cores),
-                            ("memory.{}_bytes", memory.min_bytes, memory.max_bytes)):  # fmt: skip
+    for row in RESOURCES.values():
+        keys = _key("min", row), _key("max", row)
+        low, high = (value_of(config, key) for key in keys)
         if high is not None and low > high:
-            keys = (unit.format("min"), unit.format("max"))
             yield Conflict(keys, f"is above {keys[1]} ({high:_})", f"lower it, or raise {keys[1]}")
     if config.control.policy == "static":
-        for key, value in (("cpu.static_cores", cpu.static_cores), ("memory.static_bytes", memory.static_bytes)):
-            if value is None:
+        for key in (_key("static", row) for row in RESOURCES.values()):
+            if value_of(config, key) is None:
                 yield Conflict(("control.policy", key), f"needs {key}", f'set {key}, or use policy = "dynamic"')
     if config.control.policy == "schedule":
         yield from _schedule_conflicts(config)
     yield from _address_conflicts(config)
 
 
+def _key(what: str, row: Resource) -> str:
+    """`cpu.min_cores`."""
+    return f"{row.name}.{what}_{row.unit}"
+
+
 def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
-    schedule, cores, size = config.schedule, config.cpu.static_cores, config.memory.static_bytes
+    schedule = config.schedule
+    static = {_key("static", row): row.unit for row in RESOURCES.values()}
+    lacking = [unit for key, unit in static.items() if value_of(config, key) is None]
     if not schedule.windows:
         keys = ("control.policy", "schedule.windows")
         yield Conflict(keys, "needs schedule.windows", 'add windows, or use policy = "dynamic"')
@@ -129,10 +137,9 @@ def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
     outside = [WindowTable(start="00:00", end="24:00", policy=schedule.outside)]
     for key, tables in (("schedule.windows", schedule.windows), ("schedule.outside", outside)):
         for table in tables:
-            if table.policy == "static" and None in (table.cores or cores, table.bytes or size):
-                static = f"{table.window.name} is static and " if key == "schedule.windows" else ""
-                remedy = "set cpu.static_cores and memory.static_bytes"
-                yield Conflict((key, "control.policy"), f"{static}has no limits", remedy)
+            if table.policy == "static" and any(getattr(table, unit) is None for unit in lacking):
+                which = f"{table.window.name} is static and " if key == "schedule.windows" else ""
+                yield Conflict((key, "control.policy"), f"{which}has no limits", f"set {' and '.join(static)}")
 
 
 def _address_conflicts(config: Config) -> Iterator[Conflict]:

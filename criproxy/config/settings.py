@@ -208,7 +208,9 @@ class Cpu(Struct, frozen=True, kw_only=True):
     min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = 0.1
     max_cores: Annotated[Cores, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_cores: Annotated[
-        float, Meta(ge=0.0, le=4096.0), doc("Of the node, so much is never given to offline pods (but min_cores).")
+        float,
+        Meta(ge=0.0, le=4096.0),
+        doc("Offline pods never get this much of the node, but for min_cores."),
     ] = 0.0
     bound: Annotated[
         Literal["prediction", "evidence"],
@@ -230,7 +232,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
     max_bytes: Annotated[ByteCount, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 44), doc("Of the node, so much is never given to offline pods (but min_bytes).")
+        int, Meta(ge=0, le=1 << 44), doc("Offline pods never get this much of the node, but for min_bytes.")
     ] = 0
     static_bytes: Annotated[ByteCount, doc('The limit under control.policy = "static".')] | None = None
     on_over_limit: Annotated[

@@ -19,7 +19,7 @@ class DirectTimers(Protocol):
     """An event loop that has cheaper timers than asyncio's (`criproxy.fronts.event_loop`)."""
 
     def direct_timer(self, call: Callable[[], None]) -> AbstractContextManager[Callable[[float], object]]:
-        """What is yielded has `call` called in so many seconds, until the context ends. Each call asks for the next."""
+        """What is yielded has `call` called after the seconds that it is given. Each call asks for the next."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import CPU, UNLIMITED, Decision, GuardCeiling, ResourceDecision
 
 LOST_S: Final = 30.0
-"""For so long signals for CPU may have no value, as when a reading has failed, before they count as gone."""
+"""How long signals for CPU may have no value, as when a reading has failed, before they count as gone."""
 
 _ROW: Final = RESOURCES[CPU]
 

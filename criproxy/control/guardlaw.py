@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from criproxy.model import GuardCeiling
 
 SLOW_S: Final = 0.15
-"""Online is judged by the last look alone and, for loads that pulse, by an average over so long."""
+"""Online is judged by the last look alone and, for loads that pulse, by an average over this time."""
 
 NOISE_RATIO: Final = 0.05
 NOISE_CORES: Final = 0.1

@@ -23,8 +23,8 @@ LEAST_MARGIN_BYTES: Final = 100 << 20
 """The larger of these two is the margin: online may grow by half of it between a pod's stop and kubelet's eviction."""
 
 LASTING_S: Final = 2.0
-"""For so long the box must be above its bound, as page cache that is being reclaimed is for a moment; not if kubelet's
-threshold is crossed already.
+"""How long the box must be above its bound before that counts: page cache that is being reclaimed is, for a moment.
+Where kubelet's threshold is crossed already, it counts at once.
 """
 
 

@@ -10,8 +10,8 @@ from criproxy.control.resources import RESOURCES, Resource, Sampling
 from criproxy.model import Capacity, ResourceSample, Snapshot, Usage, UsageReading
 
 TOLERANCE_RATIO: Final = 0.25
-"""Of capacity: by so much a reading may exceed it and is cut to it, as clocks and counters are not read at one instant.
-What exceeds it by more is no measurement.
+"""Clocks and counters are not read at one instant, so a reading may exceed the capacity by this share of it, and is cut
+to it. What exceeds it by more is no measurement.
 """
 
 
@@ -21,7 +21,7 @@ class Sampler:
     def __init__(self) -> None:
         self._last: tuple[float, UsageReading, Capacity] | None = None
         self.discarded = ""
-        """Why the last reading was no measurement, in words; "": it was one."""
+        """Why the last reading was no measurement, in words; "" when it was one."""
 
     def sample(self, t_s: float, now: UsageReading, capacity: Capacity) -> Snapshot | None:
         """The snapshot since the last reading; None when there is no rate.
@@ -83,7 +83,7 @@ def _throttled_s(box: Usage | None, last: Usage | None) -> float:
 
 
 def _impossible(row: Resource, sampling: Sampling, used: tuple[float, float], before: Capacity, now: Capacity) -> str:
-    """Why these can't be measurements, in words; "": they can. CPUs and memory may have gone since `before`."""
+    """Why these can't be measurements, in words; "" when they can. CPUs and memory may have gone since `before`."""
     node, box = used
     most = max(sampling.most(before), sampling.most(now))
     if not sampling.counter:

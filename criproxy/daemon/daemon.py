@@ -56,6 +56,7 @@ from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
+from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
@@ -88,7 +89,7 @@ from criproxy.pods.unbounded import UnboundedPods
 _LOOK_TIMEOUT_S: Final = 10.0
 
 _LOAD_S: Final = 1.0
-"""For so long kubelet's calls wait for a disk with the checkpoint on it."""
+"""How long kubelet's calls wait at most for a disk with the checkpoint on it."""
 
 _SETTLE_S: Final = 1.0
 
@@ -157,7 +158,7 @@ class Daemon:
         cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own)
         self._box = Box(driver, settings.box(), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
-            self._metrics, self._box, self._inventory, self._link, notifier=self._notifier, clock=self._clock
+            self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         reload_asked = asyncio.Event()
@@ -285,6 +286,7 @@ class Daemon:
             interceptor=self._interceptor,
             metrics=self._metrics,
             clock=self._clock,
+            log=self._log,
         )
 
     def _make_reporter(self, log_writer: LogWriter) -> Reporter:
@@ -336,8 +338,8 @@ class Daemon:
             clock=self._clock,
         )
         return {
-            self._inside: HttpServer(routes.private, PRIVATE_S, routes.obey).serve,
-            self._outside: HttpServer(routes.public, PUBLIC_S).serve,
+            self._inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
+            self._outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
         }
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:

@@ -44,7 +44,7 @@ _BEGIN_S: Final = 2.0
 _AGAIN_S: Final = 10.0
 
 _KUBELETS_OWN_S: Final = 15.0
-"""Beyond a pod's grace period, kubelet needs so long at most to end it."""
+"""How long kubelet needs at most to end a pod, beyond its grace period."""
 
 
 class Offering(Protocol):

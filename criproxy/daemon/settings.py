@@ -36,7 +36,7 @@ _HOLD_TICKS: Final = 2
 class Stage(Struct, frozen=True):
     """`words`: what holds and what comes next ("": there is no schedule).
 
-    `closed`: why no new offline pod is let in ("": it is). `drain`: the pods that run are to be stopped.
+    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run are to be stopped.
     """
 
     policy: PolicySettings

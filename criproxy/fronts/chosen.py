@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Final, Literal
 
-import structlog
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
@@ -33,6 +33,7 @@ class ChosenEngine:
         interceptor: Interceptor,
         metrics: CallMetrics,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
         self.name: Final = kind
         """What carries new connections, but for those of clients that `problem` names."""
@@ -40,7 +41,7 @@ class ChosenEngine:
         self._interceptor = interceptor
         self._clock = clock
         self._metrics = metrics
-        self._log = structlog.get_logger()
+        self._log = log
         self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
         self._making = asyncio.Lock()
         self._fallback: Engine | None = None
@@ -48,7 +49,7 @@ class ChosenEngine:
         if kind != "grpc":
             blind = kind == "blind"
             self._relay = RelayServer(
-                interceptor, metrics, listen, runtime, clock, blind=blind, fallback=self._fall_back
+                interceptor, metrics, listen, runtime, clock=clock, log=log, blind=blind, fallback=self._fall_back
             )
         self._engine: Engine = self._relay or self._grpc(listen)
 
@@ -98,4 +99,4 @@ class ChosenEngine:
     def _grpc(self, listen: ListenSocket) -> Engine:
         from criproxy.fronts.grpc.server import GrpcServer  # gRPC costs 10 MB and 30 ms: only for whom it serves
 
-        return GrpcServer(self._interceptor, self._metrics, listen, self._runtime, self._clock)
+        return GrpcServer(self._interceptor, self._metrics, listen, self._runtime, self._clock, self._log)

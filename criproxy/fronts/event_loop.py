@@ -60,12 +60,12 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def direct_timer(self, call: Callable[[], None]) -> Iterator[Callable[[float], object]]:
-        """What is yielded has `call` called in so many seconds, from within the wait; it must not block and not raise.
+        """What is yielded has `call` called after the seconds that it is given. `call` must not block nor raise.
         Each call has to ask for the next. One that asks for the same seconds again and again costs no system call, as
         the kernel's timer is periodic then; after a late call, one that would follow within half that time is left out.
         The timer goes with the context.
         """
-        if not self.waits.has_timer:
+        if self.waits.timer is None:
             with asyncio_timer(self, call) as call_in:
                 yield call_in
             return
@@ -113,23 +113,19 @@ class AtOnceSelector(selectors.EpollSelector):
         self.at_once: Final[dict[int, Callable[[], bool]]] = {}
         self.goes_on = False
         """Whether the event loop has nothing to do but to wait."""
-        self._timer: Timerfd | None = None
+        self.timer: Timerfd | None = None
         self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
-
-    @property
-    def has_timer(self) -> bool:
-        return self._timer is not None
 
     def use(self, timer: "Timerfd") -> None:
         """The timer's expiry ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
         self.epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
-        self._timer = timer
+        self.timer = timer
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self._timer is None or (timeout is not None and timeout <= 0.0):
+        if self.timer is None or (timeout is not None and timeout <= 0.0):
             return super().select(timeout)
         if timeout is not None:
-            self._timer.expire_in(timeout)
+            self.timer.expire_in(timeout)
         at_once, poll, readable = self.at_once, self.epoll.poll, select.EPOLLIN
         left = False
         self.goes_on = True
@@ -142,9 +138,9 @@ class AtOnceSelector(selectors.EpollSelector):
     def close(self) -> None:
         self.epoll.close()
         super().close()
-        if self._timer is not None:
-            os.close(self._timer.fd)
-            self._timer = None
+        if self.timer is not None:
+            os.close(self.timer.fd)
+            self.timer = None
 
 
 class Timerfd:
@@ -175,7 +171,7 @@ class Timerfd:
         self._set_time(self.fd, _ABSOLUTE, self._spec, None)
 
     def expire_each(self, seconds: float) -> None:
-        """Expire in so many seconds, and again and again after as many; what was set before is replaced."""
+        """Expire after `seconds`, and then each time they have passed again; what was set before is replaced."""
         if seconds == self.each_s:
             return
         self.each_s = seconds

@@ -28,8 +28,8 @@ _SERVING: Final = b"\x08\x01"
 
 
 _ADDRESS_RATIO: Final = 0.8
-"""Of a check's time-out: so long the runtime has to tell where the pod is. If it takes longer, that is not the pod's
-doing.
+"""The share of a check's time-out in which the runtime has to tell where the pod is. If it takes longer, that is not
+the pod's doing.
 """
 
 _MOST_KNOWN: Final = 4 * MOST

@@ -148,8 +148,8 @@ class Adjustment(Struct, frozen=True):
 class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
 
-    Its annotations ask for so many `cpu_shares` (0: for none), and for so much notice before it is stopped. `mid`: its
-    labels put it into the higher tier.
+    `cpu_shares` (0: none) and the notice before it is stopped are what its annotations ask for. `mid`: its labels put
+    it into the higher tier.
     """
 
     id: str

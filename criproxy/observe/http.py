@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -41,6 +41,7 @@ class HttpServer(Struct):
 
     answer: Callable[[str, str], Awaitable[Answer]]
     deadline_s: float
+    log: FilteringBoundLogger
     obey: Callable[[str, str], Awaitable[Answer]] | None = None
     _clients: dict[asyncio.Task[None], None] = {}
 
@@ -63,7 +64,7 @@ class HttpServer(Struct):
                         await loop.sock_sendall(client, await self._response(head))
                         client.shutdown(socket.SHUT_WR)
             except OSError as error:  # it has gone, or has not asked or read in time
-                structlog.get_logger().debug("observe_client_failed", error=str(error))
+                self.log.debug("observe_client_failed", error=str(error))
 
     async def _response(self, head: bytes) -> bytes:
         words = head.partition(b"\n")[0].decode("latin-1").split()
@@ -77,7 +78,7 @@ class HttpServer(Struct):
         try:
             answer = await does(path, query)
         except Exception:
-            structlog.get_logger().exception("observe_failed", path=path)
+            self.log.exception("observe_failed", path=path)
             answer = Answer.text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why")
         return _written(answer, with_body=method != "HEAD")
 

@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct
 
 _AGAIN_S: Final = 5.0
-"""After so long, an address that could not be had is tried again."""
+"""How long to wait before an address that could not be had is tried again."""
 
 _PACE_S: Final = 0.02
 """From one connection to the next. An answer takes some 0.2 ms of the event loop, so whoever asks all the time gets 1 %

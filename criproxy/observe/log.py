@@ -17,7 +17,7 @@ MAX_TEXT: Final = 2048
 """Characters of one string in a line: a request may carry any text of any length."""
 
 _LAST_LINES_S: Final = 1.0
-"""For so long the end of the process waits for whoever reads the log."""
+"""How long the end of the process waits for whoever reads the log."""
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:

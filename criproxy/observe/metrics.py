@@ -159,7 +159,7 @@ class Metrics:
         self._counters["connections_broken"].inc()
 
     def on_given_up(self, clients: int) -> None:
-        """The gRPC engine serves so many clients in the relay's place, for now."""
+        """How many clients gRPC's engine serves in the relay's place, for now."""
         self.set(relay_given_up=clients)
 
     # --- the box's limits -------------------------------------------------------------------------------------------

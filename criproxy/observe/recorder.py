@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
@@ -38,7 +38,7 @@ class Recorder(Struct):
     link: RuntimeLink
     notifier: Notifier
     clock: Clock
-    above: AboveBound = field(default_factory=AboveBound)
+    above: AboveBound
     tick_failures: int = 0
     tick_failed_last: bool = False
     discarded: int = 0

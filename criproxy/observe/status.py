@@ -68,7 +68,7 @@ class BoxStatus(Struct, frozen=True):
     """The box. `path` is below the cgroup root, None before the first offline pod. No `resources`: no sample yet.
 
     `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
-    offline pods ("0-3,8"), "": it bounds nobody. `shares` lacks what is not bounded: there was no box yet, or the
+    offline pods ("0-3,8"), "" when it bounds nobody. `shares` lacks what is not bounded: there was no box yet, or the
     kernel can't. `cores`: how many whole cores the CPUs are, or why they are not, "": `cpuset.whole_cores` is off.
     `tiers`: what there is of two tiers of pods, "": `colocation.tiers` is off.
     """
@@ -104,7 +104,7 @@ class ConfigStatus(Struct, frozen=True):
 class ScheduleStatus(Struct, frozen=True):
     """Which window holds and what comes next; "": there is no schedule.
 
-    `closed`: why no new offline pod is let in; "": it is.
+    `closed`: why no new offline pod is let in, "" when they are.
     """
 
     holds: str

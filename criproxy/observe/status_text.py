@@ -111,8 +111,8 @@ def _lines(status: Status) -> Iterator[str]:
 
 
 def _service(service: ServiceStatus) -> str:
-    told = "not known" if service.percent is None else f"{service.percent:.0f} %"
-    return f"{told}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
+    value = "not known" if service.percent is None else f"{service.percent:.0f} %"
+    return f"{value}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
 
 
 def _kubernetes_lines(kubernetes: KubernetesStatus | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from criproxy.cgroup.worker import Worker
 from criproxy.pods.shared import PodsShared, Trouble
 
 EVERY_S: Final = 2.0
-"""For so long a new process of the box may have all of the cache."""
+"""How long a new process of the box may have all of the cache."""
 
 
 class CacheShare(Struct):
@@ -32,7 +32,7 @@ class CacheShare(Struct):
 
     @property
     def problem(self) -> str:
-        """Why what is asked for is not in force; "": it is, or nothing is asked for."""
+        """Why what is asked for is not in force; "" when it is, or when nothing is asked for."""
         return self._trouble.last or self.group.problem
 
     async def run(self) -> None:

@@ -103,10 +103,7 @@ class CpusOfBox(Struct):
 
 
 class CpuManager(Struct):
-    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`.
-
-    `resting`: another process keeps the box's CPUs by now.
-    """
+    """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`."""
 
     file: Path
     of_box: CpusOfBox
@@ -125,6 +122,13 @@ class CpuManager(Struct):
     def problem(self) -> str:
         """What is wrong, in words; "": nothing."""
         return self._unreadable or self._unfollowed or self._contradicted
+
+    def rest(self) -> None:
+        """Until `resume`, another process keeps the box's CPUs."""
+        self.resting = True
+
+    def resume(self) -> None:
+        self.resting = False
 
     # --- for requests -----------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class DiskBounds(Struct, eq=False):
 
     @property
     def problem(self) -> str:
-        """Why the box can't be bounded on any disk; "": it can."""
+        """Why the box can't be bounded on any disk; "" when it can."""
         return self._limits.why if isinstance(self._limits, Missing) else ""
 
     @property

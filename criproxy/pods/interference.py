@@ -316,8 +316,8 @@ class InterferenceWatch(Struct):
         wall_s, log = self.shared.clock.wall_s(), self.shared.log
         for one in decision.transitions:
             worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
-            told = log.warning if worse else log.info
-            told("ladder", resource=one.resource, old=one.before, new=one.after, signal=one.signal, reason=one.reason)
+            write = log.warning if worse else log.info
+            write("ladder", resource=one.resource, old=one.before, new=one.after, signal=one.signal, reason=one.reason)
             self.shared.counters.count("ladder_transitions", one.resource, one.after)
             if self.shared.tells is not None:
                 self.shared.tells.transition(one)
@@ -439,9 +439,9 @@ class InterferenceWatch(Struct):
         self._cpi.load(state.cpi)
         self.services.recall(state.well)
         if self.settings.acts:
-            standing = self._responder.standing()
-            self._shares = self._spared(standing.shares)
-            self._close(standing.closed)
+            in_force = self._responder.in_force()
+            self._shares = self._spared(in_force.shares)
+            self._close(in_force.closed)
             self.loop.see(HarmSeen(self._shares))
 
     def status(self) -> InterferenceStatus:

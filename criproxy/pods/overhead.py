@@ -26,7 +26,7 @@ EVERY_S: Final = 10.0
 """From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
-"""It must have been too much for so long before it is reported: a burst of lines at a job's start or end is none."""
+"""How long it must have been too much before it is reported: a burst of lines at a job's start or end is not."""
 
 LOUD_BYTES_PER_S: Final = 1_000_000.0
 """Logs that grow by less do not explain a busy runtime."""

@@ -228,7 +228,7 @@ class Holds(Struct):
 
     `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
     the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
-    holds criproxy off is not stopped. `resting`: another process serves by now, and judges for itself.
+    holds criproxy off is not stopped.
     """
 
     clock: Clock
@@ -256,6 +256,13 @@ class Holds(Struct):
         """Pods are stopped by these settings from now on."""
         self.stops_by = stops_by
         self._held = {key: held for key, held in self._held.items() if key[1] in stops_by}
+
+    def rest(self) -> None:
+        """Until `resume`, another process serves, and judges for itself."""
+        self.resting = True
+
+    def resume(self) -> None:
+        self.resting = False
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""

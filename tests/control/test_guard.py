@@ -11,6 +11,7 @@ from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.control import FakeGuardedBox
+from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 
 SETTINGS = GuardSettings(GuardLaw(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
@@ -39,25 +40,16 @@ class FakePressure:
         self.closed += 1
 
 
-@dataclass
-class FakeObserver:
-    guard_squeezes: int = 0
-    guard_false_alarms: int = 0
-
-    def count(self, name, *labels, by=1):
-        setattr(self, name, getattr(self, name) + 1)
-
-
 class Bench:
     def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
         self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
-        self.node, self.pressure, self.observer = FakeGuardedBox(self.clock), FakePressure(), FakeObserver()
+        self.node, self.pressure, self.counters = FakeGuardedBox(self.clock), FakePressure(), FakeCounters()
         self.guard = CpuGuard(
             self.node,
             self.pressure,
             self.clock,
             settings,
-            counters=self.observer,
+            counters=self.counters,
             log=self.log,
         )
 
@@ -105,7 +97,7 @@ def test_guard_step_squeezes_the_box_within_one_look(bench):
     bench.run(1)
     assert bench.node.squeezed == [pytest.approx(1.6)]
     assert bench.guard.ceiling().cores == bench.node.squeezed[0]
-    assert bench.observer.guard_squeezes == 1
+    assert sum(bench.counters.of("guard_squeezes")) == 1
 
 
 @pytest.mark.parametrize(("node_s", "box_s"), [(2.6e6, 0.0), (2.6e6, 2.6e6), (0.0, 2.6e6)], ids=["node", "both", "box"])
@@ -174,7 +166,7 @@ def test_guard_gives_back_what_it_took_for_waiting_that_is_not_the_boxs(bench):
     bench.run(40)
     assert (squeezed > 0, held is not None, given_back) == (True, True, None)
     assert len(bench.node.squeezed) == squeezed
-    assert (bench.guard.status().false_alarms, bench.observer.guard_false_alarms) == (1, 1)
+    assert (bench.guard.status().false_alarms, sum(bench.counters.of("guard_false_alarms"))) == (1, 1)
     bench.guard.acquit(False)
     bench.run(8)
     assert len(bench.node.squeezed) > squeezed
@@ -186,7 +178,7 @@ def test_guard_keeps_a_squeeze_for_a_step_whoever_online_waits_for(bench):
     bench.run(4)
     bench.guard.acquit(True)
     assert bench.guard.ceiling() is not None
-    assert bench.observer.guard_false_alarms == 0
+    assert sum(bench.counters.of("guard_false_alarms")) == 0
 
 
 def test_guard_false_alarm_is_told(bench):
@@ -194,7 +186,7 @@ def test_guard_false_alarm_is_told(bench):
     bench.run(2)
     bench.node.online_cores = 0.6
     bench.run(25)
-    assert (bench.observer.guard_squeezes, bench.observer.guard_false_alarms) == (1, 1)
+    assert (sum(bench.counters.of("guard_squeezes")), sum(bench.counters.of("guard_false_alarms"))) == (1, 1)
 
 
 OPEN = Outlook(capacity_cores=4.0, limit_cores=4.0, predicted_cores=4.0)

@@ -32,7 +32,8 @@ from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.socket import ListenSocket
 async def make(kind):
     listen = ListenSocket(Path("/nowhere/c.sock"), 1)
-    return ChosenEngine(kind, Path("/nowhere/r.sock"), listen, pid=1, interceptor=None, metrics=None, clock=Clock())
+    parts = dict(pid=1, interceptor=None, metrics=None, clock=Clock(), log=None)
+    return ChosenEngine(kind, Path("/nowhere/r.sock"), listen, **parts)
 """
 
 

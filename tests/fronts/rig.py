@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
 from grpc import aio
 
 from criproxy.control.clock import Clock
@@ -116,9 +117,17 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         server: Engine
         if engine in ("relay", "blind"):
-            server = RelayServer(interceptor, metrics, listen, runtime.path, Clock(), blind=engine == "blind")
+            server = RelayServer(
+                interceptor,
+                metrics,
+                listen,
+                runtime.path,
+                clock=Clock(),
+                log=structlog.get_logger(),
+                blind=engine == "blind",
+            )
         else:
-            server = GrpcServer(interceptor, metrics, listen, runtime.path, Clock())
+            server = GrpcServer(interceptor, metrics, listen, runtime.path, Clock(), structlog.get_logger())
         await server.start()
         stack.push_async_callback(server.stop, 0)
         listen.publish()

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc import aio
 
 from criproxy.fronts.chosen import ChosenEngine, EngineKind
@@ -108,7 +109,16 @@ async def stage(directory: Path, kind: EngineKind) -> AsyncIterator[Stage]:
     listen = ListenSocket(directory / "proxy.sock", PID)
     interceptor, metrics = FakeInterceptor({RUN: lambda message: Forward(message + b"!")}), FakeMetrics()
     clock = ClockAhead()
-    engine = ChosenEngine(kind, runtime.path, listen, pid=PID, interceptor=interceptor, metrics=metrics, clock=clock)
+    engine = ChosenEngine(
+        kind,
+        runtime.path,
+        listen,
+        pid=PID,
+        interceptor=interceptor,
+        metrics=metrics,
+        clock=clock,
+        log=structlog.get_logger(),
+    )
     await engine.start()
     listen.publish()
     try:

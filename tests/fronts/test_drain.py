@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc import aio
 
 from criproxy.control.clock import Clock
@@ -62,10 +63,11 @@ class Node:
         """A further engine takes the public name."""
         listen = ListenSocket(self.directory / "proxy.sock", 1 + len(self.engines), succeeds=True)
         engine: Engine
+        parts = FakeInterceptor(), FakeMetrics(), listen, self.runtime
         if self.relay:
-            engine = RelayServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, Clock())
+            engine = RelayServer(*parts, clock=Clock(), log=structlog.get_logger())
         else:
-            engine = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, self.runtime, Clock())
+            engine = GrpcServer(*parts, Clock(), structlog.get_logger())
         await engine.start()
         listen.publish()
         self.engines.append(engine)

@@ -296,7 +296,8 @@ from criproxy.fronts.socket import ListenSocket
 async def main():
     directory = pathlib.Path.cwd()
     listen = ListenSocket(directory / "proxy.sock", os.getpid())
-    server = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, directory / "runtime.sock", Clock())
+    runtime, log = directory / "runtime.sock", structlog.get_logger()
+    server = GrpcServer(FakeInterceptor(), FakeMetrics(), listen, runtime, Clock(), log)
     await server.start()
     listen.publish()
     print("listening", flush=True)

@@ -1,6 +1,7 @@
 """Above its bound: what counts as that, since when, and that it is told once."""
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -46,7 +47,7 @@ def cpu(in_force: object, wanted: object) -> BoxState:
     ],
 )
 def test_what_is_above_its_bound(state: BoxState, above: set[str]) -> None:
-    bound = AboveBound()
+    bound = AboveBound(structlog.get_logger())
     for now_s in (100.0, 107.0):
         bound.look(state, now_s)
     assert {name for name, seconds in bound.seconds(107.0).items() if seconds} == above
@@ -54,7 +55,7 @@ def test_what_is_above_its_bound(state: BoxState, above: set[str]) -> None:
 
 
 def test_excess_is_logged_once_when_it_lasts_and_once_when_it_ends() -> None:
-    bound, high = AboveBound(), replace(STATE, memory=Held(501 * MIB, 128 * MIB))
+    bound, high = AboveBound(structlog.get_logger()), replace(STATE, memory=Held(501 * MIB, 128 * MIB))
     with capture_logs() as logs:
         for second in range(60):
             bound.look(high if second < 50 else STATE, second)
@@ -66,7 +67,7 @@ def test_excess_is_logged_once_when_it_lasts_and_once_when_it_ends() -> None:
 
 
 def test_moment_above_the_bound_is_not_logged() -> None:
-    bound, high = AboveBound(), replace(STATE, memory=Held(501 * MIB, 128 * MIB))
+    bound, high = AboveBound(structlog.get_logger()), replace(STATE, memory=Held(501 * MIB, 128 * MIB))
     with capture_logs() as logs:
         for second in range(60):
             bound.look(high if second % 5 else STATE, second)
@@ -74,7 +75,7 @@ def test_moment_above_the_bound_is_not_logged() -> None:
 
 
 def test_quota_that_is_not_written_is_told_in_words() -> None:
-    bound = AboveBound()
+    bound = AboveBound(structlog.get_logger())
     for now_s in (0.0, 9.0):
         bound.look(cpu(2.0, 1.0), now_s)
     assert list(bound.problems(9.0)) == [

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import Held
@@ -28,6 +29,7 @@ from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe import why
+from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
@@ -49,6 +51,7 @@ from criproxy.pods.overhead import OutsideLoad, PodLoad
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.pods import FakeInventory
 from tests.rows import laws, limited, predictions, snapshot
 
 GIB = 1 << 30
@@ -73,11 +76,6 @@ class Link:
 class Engine:
     name: str = "grpc"
     problem: str | None = None
-
-
-@dataclass
-class Inventory:
-    running_pods: tuple[Sandbox, ...] = ()
 
 
 @dataclass
@@ -147,7 +145,7 @@ class Bypass:
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.clock = FakeClock()
-        self.link, self.inventory, self.notifier = Link(), Inventory(), Notifier()
+        self.link, self.inventory, self.notifier = Link(), FakeInventory(), Notifier()
         self.box = FakeBox("/offline", drift=3)
         self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
         self.reconciler = Reconciler()
@@ -175,6 +173,7 @@ class Bench:
             self.link,  # type: ignore[arg-type]
             notifier=self.notifier,  # type: ignore[arg-type]
             clock=self.clock,
+            above=AboveBound(structlog.get_logger()),
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
@@ -289,7 +288,7 @@ def test_status_tells_of_tiers_what_the_kernel_can(version: int, words: str) -> 
     off = bench.status().box.tiers
     bench.box.version, bench.box.tiers = version, True
     pods = [Sandbox(f"s{n}", PodRef(f"u{n}", "batch", "job"), f"/offline/podu{n}", mid=n == 0) for n in range(3)]
-    bench.inventory.running_pods = tuple(pods)
+    bench.inventory.placed = tuple(pods)
 
     assert off == ""
     assert bench.status().box.tiers.startswith(words)
@@ -333,7 +332,7 @@ def test_status_before_the_first_tick_has_no_sample() -> None:
 
 def test_status_tells_all_parts() -> None:
     bench = Bench()
-    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.tick(5.0)
     bench.reconciler.swept = 2
     status = bench.status()
@@ -675,7 +674,7 @@ def test_config_error_at_the_start_tells_of_the_pass_through_and_a_box_that_is_n
 
 def test_headline_goes_to_the_service_manager_every_ten_seconds() -> None:
     bench = Bench()
-    bench.inventory.running_pods = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     for _ in range(25):
         bench.tick()
     assert bench.notifier.lines == ["colocation on, runtime ready, 1 offline pods"] * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from criproxy.model import UNLIMITED, AdmissionError, Pod, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AdmissionError, Pod, PodRef
 from criproxy.model.cpulist import format_cpus
 from criproxy.pods import cpu_manager
 from criproxy.pods.cpu_manager import (
@@ -22,6 +22,7 @@ from criproxy.pods.cpu_manager import (
     parse_state,
 )
 from tests.fakes.box import FakeBox
+from tests.fakes.pods import FakeInventory
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
@@ -81,18 +82,10 @@ ONLINE = Pod(PodRef("on", "shop", "on"))
 
 
 @dataclass
-class Inventory:
-    placed: tuple[Sandbox, ...] = ()
-
-    def place(self, uid: str) -> None:
-        self.placed = (*self.placed, Sandbox(uid, PodRef(uid, "batch", uid), f"/offline/pod{uid}"))
-
-
-@dataclass
 class Node:
     root_dir: Path
     box: FakeBox = field(default_factory=FakeBox)
-    inventory: Inventory = field(default_factory=Inventory)
+    inventory: FakeInventory = field(default_factory=FakeInventory)
 
     def __post_init__(self) -> None:
         self.of_box = CpusOfBox(self.inventory)  # type: ignore[arg-type]
@@ -159,11 +152,11 @@ def test_box_has_all_cpus_again_when_the_policy_is_none(node: Node) -> None:
 def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: Node) -> None:
     node.write(static("0", u1="1"))
     node.round()
-    node.manager.resting = True
+    node.manager.rest()
     node.write(static("0-1"))
     with pytest.raises(AdmissionError, match="another criproxy"):
         node.within(0, 1)
-    node.manager.resting = False
+    node.manager.resume()
     assert (node.within(0, 1), node.box.confined) == ("0-1", 2)
 
 

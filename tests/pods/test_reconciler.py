@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 
 from criproxy.cgroup.naming import parse_box
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.inventory import PodObserver
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import BudgetError, Evicts, Holds, KnownPod
 from tests.fakes.box import FakeBox
+from tests.fakes.counters import FakeCounters
 from tests.fakes.hold_offs import held_off
+from tests.fakes.pods import FakePodsRuntime
 
 ON = ReconcilerSettings(when_off=None, adopt=True)
 RELEASE = replace(ON, when_off="release")
@@ -28,49 +29,11 @@ def sandbox(uid: str, box: str = "/offline") -> Sandbox:
 
 
 @dataclass
-class Runtime:
-    """Its inventory, too. A pod in `stubborn` does not stop; while `down`, lists fail."""
-
-    placed: tuple[Sandbox, ...] = ()
-    ready: bool = True
-    down: bool = False
-    lists: int = 0
-    stopped: list[str] = field(default_factory=list)
-    stubborn: set[str] = field(default_factory=set)
-    ended: set[str] = field(default_factory=set)
-
-    @property
-    def running_pods(self) -> tuple[Sandbox, ...]:
-        return tuple(one for one in self.placed if one.id not in self.ended)
-
-    @property
-    def uids(self) -> frozenset[str]:
-        return frozenset(one.pod.uid for one in self.placed)
-
-    def watch(self, observer: PodObserver) -> None:
-        pass
-
-    async def refresh(self) -> None:
-        self.lists += 1
-        if self.down:
-            raise ConnectionError("down")
-
-    def notice_s(self, sandbox_id: str) -> int:
-        return 0
-
-    async def stop(self, sandbox_id: str) -> None:
-        if sandbox_id in self.stubborn:
-            raise ConnectionError(f"{sandbox_id} does not stop")
-        self.stopped.append(sandbox_id)
-
-
-@dataclass
 class Bench:
     settings: ReconcilerSettings = ON
-    runtime: Runtime = field(default_factory=Runtime)
+    runtime: FakePodsRuntime = field(default_factory=FakePodsRuntime)
     box: FakeBox = field(default_factory=FakeBox)
-    swept: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    counters: FakeCounters = field(default_factory=FakeCounters)
     looks: int = 0
     times: Iterable[float] = ()
     held_off: tuple[str, ...] = ()
@@ -79,7 +42,7 @@ class Bench:
     def __post_init__(self) -> None:
         self._times = iter(self.times)
         holds = Holds(self, held_off(self, *self.held_off))  # type: ignore[arg-type]
-        shared = PodsShared(self.runtime, self.runtime, holds, self, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
+        shared = PodsShared(self.runtime, self.runtime, holds, self.counters, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.settings,
             shared,
@@ -93,9 +56,6 @@ class Bench:
 
     async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
         await asyncio.sleep(seconds)
-
-    def count(self, name: str, *, by: int) -> None:
-        {"box_swept": self.swept, "page_cache_dropped_bytes": self.dropped}[name].append(by)
 
     async def look(self) -> None:
         self.looks += 1
@@ -165,7 +125,7 @@ def test_box_of_another_process_is_taken_over_without_a_pod_in_it(
     ],
 )
 def test_connected_adopts_the_box_of_running_pods(settings: ReconcilerSettings, orders: list[object]) -> None:
-    bench = Bench(settings, Runtime((sandbox("a"), sandbox("b"))))
+    bench = Bench(settings, FakePodsRuntime((sandbox("a"), sandbox("b"))))
     asyncio.run(bench.reconciler.connected())
     assert bench.runtime.lists == 1
     assert bench.box.orders == orders
@@ -178,7 +138,7 @@ def test_connected_without_offline_pods_adopts_nothing() -> None:
 
 
 def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox(error="no systemd"))
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox(error="no systemd"))
     asyncio.run(bench.reconciler.connected())
     bench.box.error = ""
     bench.round()
@@ -187,7 +147,7 @@ def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the
 
 
 def test_connected_passes_the_failure_of_a_list_on() -> None:
-    bench = Bench(runtime=Runtime(down=True))
+    bench = Bench(runtime=FakePodsRuntime(down=True))
     with pytest.raises(ConnectionError):
         asyncio.run(bench.reconciler.connected())
 
@@ -196,14 +156,14 @@ def test_connected_passes_the_failure_of_a_list_on() -> None:
 
 
 def test_round_sweeps_what_the_runtime_does_not_know() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox(empty=("poda", "podgone")))
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox(empty=("poda", "podgone")))
     bench.round()
     assert bench.box.known == {"poda"}
-    assert bench.swept == [1]
+    assert bench.counters.of("box_swept") == [1]
 
 
 def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox("/offline"))
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert bench.box.orders == []
     bench.round(refresh=True)
@@ -211,13 +171,13 @@ def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_li
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
-    bench = Bench(runtime=Runtime(ready=False), box=FakeBox("/offline"))
+    bench = Bench(runtime=FakePodsRuntime(ready=False), box=FakeBox("/offline"))
     bench.round(refresh=True)
     assert (bench.runtime.lists, bench.box.known) == (0, None)
 
 
 def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
-    bench = Bench(runtime=Runtime(down=True), box=FakeBox("/offline"))
+    bench = Bench(runtime=FakePodsRuntime(down=True), box=FakeBox("/offline"))
     with structlog.testing.capture_logs() as log:
         bench.round(refresh=True)
         bench.round(refresh=True)
@@ -232,19 +192,19 @@ def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
 
 
 def test_round_while_on_leaves_pods_and_limits_alone() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)), box=FakeBox("/offline"))
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert (bench.box.orders, bench.runtime.stopped) == ([], [])
 
 
 def test_release_needs_no_runtime() -> None:
-    bench = Bench(RELEASE, Runtime((sandbox("a"),), ready=False), FakeBox("/offline"))
+    bench = Bench(RELEASE, FakePodsRuntime((sandbox("a"),), ready=False), FakeBox("/offline"))
     bench.round()
     assert (bench.box.orders, bench.runtime.stopped) == (["release"], [])
 
 
 def test_evict_stops_each_pod_once() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
     bench.round()
     bench.round()
     assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
@@ -253,18 +213,18 @@ def test_evict_stops_each_pod_once() -> None:
 
 def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
     names = "abcdef"
-    runtime = Runtime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
+    runtime = FakePodsRuntime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
     bench = Bench(EVICT, runtime, FakeBox("/offline", empty=("podgone",)))
     bench.round()
     assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
-    assert bench.swept == [1]
+    assert bench.counters.of("box_swept") == [1]
     runtime.stubborn.clear()
     bench.round()
     assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
 
 
 def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"),)), FakeBox("/offline"))
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),)), FakeBox("/offline"))
     for settings in (EVICT, ON, EVICT):
         bench.reconciler.configure(settings)
         bench.round()
@@ -275,7 +235,7 @@ def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None
 
 
 def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
     with structlog.testing.capture_logs() as log:
         for _ in range(2):
             bench.reconciler.stop(sandbox("a"), "it is outside the box")
@@ -287,7 +247,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
 
 
 def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"),), stubborn={"sandbox-a"}), FakeBox("/offline"))
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),), stubborn={"sandbox-a"}), FakeBox("/offline"))
     bench.reconciler.stop(sandbox("a"), "why")
     bench.round()
     bench.runtime.stubborn.clear()
@@ -342,16 +302,16 @@ def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
 def test_run_lists_again_soon_after_a_removal_but_not_for_each_of_many() -> None:
     bench = Bench(times=(t / 4 * AGAIN_S for t in range(1_000_000)))
     bench.run_until(lambda: bench.runtime.lists >= 2)
-    assert len(bench.swept) > bench.runtime.lists, "rounds after a removal alone do not list"
+    assert len(bench.counters.of("box_swept")) > bench.runtime.lists, "rounds after a removal alone do not list"
 
 
 def test_run_goes_on_after_a_round_that_failed() -> None:
-    bench = Bench(runtime=Runtime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
+    bench = Bench(runtime=FakePodsRuntime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
     bench.run_until(lambda: bench.runtime.lists >= 2)
 
 
 def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
-    bench = Bench(runtime=Runtime((sandbox("a"),)))
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)))
     bench.runtime.stubborn = {sandbox("a").id}
     bench.reconciler.stop(sandbox("a"), "why")
     bench.round(refresh=True)
@@ -360,7 +320,7 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
 
 
 def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_the_others_are() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
     bench.reconciler.stop(sandbox("b"), "it printed")
     bench.round(refresh=True)
     assert bench.runtime.stopped == ["sandbox-a"]
@@ -368,14 +328,14 @@ def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_t
 
 
 def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"),)), FakeBox("/offline"), held_off=("",))
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)), FakeBox("/offline"), held_off=("",))
     bench.round(refresh=True)
     assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]
 
 
 def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
     asks = replace(sandbox("a"), cpu_shares=2048, mid=True)
-    bench = Bench(ON, Runtime((asks, sandbox("b"))), FakeBox("/offline"))
+    bench = Bench(ON, FakePodsRuntime((asks, sandbox("b"))), FakeBox("/offline"))
     asyncio.run(bench.reconciler.connected())
     assert (bench.box.shares, bench.box.mid) == ({"poda": 2048, "podb": 0}, ("poda",))
     bench.runtime.placed = (sandbox("b"),)
@@ -384,7 +344,7 @@ def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> N
 
 
 def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:
-    bench = Bench(ON, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline", empty=("podgone",), cache=5))
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline", empty=("podgone",), cache=5))
     bench.runtime.ended = {"sandbox-b"}
     with capture_logs() as logs:
         bench.round()
@@ -392,7 +352,7 @@ def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_
         bench.round()
         bench.round()
     assert bench.box.drops == [frozenset({"poda"})] * 3
-    assert bench.dropped == [5]
+    assert bench.counters.of("page_cache_dropped_bytes") == [5]
     assert [entry["event"] for entry in logs].count("page_cache_dropped") == 1
     assert [entry["event"] for entry in logs].count("page_cache_stays") == 1
     assert bench.box.known == frozenset({"poda", "podb"})
@@ -412,7 +372,7 @@ class NoBudget:
 
 
 def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
-    bench = Bench(EVICT, Runtime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())
     bench.reconciler.stop(sandbox("b"), "it runs outside the box")
     bench.round()
     assert bench.runtime.stopped == ["sandbox-b"]

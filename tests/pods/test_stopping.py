@@ -53,9 +53,9 @@ def test_nobody_is_held_here_while_another_process_serves() -> None:
     held, _ = holds()
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     held.close("the box is over")
-    held.resting = True
+    held.rest()
     assert (held.held(POD), held.held(OTHER)) == ("", "")
-    held.resting = False
+    held.resume()
     assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
 
 

@@ -1,8 +1,6 @@
 """Offline pods outside the box, between an inventory and a runtime that the test scripts."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import pytest
 import structlog
@@ -14,6 +12,7 @@ from criproxy.pods.stopping import ON_UNBOUNDED, Holds, PodStopper
 from criproxy.pods.unbounded import UnboundedPods
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off as offs
+from tests.fakes.pods import FakePodsRuntime
 
 RULES = OfflineRules((DEFAULT_RULE,))
 REPORT, EVICT, OFF = (RULES, set[str]()), (RULES, {ON_UNBOUNDED}), (None, set[str]())
@@ -24,25 +23,9 @@ def pod(name: str, *, offline: bool) -> Pod:
     return Pod(PodRef(name, "batch", name), {DEFAULT_RULE.key: "offline"} if offline else {})
 
 
-@dataclass
-class Runtime:
-    """Its inventory, too. A pod in `stubborn` does not stop."""
-
-    outside: Mapping[str, Pod] = field(default_factory=dict)
-    stopped: list[str] = field(default_factory=list)
-    stubborn: set[str] = field(default_factory=set)
-
-    def notice_s(self, sandbox_id: str) -> int:
-        return 0
-
-    async def stop(self, sandbox_id: str) -> None:
-        if sandbox_id in self.stubborn:
-            raise ConnectionError(f"{sandbox_id} does not stop")
-        self.stopped.append(sandbox_id)
-
-
-def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[UnboundedPods, Runtime]:
-    runtime = Runtime({"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}})
+def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[UnboundedPods, FakePodsRuntime]:
+    outside = {"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}}
+    runtime = FakePodsRuntime(outside=outside)
     rules, stops_by = settings
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ class RunningCriproxy(Struct, frozen=True):
         return sum(float(value) for value in _CALLS.findall(host.machine.ask(self.status, "/metrics")))
 
     def unseen(self, host: Host, since: float) -> str:
-        """In words that kubelet has not called since `since` was counted; "": it has.
+        """In words that kubelet has not called since `since` was counted; "" when it has.
 
         A lower count says that criproxy has started anew.
         """

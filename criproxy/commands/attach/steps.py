@@ -22,7 +22,7 @@ _WELL_S: Final = 120.0
 """Kubelet is up within seconds, but a node may be busy, and its disk slow."""
 
 _STEADY_S: Final = 3.0
-"""It must stay well for so long; a kubelet that does not like its runtime ends within a second or two."""
+"""How long it must stay well: a kubelet that does not like its runtime ends within a second or two."""
 
 _POLL_S: Final = 0.5
 

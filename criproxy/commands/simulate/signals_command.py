@@ -40,13 +40,13 @@ def simulate(arguments: Sequence[str]) -> None:
     given, findings = _parser().parse_args(arguments), Findings()
     replayed = replay_signals(read_record(lines(given.file, findings), name_of(given.file), findings), given.guilty)
     sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
-    sys.stdout.writelines(f"{line}\n" for line in told(replayed))
+    sys.stdout.writelines(f"{line}\n" for line in in_words(replayed))
     if given.json:
         write_json(given.json, to_builtins(replayed))
 
 
-def told(replayed: SignalReplay) -> Iterator[str]:
-    """In words: what happened when, then the sums."""
+def in_words(replayed: SignalReplay) -> Iterator[str]:
+    """What happened when, then the sums."""
     events = [(one.t_s, f"{one.resource}: {one.before} -> {one.after}: {one.reason}") for one in replayed.transitions]
     events += [(one.t_s, f"{one.order.resource}: a pod goes: {one.order.reason}") for one in replayed.gone]
     for t_s, words in sorted(events, key=lambda event: event[0]):

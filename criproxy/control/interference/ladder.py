@@ -834,7 +834,7 @@ class _Step:
         )
 
 
-def standing(state: LadderState, settings: LadderSettings) -> LadderDecision:
+def in_force(state: LadderState, settings: LadderSettings) -> LadderDecision:
     """What holds in a state before any step, as after a restart."""
     return _holding({one.name: state.of(one.name) for one in settings.resources}, settings)
 

@@ -16,9 +16,9 @@ from criproxy.control.interference.ladder import (
     Signals,
     Transition,
     evicted,
+    in_force,
     not_evicted,
     shifted,
-    standing,
     step,
 )
 
@@ -137,9 +137,9 @@ class Responder:
         settle_s = next((one.settle_s for one in self._settings.resources if one.name == ladder.case.on), 0.0)
         return ladder.t_s - ladder.case.seconds + settle_s
 
-    def standing(self) -> LadderDecision:
+    def in_force(self) -> LadderDecision:
         """What holds before the next tick."""
-        return standing(self._ladder, self._settings)
+        return in_force(self._ladder, self._settings)
 
     @property
     def ladder(self) -> LadderState:

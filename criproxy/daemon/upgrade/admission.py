@@ -58,7 +58,7 @@ class Admissions:
 
 
 class Remote(Struct):
-    """The Admission of the process at the other end of `channel`; `run` must run."""
+    """Lets pods into the box by way of the process at the other end of `channel`; `run` must run."""
 
     channel: Channel
     _numbers: Iterator[int] = field(default_factory=itertools.count)

@@ -30,13 +30,13 @@ from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
 _RUNTIME_S: Final = 10.0
-"""For so long a new process waits for the runtime before it says that it is ready all the same."""
+"""How long a new process waits for the runtime before it says that it is ready all the same."""
 
 _ENDING_S: Final = 1.0
 """A process's descriptors close one after the other, when it is killed: its socket may be the last."""
 
 _DRAIN_S: Final = 3600.0
-"""For so long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
+"""How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
 
 class Upgrades(Struct):
@@ -155,7 +155,8 @@ class Upgrades(Struct):
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
         await self.active.cease()
         self.admissions.hold()
-        self.cpu_manager.resting = self.holds.resting = True
+        self.cpu_manager.rest()
+        self.holds.rest()
         try:
             await self.box.settle()
         except CgroupError as error:
@@ -166,7 +167,8 @@ class Upgrades(Struct):
     async def resume(self) -> None:
         """Let what writes work, if it does not."""
         self.admissions.resume()
-        self.cpu_manager.resting = self.holds.resting = False
+        self.cpu_manager.resume()
+        self.holds.resume()
         self.socket.clear_leftovers()
         if self.active.goes_on:
             return

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import grpc
 import grpc._utilities  # gRPC does so with the first call, when an upgrade may have removed the file
-import structlog
 from grpc import aio
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
@@ -73,7 +73,7 @@ class GrpcServer(Struct, eq=False):
     listen: ListenSocket
     runtime: Path
     clock: Clock
-    _log: structlog.typing.FilteringBoundLogger = field(default_factory=structlog.get_logger)
+    log: FilteringBoundLogger
     _channel: Any = None
     _server: Any = None
     _stopping: bool = False
@@ -158,7 +158,7 @@ class GrpcServer(Struct, eq=False):
                 if not isinstance(verdict, Verdict):
                     verdict = await verdict
             except Exception:
-                self._log.exception("interceptor_failed", method=method)
+                self.log.exception("interceptor_failed", method=method)
                 verdict = Forward(message)
             if isinstance(verdict, AnswerError):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)

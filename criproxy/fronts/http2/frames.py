@@ -12,7 +12,7 @@ HEADER_BYTES: Final = 9
 PING_BYTES: Final = 8
 WINDOW_UPDATE_BYTES: Final = 4
 FRAME_BYTES: Final = 16_384
-"""What a frame may carry whatever a peer's SETTINGS say; so much is in each frame that the relay makes."""
+"""What a frame may carry whatever a peer's SETTINGS say; no frame that the relay makes is larger."""
 
 DATA: Final = 0
 HEADERS: Final = 1

@@ -13,7 +13,7 @@ from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.http2.frames import Bytes
 
 _LINGER_S: Final = 5.0
-"""For so long a closed peer may still take what was sent before."""
+"""How long a closed peer may still take what was sent before."""
 
 _WRITE_BYTES: Final = 256 * 1024
 """What may wait to be written before the other side is read no further."""

@@ -40,7 +40,7 @@ class ClientToRuntime:
         self.greeted = False
         """Whether the client's preface has come."""
         self.refusing = ""
-        """Why new calls are turned away; "": they are not."""
+        """Why new calls are turned away; "" when they are not."""
 
     def feed(self, chunk: Bytes) -> None:
         """Raises BrokenError."""

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, label
@@ -35,7 +35,7 @@ class RelayShared(Struct, frozen=True):
     interceptor: Interceptor
     metrics: CallMetrics
     clock: Clock
-    log: structlog.typing.FilteringBoundLogger
+    log: FilteringBoundLogger
     buffer: ReadBuffer
     runtime: Path
     on_made: Callable[["RelayConnection"], None]
@@ -47,8 +47,7 @@ class RelayConnection:
     """One client, one connection to the runtime of its own, and the `core` between them.
 
     `peer` is the client, once it is connected. `broken`: it was closed as what a peer sent could not be followed,
-    though it began as HTTP/2. `on_made` may put another core in the place of the first one, and a `fallback` in the
-    place of the runtime: a function that finds the socket, or raises OSError.
+    though it began as HTTP/2. `fallback` finds the socket that stands in the runtime's place; None: none does.
     """
 
     def __init__(self, shared: RelayShared) -> None:
@@ -83,6 +82,10 @@ class RelayConnection:
     def busy(self) -> bool:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
+
+    def carry_by(self, core: Relay | BlindRelay, fallback: Callable[[], Awaitable[Path]] | None = None) -> None:
+        """Put another core in the first one's place, and a fallback in the runtime's. `on_made` may, nobody later."""
+        self.core, self.fallback = core, fallback
 
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""

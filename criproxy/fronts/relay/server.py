@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
 from criproxy.control.clock import Clock
 from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
@@ -21,7 +21,7 @@ from criproxy.fronts.socket import ListenSocket
 _BACKLOG: Final = 128
 
 _AWAY_S: Final = 20.0
-"""For so long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
+"""How long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
 
 _AFTER_S: Final = 1.0
 """So much later than a breaker closes, its client is asked to connect anew."""
@@ -101,8 +101,9 @@ class RelayServer:
         metrics: CallMetrics,
         listen: ListenSocket,
         runtime: Path,
-        clock: Clock,
         *,
+        clock: Clock,
+        log: FilteringBoundLogger,
         blind: bool = False,
         fallback: Callable[[], Awaitable[Path]] | None = None,
     ) -> None:
@@ -111,7 +112,7 @@ class RelayServer:
         self._changed = asyncio.Event()
         self._fallback = fallback
         self._clock = clock
-        self._log = log = structlog.get_logger()
+        self._log = log
         self._shared = RelayShared(
             interceptor, metrics, clock, log, ReadBuffer(), runtime, self._made, self._changed.set, self._gone
         )
@@ -170,9 +171,9 @@ class RelayServer:
 
     def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock.monotonic_s()):
-            connection.core, connection.fallback = FallbackPipe(), self._fallback
+            connection.carry_by(FallbackPipe(), self._fallback)
         elif not self._blind:
-            connection.core = Relay(self._shared.interceptor.wants)
+            connection.carry_by(Relay(self._shared.interceptor.wants))
         if self._draining:
             connection.drain()
         if self._stopping:

@@ -90,7 +90,7 @@ class ConnectionWindow(Struct):
         return paid - settled
 
     def credit(self, size: int) -> int:
-        """The runtime takes so much more. Returns how much of it the client may send. Raises BrokenError."""
+        """The runtime takes `size` bytes more. Returns how much of it the client may send. Raises BrokenError."""
         if not size or self.real + size > MAX_WINDOW:
             raise BrokenError(f"WINDOW_UPDATE of {size} on a window of {self.real}")
         self.real += size

@@ -27,9 +27,9 @@ from criproxy.control.interference.ladder import (
     When,
     doubled_s,
     evicted,
+    in_force,
     not_evicted,
     shifted,
-    standing,
     step,
 )
 from criproxy.control.interference.responder import Responder, ResponderState
@@ -326,7 +326,7 @@ def test_emergency_of_a_stock_takes_nothing_from_a_box_within_its_bound():
 
 def test_what_holds_by_a_state_is_what_the_step_said_that_led_to_it():
     decision, state = step(Signals(101.0, SHORTAGE, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, SETTINGS)
-    assert standing(state, SETTINGS) == LadderDecision(decision.shares, decision.closed)
+    assert in_force(state, SETTINGS) == LadderDecision(decision.shares, decision.closed)
     assert decision.shares == {MEMORY: 0.0}
     assert "memory" in decision.closed
 

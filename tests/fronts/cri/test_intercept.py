@@ -33,6 +33,7 @@ from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.runtime import Running
 from tests.fakes.box import FakeAdmissions
+from tests.fakes.counters import FakeCounters
 
 RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
 V1 = "/runtime.v1.RuntimeService/"
@@ -93,15 +94,6 @@ class CpuManager:
         return self.leaves
 
 
-@dataclass
-class Counters:
-    rewrites: list[str] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None:
-        {"rewrites": self.rewrites, "refusals": self.refusals}[name].append(labels[-1])
-
-
 class Cgroups:
     def exists(self, path: str) -> bool:
         return path.startswith("/offline/")
@@ -130,7 +122,7 @@ class Bench(PodObserver):
     chain: Chain = field(default_factory=offline_chain)
     runtime: Runtime = field(default_factory=Runtime)
     box: FakeAdmissions = field(default_factory=FakeAdmissions)
-    counters: Counters = field(default_factory=Counters)
+    counters: FakeCounters = field(default_factory=FakeCounters)
     cpu_manager: CpuManager = field(default_factory=CpuManager)
     started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
@@ -345,7 +337,7 @@ def test_start_offline_pod_without_a_place_is_refused(parent: str, full: str, co
     assert isinstance(verdict, AnswerError)
     assert verdict.code == code
     assert "batch/job" in verdict.message
-    assert bench.counters.refusals == [reason]
+    assert bench.counters.labelled("refusals") == [reason]
 
 
 SLICE = "/kubepods.slice/kubepods-pod1.slice"
@@ -414,7 +406,7 @@ def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(brok
     bench.holds.broken = broken == "hold"
     verdict = bench.run_pod(run_request(True))
     assert isinstance(verdict, AnswerError)
-    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
+    assert (verdict.code, bench.counters.labelled("refusals")) == (13, ["hook_failed"])
     assert verdict.message == "criproxy refuses RunPodSandbox of offline pod batch/job: RuntimeError: boom"
     assert forwarded(bench.run_pod(run_request(False))) == run_request(False)
 
@@ -424,7 +416,7 @@ def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
     bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
     bench.holds.broken = True
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
-    assert bench.counters.refusals == []
+    assert bench.counters.labelled("refusals") == []
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -445,7 +437,7 @@ def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
     assert isinstance(verdict, AnswerError)
-    assert (verdict.code, bench.counters.refusals) == (13, ["hook_failed"])
+    assert (verdict.code, bench.counters.labelled("refusals")) == (13, ["hook_failed"])
 
 
 def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
@@ -529,7 +521,7 @@ def test_update_to_cpus_that_can_not_be_had_is_refused() -> None:
     bench = Bench(runtime=runtime, cpu_manager=CpuManager(error="set kubelet.root_dir"))
     verdict = update(bench, cpuset_cpus=b"1")
     assert isinstance(verdict, AnswerError)
-    assert (verdict.code, bench.counters.refusals) == (9, ["no_cpus"])
+    assert (verdict.code, bench.counters.labelled("refusals")) == (9, ["no_cpus"])
     assert "set kubelet.root_dir" in verdict.message
 
 
@@ -576,7 +568,7 @@ def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     verdict = bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString())
     assert isinstance(verdict, AnswerError)
-    assert (verdict.code, bench.counters.refusals) == (9, ["not_resized"])
+    assert (verdict.code, bench.counters.labelled("refusals")) == (9, ["not_resized"])
 
 
 def test_restore_places_sandbox_and_containers() -> None:
@@ -651,7 +643,7 @@ def test_dry_run_passes_the_offline_pod_without_a_place() -> None:
     bench = Bench()
     bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert forwarded(bench.run_pod(run_request(True, "/elsewhere/pod1"))) == run_request(True, "/elsewhere/pod1")
-    assert bench.counters.refusals == []
+    assert bench.counters.labelled("refusals") == []
 
 
 def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
@@ -660,7 +652,7 @@ def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.box.admitted == []
     assert bench.inventory.placed == ()
-    assert bench.counters.rewrites == []
+    assert bench.counters.labelled("rewrites") == []
 
 
 def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup() -> None:
@@ -682,7 +674,7 @@ def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
     assert verdict == AnswerError(
         9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
     )
-    assert (bench.box.admitted, bench.counters.refusals, bench.inventory.placed) == ([], ["closed"], ())
+    assert (bench.box.admitted, bench.counters.labelled("refusals"), bench.inventory.placed) == ([], ["closed"], ())
 
 
 def test_closed_door_passes_online_pods_and_containers_of_placed_ones() -> None:
@@ -706,7 +698,7 @@ def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
     assert [(line["event"], line["error"]) for line in logs] == [
         ("would_refuse", f"{CLOSED}; kubelet tries again by itself")
     ]
-    assert bench.counters.refusals == []
+    assert bench.counters.labelled("refusals") == []
 
 
 # --- what has started ----------------------------------------------------------------------------------------------

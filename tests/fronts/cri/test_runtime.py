@@ -32,8 +32,8 @@ FAKE = answer(VersionResponse(runtime_name=b"fake", runtime_version=b"1.2").Seri
 pytestmark = pytest.mark.usefixtures("runner")
 
 
-class Inventory:
-    """What `on_connected` re-lists; fails as often as told."""
+class Listing:
+    """What `on_connected` lists anew; the first `failures` times it fails."""
 
     def __init__(self, failures: int = 0) -> None:
         self.lists: list[RuntimeInfo] = []
@@ -46,7 +46,7 @@ class Inventory:
 
 
 @asynccontextmanager
-async def watched(path: Path, inventory: Inventory) -> AsyncIterator[RuntimeLink]:
+async def watched(path: Path, inventory: Listing) -> AsyncIterator[RuntimeLink]:
     link = RuntimeLink(path, structlog.get_logger())
     watcher = asyncio.create_task(link.run(inventory.refresh))
     yield link
@@ -82,7 +82,7 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 
 
 async def test_link_with_a_runtime_is_ready_after_version_and_inventory(runtime: FakeRuntime) -> None:
-    inventory = Inventory()
+    inventory = Listing()
     async with running(runtime), watched(runtime.path, inventory) as link:
         assert not link.ready
         await eventually(lambda: link.ready)
@@ -93,7 +93,7 @@ async def test_link_with_a_runtime_is_ready_after_version_and_inventory(runtime:
 
 async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntime) -> None:
     runtime.script |= {V1: UNIMPLEMENTED, V1ALPHA2: FAKE, LIST: answer(b"listed")}
-    async with running(runtime), watched(runtime.path, Inventory()) as link:
+    async with running(runtime), watched(runtime.path, Listing()) as link:
         await eventually(lambda: link.ready)
         assert link.info == RuntimeInfo("fake", "1.2", "runtime.v1alpha2")
         assert await link.call("ListPodSandbox", b"", 20) == b"listed"
@@ -114,7 +114,7 @@ async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntim
 )
 async def test_link_is_ready_only_once_version_is_answered(runtime: FakeRuntime, behaviour: Any, reason: str) -> None:
     runtime.script |= {V1: behaviour, V1ALPHA2: behaviour}
-    inventory = Inventory()
+    inventory = Listing()
     started = time.monotonic()
     with capture_logs() as logs:
         async with running(runtime), watched(runtime.path, inventory) as link:
@@ -129,7 +129,7 @@ async def test_link_is_ready_only_once_version_is_answered(runtime: FakeRuntime,
 
 
 async def test_link_is_ready_only_once_the_inventory_is_read(runtime: FakeRuntime) -> None:
-    inventory = Inventory(failures=3)
+    inventory = Listing(failures=3)
     async with running(runtime), watched(runtime.path, inventory) as link:
         await eventually(lambda: len(inventory.lists) == 3)
         assert not link.ready
@@ -138,7 +138,7 @@ async def test_link_is_ready_only_once_the_inventory_is_read(runtime: FakeRuntim
 
 
 async def test_link_whose_runtime_goes_and_comes_reads_the_inventory_again(runtime: FakeRuntime) -> None:
-    inventory = Inventory()
+    inventory = Listing()
     async with watched(runtime.path, inventory) as link:
         for times in (1, 2, 3):
             async with running(runtime):
@@ -148,7 +148,7 @@ async def test_link_whose_runtime_goes_and_comes_reads_the_inventory_again(runti
 
 
 async def test_call_while_the_runtime_is_away_fails_at_once(runtime: FakeRuntime) -> None:
-    async with watched(runtime.path, Inventory()) as link:
+    async with watched(runtime.path, Listing()) as link:
         for _ in range(20):
             with pytest.raises(CallError) as caught:
                 await asyncio.wait_for(link.call("Version", b"", timeout_s=600), 20)
@@ -198,7 +198,7 @@ async def test_socket_path_with_odd_characters_is_dialled_as_localhost(tmp_path:
 
 async def test_runtime_s_process_is_known_while_it_is_connected(tmp_path: Path, quiet_log: None) -> None:
     path = tmp_path / "runtime.sock"
-    async with watched(path, Inventory()) as link:
+    async with watched(path, Listing()) as link:
         assert link.pid == 0
         for _ in range(2):
             with runtime_process(path) as process:
@@ -269,7 +269,7 @@ async def test_calls_to_a_runtime_that_hangs_leave_nothing(
 @pytest.mark.slow
 async def test_runtime_away_for_long_is_found_within_seconds(runtime: FakeRuntime) -> None:
     """The pause between attempts to connect stays below 3 s; gRPC's own would have grown to 7 s by then."""
-    async with watched(runtime.path, Inventory()) as link:
+    async with watched(runtime.path, Listing()) as link:
         await asyncio.sleep(12.5)
         async with running(runtime):
             started = time.monotonic()
@@ -285,7 +285,7 @@ async def test_runtime_that_hangs_up_is_dialled_again_soon(tmp_path: Path) -> No
         server.bind(str(path))
         server.listen()
         server.setblocking(False)
-        async with watched(path, Inventory()):
+        async with watched(path, Listing()):
             started = time.monotonic()
             for _ in range(5):
                 connection, _ = await asyncio.wait_for(loop.sock_accept(server), 20)

@@ -206,7 +206,7 @@ def test_undecodable_request_is_refused_while_colocation_is_on(operation: str) -
     assert isinstance(verdict, AnswerError)
     assert verdict.code == 13
     assert verdict.message.startswith(f"criproxy refuses {operation}: it can't be told whether its pod is offline")
-    assert bench.counters.refusals == ["undecodable"]
+    assert bench.counters.labelled("refusals") == ["undecodable"]
     assert [line["event"] for line in logs] == ["request_undecodable"]
 
 
@@ -222,7 +222,7 @@ def test_undecodable_request_passes_where_nothing_is_placed(operation: str, sett
     bench = Bench()
     bench.intercept.configure(settings)
     assert bench.send(V1 + operation, UNDECODABLE) == Forward(UNDECODABLE)
-    assert bench.counters.refusals == []
+    assert bench.counters.labelled("refusals") == []
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc import aio
 
 from criproxy.control.clock import Clock
@@ -65,7 +66,8 @@ async def stage(directory: Path, *, blind: bool = False, falls_back: bool = Fals
         metrics,
         listen,
         runtime.path,
-        Clock(),
+        clock=Clock(),
+        log=structlog.get_logger(),
         blind=blind,
         fallback=fallback if falls_back else None,
     )
@@ -173,7 +175,9 @@ async def test_drain_loses_no_call_and_ends_when_the_last_has(runner: asyncio.Ru
         first = client.unary_unary(RUN)(b"")
         await eventually(lambda: on.runtime.in_flight == 2)
         listen = ListenSocket(on.listen.path, pid=2, succeeds=True)
-        heir = RelayServer(on.interceptor, on.metrics, listen, on.runtime.path, Clock())
+        heir = RelayServer(
+            on.interceptor, on.metrics, listen, on.runtime.path, clock=Clock(), log=structlog.get_logger()
+        )
         await heir.start()
         listen.publish()
         draining = asyncio.create_task(on.server.drain(30))

@@ -1,0 +1,54 @@
+"""The pods of a node: an inventory that a test fills, and the runtime that it is the inventory of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from criproxy.model import Pod, PodRef, Sandbox
+from criproxy.pods.inventory import PodObserver
+
+
+@dataclass
+class FakeInventory:
+    """Of the sandboxes that are `placed` in the box, those in `ended` do not run. `outside`: by sandbox id."""
+
+    placed: tuple[Sandbox, ...] = ()
+    outside: Mapping[str, Pod] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+
+    def place(self, uid: str) -> None:
+        self.placed = (*self.placed, Sandbox(uid, PodRef(uid, "batch", uid), f"/offline/pod{uid}"))
+
+    @property
+    def running_pods(self) -> tuple[Sandbox, ...]:
+        return tuple(one for one in self.placed if one.id not in self.ended)
+
+    @property
+    def uids(self) -> frozenset[str]:
+        return frozenset(one.pod.uid for one in self.placed)
+
+    def watch(self, observer: PodObserver) -> None:
+        pass
+
+    def notice_s(self, sandbox_id: str) -> int:
+        return 0
+
+
+@dataclass
+class FakePodsRuntime(FakeInventory):
+    """Both the port and its inventory. A pod in `stubborn` does not stop; while `down`, lists fail."""
+
+    ready: bool = True
+    down: bool = False
+    lists: int = 0
+    stopped: list[str] = field(default_factory=list)
+    stubborn: set[str] = field(default_factory=set)
+
+    async def refresh(self) -> None:
+        self.lists += 1
+        if self.down:
+            raise ConnectionError("down")
+
+    async def stop(self, sandbox_id: str) -> None:
+        if sandbox_id in self.stubborn:
+            raise ConnectionError(f"{sandbox_id} does not stop")
+        self.stopped.append(sandbox_id)
