@@ -99,6 +99,11 @@ class NodeView(Struct, frozen=True, gc=False):
         return not (self.lent or self.lends) and self.reason != OCCUPIED
 
     @property
+    def reports(self) -> bool:
+        """Whether criproxy has ever said anything there. Where it has not, it finds its policy when it is put there."""
+        return bool(self.report or self.beat or self.reason or self.evicted)
+
+    @property
     def kept_out(self) -> frozenset[str]:
         """The controllers of pods that it has a label for."""
         return frozenset(key[len(EVICTED_FROM) :] for key in self.labels if key.startswith(EVICTED_FROM))

@@ -407,6 +407,27 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
 
 
+SILENT: dict = {
+    "it says nothing": ({}, True),
+    "it lends": ({"lent": {CPU: "100"}}, False),
+    "it has the condition": ({"beat": "1", "lends": "False", "reason": "Withheld"}, False),
+    "it reports on another policy": ({"report": {"version": "old", "inForce": True}}, False),
+    "it has not got the policy": ({"policy": "other"}, False),
+}
+
+
+@pytest.mark.parametrize(("said", "done"), SILENT.values(), ids=SILENT)
+def test_a_switch_waits_for_no_node_from_which_criproxy_has_never_reported(said, done):
+    """Nodes of the control plane, for one."""
+    fleet = Fleet()
+    off = policy(enabled=False)
+    fleet.set_policy("night", off)
+    fleet.see(node("n0", {}, **{"policy": text_of((off,))[0], **said}))
+    look_at(fleet, ["n0"])
+
+    assert fleet.status("night")["off"] == {"nodes": int(done), "done": done}
+
+
 def test_a_switch_is_not_done_before_all_nodes_were_looked_at():
     fleet = fleet_of(2)
     off = policy(enabled=False)
