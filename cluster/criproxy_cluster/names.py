@@ -53,7 +53,10 @@ SWITCH: Final = f"{PREFIX}switch"
 """A Node's label, written by people: "off" drains the node and publishes nothing, whatever its policies say."""
 
 MANAGED: Final = f"{PREFIX}managed"
-"""A Node's label, written by people: "false" leaves its policy annotation alone, for a change by hand."""
+"""A Node's label, written by people: "false" leaves its policy annotation alone, for a change by hand.
+
+Above it is the switch alone.
+"""
 
 PRESSURE: Final = f"{PREFIX}pressure"
 """The taint of a node whose offline pods are held back."""

@@ -44,7 +44,7 @@ def plan(nodes: Iterable[NodeView], before: Iterable[Policy], after: Iterable[Po
     for node in nodes:
         count += 1
         keys = _difference(_told(old, node), _told(new, node))
-        if keys and node.labels.get(MANAGED) == "false":
+        if keys and node.labels.get(MANAGED) == "false" and not is_switched_off(node):
             by_hand.append(node.name)
         elif keys:
             found.setdefault(_hashable(keys), []).append(node)

@@ -151,6 +151,20 @@ def test_a_node_that_people_manage_keeps_its_policy():
     assert judge(node(policy="by hand", labels={MANAGED: "false"}), None, "p", 0.0, WALL).patch is None
 
 
+def test_the_switch_holds_on_a_node_that_people_manage_and_goes_again():
+    fleet = Fleet()
+    fleet.see(node("n0", {MANAGED: "false", SWITCH: "off"}, "by hand"))
+    off = told(fleet)
+    assert off["settings"]["colocation"]["enabled"] is False
+
+    fleet.see(node("n0", {MANAGED: "false"}, json.dumps(off)))
+    found = fleet.look("n0", 0.0, WALL)
+    assert found.patch == {"metadata": {"annotations": {"colocation.criproxy.io/policy": None}}}
+
+    fleet.see(node("n0", {MANAGED: "false"}, "by hand"))
+    assert fleet.look("n0", 0.0, WALL).patch is None
+
+
 def interval(begins_s, ends_s):
     """By the node's clock; seconds from what is the time in truth."""
     return f"{rfc3339(WALL + begins_s)}/{rfc3339(WALL + ends_s)}"
@@ -419,7 +433,7 @@ SILENT: dict = {
 @pytest.mark.parametrize(("said", "done"), SILENT.values(), ids=SILENT)
 def test_a_switch_waits_for_no_node_from_which_criproxy_has_never_reported(said, done):
     """Nodes of the control plane, for one."""
-    fleet = Fleet()
+    fleet = fleet_of(0)
     off = policy(enabled=False)
     fleet.set_policy("night", off)
     fleet.see(node("n0", {}, **{"policy": text_of((off,))[0], **said}))
